@@ -29,6 +29,7 @@ PLANNED = {
     "aurora": ("nodes=20, tasks=240", "export_hf"),
     "slurm": ("nodes=4", "gpus_per_node=4", "tasks=16"),
     "module": ("tokamake_train", "deploy"),
+    "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
 }
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
 BUILT = {

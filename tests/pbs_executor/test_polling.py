@@ -63,7 +63,7 @@ def test_omitted_jobs_are_reported_once(
     run.step()
     status = server.status
 
-    def omitting(ids: Sequence[str]) -> Answer:
+    def omitting(ids: Sequence[str]) -> StatusReply:
         answer = status(ids)
         answer.omitted = len(answer.jobs)
         return answer

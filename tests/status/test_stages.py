@@ -10,7 +10,8 @@ import yaml
 from tests.support.workflow_configs import write_runs
 from tests.support.workflows import CONFIG, MINE, make_workspace, snakemake
 from tests.test_house import rules
-from tokamake.data.corpus.plan_file import PLAN, write_plan
+from tokamake.config.data_set import DataSet
+from tokamake.data.corpus.plan_file import write_plan
 from tokamake.status.stages import stages
 from tokamake.workflow.config import read_workflow_config
 
@@ -25,9 +26,12 @@ class Job(NamedTuple):
     log: str
 
 
-@pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+@pytest.fixture(params=["default", "other"])
+def planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[Job]:
     """All jobs of a workflow that uses every rule, in the current folder, where nothing exists."""
+    data_set = DataSet(request.param)
     monkeypatch.chdir(make_workspace(tmp_path))
     runs = write_runs(
         "run corpora train.train_steps train.segment_steps",
@@ -36,10 +40,16 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     )
     Path("epochs.tsv").write_text(EPOCHS)
     config = {**CONFIG, "runs": runs, "convert": ["hf-bf16"], "tokenize": {"deduplicate": True}}
+    config["data_set"] = data_set.name
     Path("my.yaml").write_text(yaml.safe_dump(config))
     result = snakemake(tmp_path, "-n", "--set-resources", "doctor:nodes=1", *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
-    write_plan(Path(PLAN), read_workflow_config(config, ["my.yaml"], is_main_process=False).plan)
+    write_plan(
+        Path(data_set.plan), read_workflow_config(config, ["my.yaml"], is_main_process=False).plan
+    )
+    # `status` knows the data set of a run from its weighting file until there is a run.yaml.
+    for run in ("chain", "epochs"):
+        Path(data_set.weights.format(run=run)).touch()
     return read_jobs(result.stdout + result.stderr)
 
 

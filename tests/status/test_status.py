@@ -12,6 +12,7 @@ import yaml
 
 from tests.support.finished_run import RUN, metric
 from tokamake.data.corpus.plan_file import JobBatch, Plan, write_plan
+from tokamake.data.indexed.manifest import write_manifest
 from tokamake.errors import UserError
 from tokamake.status.stages import jobs, stages
 from tokamake.status.status import status
@@ -145,6 +146,75 @@ def test_training_shows_speed_and_remaining_time(
         "  training step 10 of 50 (20%), loss 4.0000, validation 7.0000, 108 tokens/s, "
         "1 h 00 min left, last line 2 h 05 min ago"
     )
+
+
+def index_run(folder: Path, run: str, *, sha256: str) -> None:
+    """Write the sample index of a run of one dataset, an hour ago."""
+    pairs = {"merged/web-0000_text_document": {"sha256": {"bin": sha256}}}
+    write(folder / f"results/{run}/index/index.json", json.dumps({"pairs": pairs}), age=3600)
+
+
+def write_dataset(folder: Path, *, sha256: str, age: float) -> None:
+    path = folder / "results/data/merged/web-0000_text_document.json"
+    path.parent.mkdir(exist_ok=True)
+    write_manifest(path, {"sha256": {"bin": sha256}})
+    os.utime(path, (NOW - age,) * 2)
+
+
+def test_a_run_whose_data_were_replaced_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, age=7500)
+    index_run(folder, "big", sha256="of big")
+    line = "  replaced since it was indexed: merged/web-0000_text_document"
+    for sha256, age, is_replaced in (
+        ("of big", 9000, False),  # as it was
+        ("of big", 60, False),  # written again with the same content
+        ("another", 60, True),
+    ):
+        write_dataset(folder, sha256=sha256, age=age)
+        status(folder)
+        assert (line in capsys.readouterr().out.splitlines()) == is_replaced
+    status(folder, json=True)
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    replaced = ["merged/web-0000_text_document"]
+    assert runs == {"big": {"data_set": "default", "replaced": replaced, "parent": None}}
+
+
+def test_each_data_set_and_the_one_of_each_run_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, age=7500)
+    plan = Plan({}, "", (), (), (JobBatch("web-00000", ("web-0000_text_document",)),), (), ())
+    (folder / "results/data/gpt2").mkdir()
+    write_plan(folder / "results/data/gpt2/plan.json", plan)
+    write(folder / "results/data/gpt2/batches/merge/web-00000.json", "{}")
+    write(folder / "logs/small/weigh.log", "words\n")
+    write(folder / "results/data/gpt2/small.weights.txt", "1 a a\n")
+    status(folder)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("data gpt2")
+    assert lines[start + 1 : start + 3] == ["  done     merge", "  waiting  describe"]
+    assert lines[0] == "data"
+    assert lines[lines.index("run small") + 3] == "  data set gpt2"
+    titles = [line for line in lines if not line.startswith((" ", "failed"))]
+    assert titles == ["data", "data gpt2", "run big", "run small", "report", "report gpt2"]
+    status(folder, json=True)
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run: each["data_set"] for run, each in runs.items()} == {
+        "big": "default", "small": "gpt2",
+    }  # fmt: skip
+
+
+def test_a_run_names_the_run_that_it_starts_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, age=0)
+    write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big", "parent": "small"}))
+    status(folder)
+    assert "  starts from run small" in capsys.readouterr().out.splitlines()
+    status(folder, json=True)
+    assert json.loads(capsys.readouterr().out)["runs"]["big"]["parent"] == "small"
 
 
 def test_damaged_lines_do_not_stop_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

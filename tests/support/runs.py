@@ -110,6 +110,7 @@ def make_run(
     tokenizer: Path | None = None,
     start: Path | None = None,
     architecture: Path | None = None,
+    parent: str | None = None,
     **changes: Any,
 ) -> Path:
     """Resolve a run in a prepared folder; return its run.yaml."""
@@ -120,6 +121,7 @@ def make_run(
         seed=11,
         checkpoint=start or root / "start",
         architecture=architecture,
+        parent=parent,
         index=root / "index",
         data_root=root,
         tokenizer=tokenizer,

@@ -1,5 +1,6 @@
 """Checked configs of the workflow, read without Snakemake, and wildcards of its jobs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,24 @@ def write_runs(*lines: str) -> str:
     """Write a table of runs with one cell per word; return its path."""
     Path("runs.tsv").write_text("".join("\t".join(line.split()) + "\n" for line in lines))
     return "runs.tsv"
+
+
+RAW_TABLE = "corpus\tfiles\tweight\nweb\traw/*.jsonl\t1\n"
+"""A table with raw files of the user."""
+
+
+def add_raw(name: str, *, documents: int = 100) -> None:
+    """Write a raw file of the corpus of RAW_TABLE."""
+    Path("raw").mkdir(exist_ok=True)
+    Path("raw", name).write_text('{"text": "a document"}\n' * documents)
+
+
+def make_tokenizer(folder: str, *words: str) -> str:
+    """Write a tokenizer.json of a few words, the last one the end of a document."""
+    from tokenizers import Tokenizer, models
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    vocabulary = {word: number for number, word in enumerate([*words, "<eod>"])}
+    Tokenizer(models.WordLevel(vocabulary, "<eod>")).save(str(Path(folder, "tokenizer.json")))
+    Path(folder, "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eod>"}))
+    return folder

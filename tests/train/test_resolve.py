@@ -1,5 +1,6 @@
 """`resolve` writes what `train` reads, and refuses what does not fit together."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -7,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.support.runs import ARCHITECTURE, SETTINGS, make_index, make_run, prepare, vouch
 from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
+from tokamake.train.changes import write_record
+from tokamake.train.initial_checkpoint import describe_start
+from tokamake.train.resolve import check_parent_tokenizer
+from tokamake.train.resume_state import ResumeState
 
 
 def test_a_resolved_run_is_complete(root: Path) -> None:
@@ -92,3 +98,59 @@ def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "start" / "latest").unlink()
     with pytest.raises(UserError, match=r"start: no checkpoint of a known format .*; give"):
         make_run(tmp_path, "misfit")
+
+
+# The start from another run
+
+
+def write_architecture(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump({**ARCHITECTURE.model_dump(mode="json"), **changes}))
+    return path
+
+
+def test_a_run_may_have_other_positions_than_its_parent(root: Path, tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    changes = {"rope_theta": 1e6, "rope_scaling": scaling, "max_position_embeddings": 64}
+    path = write_architecture(tmp_path / "long.yaml", **changes)
+    run = read_run(make_run(root, "long", architecture=path, parent="base", finetune=True))
+    assert run.parent == "base"
+    assert run.architecture.model_dump(mode="json") == {
+        **ARCHITECTURE.model_dump(mode="json"), **changes,
+        "rope_scaling": run.architecture.rope_scaling.model_dump(mode="json"),
+    }  # fmt: skip
+    assert run.architecture.rope_scaling.factor == 2
+    describe_start(run)
+    with pytest.raises(UserError, match="not of the architecture that the run was resolved for"):
+        describe_start(run.model_copy(update={"parent": None}))
+    with pytest.raises(UserError, match=r"rope_theta: checkpoint 10000\.0, config 1000000\.0"):
+        make_run(root, "misfit", architecture=path, finetune=True)
+
+
+def test_a_run_has_the_shape_of_its_parent(root: Path, tmp_path: Path) -> None:
+    path = write_architecture(tmp_path / "wide.yaml", rope_theta=1e6, intermediate_size=64)
+    with pytest.raises(UserError) as caught:
+        make_run(root, "misfit", architecture=path, parent="base", finetune=True)
+    lines = str(caught.value).splitlines()
+    assert lines[1:] == [f"intermediate_size: run base 48, config 64 ({path})"]
+
+
+def test_a_run_has_the_tokenizer_of_its_parent(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    vouch(tmp_path / "corpus", vocab_size=120, tokenizer="b" * 64)
+    index_json = {"pairs": {"corpus": {}}}
+    checkpoint = tmp_path / "base/training/global_step6"
+    checkpoint.mkdir(parents=True)
+    state = ResumeState("d" * 64, 6, 48, 1.0, 1)
+    files.write_json(checkpoint / "state.json", state.to_json())
+    check = functools.partial(
+        check_parent_tokenizer, checkpoint, "base", index_json=index_json, data_root=tmp_path
+    )
+    check()  # an earlier version recorded no tokenizer
+    write_record(checkpoint.parent, state.digest, {"tokenizers": ["b" * 64]})
+    check()
+    write_record(checkpoint.parent, state.digest, {"tokenizers": ["a" * 64]})
+    message = (
+        r"run base was trained with another tokenizer \(aaaaaaaaaaaa\) than .* \(bbbbbbbbbbbb\)"
+    )
+    with pytest.raises(UserError, match=message):
+        check()

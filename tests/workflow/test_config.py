@@ -1,7 +1,6 @@
 """The checked config: what follows from it before any job runs, and mistakes that end it."""
 
 import gc
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,20 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.workflow_configs import read_config, train, write_runs
+from tests.support.workflow_configs import make_tokenizer, read_config, train, write_runs
 from tests.support.workflows import ARCHITECTURE, CONFIG
 from tokamake.config.architecture import Architecture
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
-from tokamake.data.corpus.plan_file import write_plan
 from tokamake.errors import UserError
-from tokamake.workflow import config as config_module
+from tokamake.workflow import starts as starts_module
 from tokamake.workflow.config import WorkflowConfig, held_out_splits, read_workflow_config
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
-
-RAW = "corpus\tfiles\tweight\nweb\traw/*.jsonl\t1\n"
-"""A table with raw files of the user."""
 
 
 def refused(**config: Any) -> str:
@@ -30,22 +25,6 @@ def refused(**config: Any) -> str:
     with pytest.raises(UserError) as caught:
         read_config(**config)
     return str(caught.value)
-
-
-def add_raw(name: str) -> None:
-    Path("raw").mkdir(exist_ok=True)
-    Path("raw", name).write_text('{"text": "a document"}\n' * 100)
-
-
-def make_tokenizer(folder: str, *words: str) -> str:
-    """Write a tokenizer.json of a few words, the last one the end of a document."""
-    from tokenizers import Tokenizer, models
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    vocabulary = {word: number for number, word in enumerate([*words, "<eod>"])}
-    Tokenizer(models.WordLevel(vocabulary, "<eod>")).save(str(Path(folder, "tokenizer.json")))
-    Path(folder, "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eod>"}))
-    return folder
 
 
 # What follows from a config
@@ -108,31 +87,6 @@ def test_two_readings_of_a_config_are_equal() -> None:
 def test_garbage_collection_goes_on_after_a_mistake() -> None:
     assert "unknown key" in refused(trian={})
     assert gc.isenabled()
-
-
-# The plan
-
-
-def test_the_main_process_adds_new_raw_files_and_a_job_does_not() -> None:
-    add_raw("0.jsonl")
-    first = read_config(table=RAW, is_main_process=True).plan
-    assert not Path("results").exists()
-    write_plan(Path("results/data/plan.json"), first)
-    add_raw("1.jsonl")
-    assert read_config(table=RAW).plan == first
-    extended = read_config(table=RAW, is_main_process=True).plan
-    assert extended.shards[:1] == first.shards
-    assert len(extended.shards) == 2
-
-
-def test_a_job_makes_a_plan_if_there_is_none() -> None:
-    add_raw("0.jsonl")
-    assert len(read_config(table=RAW).plan.shards) == 1
-
-
-def test_sentences_are_planned_as_such() -> None:
-    merged = read_config(tokenize={"split_sentences": True}).plan.merged
-    assert all(merge.name.endswith("_text_sentence") for merge in merged)
 
 
 # Mistakes
@@ -327,7 +281,7 @@ def read_start(
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
     start = SimpleNamespace(architecture=architecture)
-    monkeypatch.setattr(config_module, "open_start", lambda *_: start)
+    monkeypatch.setattr(starts_module, "open_start", lambda *_: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}
     config = {"train": settings, "model": model, "tokenizer": {}, **config}
@@ -407,7 +361,7 @@ def test_runs_with_different_tokenizers_cannot_share_data(monkeypatch: pytest.Mo
     assert str(caught.value) == (
         "runs.tsv:4: model.checkpoint: different/tokenizer.json is another tokenizer than "
         "start/tokenizer.json of run a, and runs share their data; name one that fits all in "
-        "tokenizer.path, or build the runs in folders of their own"
+        "tokenizer.path, or build the runs from configs of their own, each with its data_set"
     )
     tokenizer = {"path": "different"}
     assert read_start(monkeypatch, runs=runs, tokenizer=tokenizer).given_tokenizer
@@ -423,7 +377,7 @@ def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
         calls.append(arguments)
         raise UserError("start: no checkpoint")
 
-    monkeypatch.setattr(config_module, "open_start", fail)
+    monkeypatch.setattr(starts_module, "open_start", fail)
     sections = {"train": train(finetune=True), "model": {"checkpoint": "start"}, "tokenizer": {}}
     assert read_config(**sections)
     assert calls == []

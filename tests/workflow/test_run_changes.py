@@ -66,6 +66,13 @@ def test_a_changed_run_is_refused_before_any_job_runs(trained: Path) -> None:
     assert messages(trained, "-n", *MINE, "train") == [expected]
     assert messages(trained, *MINE, "train") == [expected]
     assert content(trained / "results") == before
+    # Other data are another run, even if nothing else changes.
+    (trained / "my.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "train": TRAIN, "data_set": "other"})
+    )
+    (message,) = messages(trained, "-n", *MINE, "train")
+    assert message.startswith("tokamake: run smoke: data_set default -> other; 40 steps")
+    configure(trained, **CHANGED)
     # What does not need the run is not concerned.
     assert "Nothing to be done" in snakemake(trained, *MINE, "data").stderr
 

@@ -10,6 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
+from tokamake.config.data_set import DataSet
 from tokamake.workflow import start_up
 
 
@@ -37,12 +38,16 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
     monkeypatch.chdir(tmp_path)
     plans: list[Any] = []
     monkeypatch.setattr(start_up, "write_plan", lambda path, plan: plans.append((path, plan)))
+    settings: list[Any] = []
+    monkeypatch.setattr(start_up, "write_settings", settings.append)
     snakemake, functions = MagicMock(is_main_process=True, precommand=None), MagicMock()
+    functions.config.data_set = DataSet()
     functions.segments.saved_since_start.return_value = ["run a: saved step 5"]
     start_up.add_hooks(snakemake, functions)
     for call in snakemake.on_start.call_args_list:
         call.args[0]()
     assert plans == [(Path("results/data/plan.json"), functions.config.plan)]
+    assert settings == [functions.config]
     snakemake.on_error.call_args.args[0]()
     assert capsys.readouterr().err == "run a: saved step 5\n"
 

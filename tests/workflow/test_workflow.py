@@ -80,6 +80,24 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
     assert "Nothing to be done" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
+def test_a_second_config_needs_a_data_set_of_its_own(finished: Path) -> None:
+    second = {**CONFIG, "run": "second", "tokenizer": {"vocab_size": 400}}
+    (finished / "second.yaml").write_text(yaml.safe_dump(second))
+    arguments = ("--configfile", "second.yaml", "--")
+    refused = snakemake(finished, "-n", *arguments, "all")
+    assert refused.returncode == 2
+    assert (
+        "tokamake: data set default: tokenizer.vocab_size 500 -> 400. The data of run smoke in "
+        "results/data would be written again: give this config a data set of its own"
+    ) in refused.stderr
+    planned = snakemake(finished, "-n", "--config", "data_set=other", *arguments, "all")
+    outputs = re.findall(r"^ +output: (.*)$", planned.stdout + planned.stderr, re.M)
+    paths = {path for line in outputs for path in line.split(", ")}
+    assert "results/data/other/tokenizer/tokenizer.json" in paths
+    assert not {path for path in paths if (finished / path.partition(" ")[0]).exists()}
+
+
 AFTER_MERGE = [
     "describe", "weigh", "index", "resolve", "train", "export_hf", "evaluate", "generate", "plot",
     "report",

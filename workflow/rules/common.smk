@@ -4,10 +4,8 @@ import json
 import re
 
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.data.corpus.plan_file import PLAN
 from tokamake.workflow.options import options
-from tokamake.workflow.paths import DATA, DOCTOR, HF_FILES, METADATA, RUN, WEIGHTS
-from tokamake.workflow.paths import batch_file, split_weights
+from tokamake.workflow.paths import DOCTOR, HF_FILES, RUN, split_weights
 from tokamake.workflow.start_up import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix())
@@ -25,6 +23,9 @@ segments = FUNCTIONS.segments
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
 run_changes = FUNCTIONS.changes
+
+DATA_SET = CONFIG.data_set
+DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
 
 
 wildcard_constraints:

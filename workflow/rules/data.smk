@@ -25,9 +25,9 @@ if CONFIG.given_tokenizer is None:
         output:
             CONFIG.tokenizer_files,
         log:
-            "logs/train_tokenizer.log",
+            f"{DATA_SET.logs}/train_tokenizer.log",
         benchmark:
-            "results/benchmarks/train_tokenizer.tsv"
+            f"{DATA_SET.benchmarks}/train_tokenizer.tsv"
         params:
             corpora=CONFIG.plan.tokenizer_stamp,
             kind=CONFIG.shared.tokenizer.kind,
@@ -57,9 +57,9 @@ if CONFIG.shared.tokenize.deduplicate:
         output:
             f"{DATA}/hashes/{{batch}}.rows",
         log:
-            "logs/hash_documents/{batch}.log",
+            f"{DATA_SET.logs}/hash_documents/{{batch}}.log",
         benchmark:
-            "results/benchmarks/hash_documents/{batch}.tsv"
+            f"{DATA_SET.benchmarks}/hash_documents/{{batch}}.tsv"
         params:
             shards=data_rules.shards_digest,
             corpus=data_rules.corpus_options,
@@ -75,9 +75,9 @@ if CONFIG.shared.tokenize.deduplicate:
         output:
             f"{DATA}/duplicates/{{corpus}}.rows",
         log:
-            "logs/find_duplicates/{corpus}.log",
+            f"{DATA_SET.logs}/find_duplicates/{{corpus}}.log",
         benchmark:
-            "results/benchmarks/find_duplicates/{corpus}.tsv"
+            f"{DATA_SET.benchmarks}/find_duplicates/{{corpus}}.tsv"
         shell:
             "tokamake find-duplicates {input:q} --output {output} > {log} 2>&1"
 
@@ -89,11 +89,11 @@ rule tokenize:
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
     output:
-        batch_file("tokenize", "{batch}"),
+        DATA_SET.batch_file("tokenize", "{batch}"),
     log:
-        "logs/tokenize/{batch}.log",
+        f"{DATA_SET.logs}/tokenize/{{batch}}.log",
     benchmark:
-        "results/benchmarks/tokenize/{batch}.tsv"
+        f"{DATA_SET.benchmarks}/tokenize/{{batch}}.tsv"
     threads: 1
     params:
         shards=data_rules.shards_digest,
@@ -113,11 +113,11 @@ rule merge:
     input:
         data_rules.merge_inputs,
     output:
-        batch_file("merge", "{batch}"),
+        DATA_SET.batch_file("merge", "{batch}"),
     log:
-        "logs/merge/{batch}.log",
+        f"{DATA_SET.logs}/merge/{{batch}}.log",
     benchmark:
-        "results/benchmarks/merge/{batch}.tsv"
+        f"{DATA_SET.benchmarks}/merge/{{batch}}.tsv"
     params:
         pairs=data_rules.merges_digest,
         plan=PLAN,
@@ -133,11 +133,11 @@ rule describe:
     input:
         data_rules.merge_files(),
     output:
-        METADATA,
+        DATA_SET.metadata,
     log:
-        "logs/describe.log",
+        f"{DATA_SET.logs}/describe.log",
     benchmark:
-        "results/benchmarks/describe.tsv"
+        f"{DATA_SET.benchmarks}/describe.tsv"
     params:
         pairs=data_rules.datasets_digest(),
         plan=PLAN,
@@ -150,11 +150,11 @@ rule describe:
 rule weigh:
     "Write the weighting file of a run: weight, prefix and corpus of every merged dataset."
     input:
-        metadata=METADATA,
+        metadata=DATA_SET.metadata,
         corpora=run_settings.value("corpora"),
     output:
         weights=WEIGHTS,
-        held_out=[split_weights(split) for split in CONFIG.splits],
+        held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],
     log:
         "logs/{run}/weigh.log",
     benchmark:
@@ -171,7 +171,7 @@ rule index:
     "Build the run's document, sample and shuffle indexes and its blend."
     input:
         weights=WEIGHTS,
-        held_out=[split_weights(split) for split in CONFIG.splits],
+        held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],
         merged=data_rules.merge_files(),
     output:
         f"{RUN}/index/index.json",

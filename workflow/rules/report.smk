@@ -6,7 +6,7 @@ from tokamake.workflow.report import FIGURES, figure_rules
 rule plot:
     "Draw the run's curves and tables."
     input:
-        metadata=METADATA,
+        metadata=DATA_SET.metadata,
         index=f"{RUN}/index/index.json",
         run=f"{RUN}/run.yaml",
         train=f"{RUN}/train.json",
@@ -47,12 +47,18 @@ rule compare:
         trained=expand(f"{RUN}/train.json", run=CONFIG.runs),
         evaluations=expand(f"{RUN}/evaluate.json", run=CONFIG.runs),
     output:
-        report("results/compare/runs.html", category="Runs", caption="../report/runs.rst"),
-        report("results/compare/losses.svg", category="Runs", caption="../report/losses.rst"),
+        report(
+            f"{DATA_SET.shared}/compare/runs.html", category="Runs", caption="../report/runs.rst"
+        ),
+        report(
+            f"{DATA_SET.shared}/compare/losses.svg",
+            category="Runs",
+            caption="../report/losses.rst",
+        ),
     log:
-        "logs/compare.log",
+        f"{DATA_SET.logs}/compare.log",
     benchmark:
-        "results/benchmarks/compare.tsv"
+        f"{DATA_SET.benchmarks}/compare.tsv"
     params:
         runs=[f"results/{run}" for run in CONFIG.runs],
         folder=subpath(output[0], parent=True),
@@ -61,18 +67,18 @@ rule compare:
 
 
 rule report:
-    "Gather all runs' figures, tables, the DAG and run times in results/report.html."
+    "Gather all runs' figures, tables, the DAG and run times in report.html."
     input:
         expand(rules.plot.output, run=CONFIG.runs),
         checkpoint_rules.exported,
         rules.compare.output if len(CONFIG.runs) > 1 else [],
     output:
-        html="results/report.html",
-        config="results/config.json",
+        html=f"{DATA_SET.shared}/report.html",
+        config=f"{DATA_SET.shared}/config.json",
     log:
-        "logs/report.log",
+        f"{DATA_SET.logs}/report.log",
     benchmark:
-        "results/benchmarks/report.tsv"
+        f"{DATA_SET.benchmarks}/report.tsv"
     params:
         # The whole config, so that Snakemake reads the same workflow again, whatever its arguments were.
         config=lambda wildcards: json.dumps(SNAKEMAKE.main_config, sort_keys=True),

@@ -39,9 +39,7 @@ rule resolve:
         settings=run_settings.section("train", leave_out=("on_change", "segment_steps")),
         seed=run_settings.value("seed"),
         checkpoint=checkpoint_rules.start_folder,
-        architecture=lambda wildcards, input: [
-            f"--architecture={path}" for path in input.architecture
-        ],
+        architecture=checkpoint_rules.model_options,
         index=subpath(input.index, parent=True),
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),

@@ -217,6 +217,18 @@ class Architecture(Settings):
         """Whether positions enter as a bias of attention, for each head and pair of tokens."""
         return self.position_embedding == "alibi"
 
+    @property
+    def position_fields(self) -> tuple[str, ...]:
+        """Fields about positions that a trained model may change: no weight depends on them."""
+        if self.position_embedding != "rotary":
+            return ()
+        return ("rope_theta", "rope_scaling", "max_position_embeddings")
+
+    def with_positions_of(self, other: "Architecture") -> "Architecture":
+        """This architecture with the fields about positions of another one."""
+        changed = {name: getattr(other, name) for name in self.position_fields}
+        return self.model_copy(update=changed)
+
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""
         return (self.model_extra or {})[name]

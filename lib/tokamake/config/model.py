@@ -53,15 +53,35 @@ def formats_with_tokenizer() -> list[str]:
     return [format for format in format_names() if _constant(format, "TOKENIZER_CONFIG")]
 
 
+class RunStart(Settings):
+    """Another run of the same table of runs, as a start."""
+
+    run: str
+    """Its name. This run starts from its last checkpoint."""
+
+
+def _as_start(value: Any) -> Any:
+    """A mapping is the name of a run, anything else a folder."""
+    is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
+    if is_run or value is None or isinstance(value, str | Path | RunStart):
+        return RunStart(**value) if is_run else value
+    raise ValueError(
+        "give the folder of a checkpoint, or the name of a run of the same table: {run: NAME}"
+    )
+
+
 class ModelSettings(Settings):
     """Where training starts from: a checkpoint, or random weights."""
 
     architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
     """Shape of the model: a file, or from_checkpoint, the default where a checkpoint is named. A
-    checkpoint must match the file. An empty vocab_size is the checkpoint's or the tokenizer's."""
-    checkpoint: Path | None = None
-    """Folder of a checkpoint to start from, in any format that `tokamake inspect` reads, or its
-    parent whose file `latest` names it; see train.finetune. Empty: random weights."""
+    checkpoint must match the file; if it is that of a run of the table, rope_theta, rope_scaling
+    and max_position_embeddings may differ. An empty vocab_size is the checkpoint's or the
+    tokenizer's."""
+    checkpoint: Annotated[Path | RunStart | None, BeforeValidator(_as_start)] = None
+    """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
+    parent whose file `latest` names it; or the last checkpoint of another run of the table of runs:
+    {run: NAME}. See train.finetune. Empty: random weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,6 +98,16 @@ class ModelSettings(Settings):
                 "of config/models"
             )
         return self
+
+    @property
+    def parent(self) -> str | None:
+        """Name of the run of the same table whose last checkpoint is the start."""
+        return self.checkpoint.run if isinstance(self.checkpoint, RunStart) else None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the checkpoint to start from, if the config names one."""
+        return self.checkpoint if isinstance(self.checkpoint, Path) else None
 
     @property
     def stated(self) -> Path | None:

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr
 from tokamake import files
 from tokamake.config.architecture import Architecture
 from tokamake.config.batching import BatchSizes
+from tokamake.config.data_set import data_set_in
 from tokamake.config.fields import Settings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -60,6 +61,8 @@ class Run(Settings):
     """Seed of all random numbers."""
     checkpoint: Path
     """Checkpoint that the run starts from: its folder, or a folder with a file `latest`."""
+    parent: str | None = None
+    """Run of the same table whose last checkpoint that is."""
     step: Annotated[int, Field(ge=0)] = 0
     """Step of the checkpoint, if the run continues its training."""
     consumed_samples: Annotated[int, Field(ge=0)] = 0
@@ -78,6 +81,13 @@ class Run(Settings):
     """Architecture of the checkpoint."""
     train: ResolvedTrainSettings
     """Training settings."""
+
+    @property
+    def data_set(self) -> str:
+        """Name of the run's data set, or the folder of its data elsewhere."""
+        folder = str(self.data_root)
+        data_set = data_set_in(folder)
+        return data_set.name if data_set else folder
 
 
 ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
+from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.fields import Name, Settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.optimization import zero_file_optimizers
@@ -33,22 +34,31 @@ class GenerateSettings(Settings):
     """Sample from this number of most likely tokens. 0: sample from all."""
 
 
-_RESERVED_NAMES = (
+_RESERVED_RUNS = (
     *("raw", "data", "tokenizer", "import", "compare", "benchmarks"),
     *("report.html", "config.json"),
 )
 """Other files and folders in results/."""
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Name of a folder in results/."""
 
 
 class Config(Settings):
     """The whole config: everything that determines the results."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "tiny"
+    run: Annotated[str, Field(pattern=_NAME)] = "tiny"
     """Name of the training run. Its files are in results/<run>/."""
     runs: Path | None = None
     """Tab-separated table of runs that share their data. The column `run` gives their names.
     Other columns are named after settings, for example train.optimizer.learning_rate; their cells
     override the values in this file. Empty: one run."""
+    data_set: Annotated[str, Field(pattern=_NAME)] = DEFAULT
+    """Name of the data that the runs share: tokenizer, datasets, report. The files of `default` are
+    in results/data, those of another one in results/data/<data_set>. Another tokenizer, or another
+    table with the same names of corpora, needs another data set."""
+    replace_data: bool = False
+    """Whether data that runs of other configs were trained on may be written again. It is meant for
+    one start: `--config replace_data=true`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of weights, sample order and text generation."""
     corpora: Path = Path("config/corpora.tsv")
@@ -80,8 +90,12 @@ class Config(Settings):
         for name in self.sample_corpus:
             if name not in ("code", "docs"):
                 raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
-        if self.run in _RESERVED_NAMES:
+        if self.run in _RESERVED_RUNS:
             raise ValueError(f"run: {self.run!r}: results/{self.run} is reserved; rename the run")
+        if self.data_set in RESERVED_NAMES or self.data_set.endswith(".txt"):
+            raise ValueError(
+                f"data_set: {self.data_set!r}: results/data/{self.data_set} is reserved; rename it"
+            )
         if self.model.architecture is None and self.model.checkpoint is None:
             raise ValueError("model needs an architecture or a checkpoint")
         return self

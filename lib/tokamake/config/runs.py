@@ -102,7 +102,7 @@ def _check_columns(columns: list[str], where: str) -> None:
         if section in Config.model_fields:
             raise UserError(
                 f"{where}: {column}: must be the same for all runs, which share their data; set it "
-                "in the config, or build the run in a separate folder"
+                "in the config, or build the run from another config with its own data_set"
             )
         raise UserError(
             f"{where}: {column}: no such setting; columns are run and settings of "
@@ -127,4 +127,8 @@ def _with_overrides(values: dict[str, Any], cells: dict[str, str], where: str) -
             raise UserError(
                 f"{where}: {column}: {text!r}: not valid YAML; write the cell as in config.yaml"
             ) from None
+    model = overridden.get("model")
+    if isinstance(model, dict) and isinstance(model.get("checkpoint"), dict):
+        # The config's architecture is that of the first run; positions may have changed since.
+        model["architecture"] = model["architecture"] if "model.architecture" in cells else None
     return overridden

@@ -106,6 +106,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
         ("parameters", f"{num_parameters:,}"),
         ("recipe", _training(run)),
         *_start(run),
+        ("data set", run.data_set),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
         *_losses(trained),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
@@ -143,7 +144,8 @@ def _start(run: Run) -> list[tuple[str, str]]:
     if finetune is None:
         return []
     mode = "weights alone" if finetune else f"continued at step {run.step:,}"
-    return [("start", f"{run.checkpoint}, {mode}")]
+    parent = f"run {run.parent}: " if run.parent else ""
+    return [("start", f"{parent}{run.checkpoint}, {mode}")]
 
 
 def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.data.corpus.plan_file import PLAN, read_plan
+from tokamake.config.data_set import DEFAULT, DataSet
+from tokamake.data.corpus.plan_file import read_plan
+from tokamake.status.run_data import data_set_of
 from tokamake.status.snakemake_internals import running_outputs, started
 
 _MAX_SILENT_SECONDS = 600
@@ -42,13 +44,8 @@ class Job(NamedTuple):
     """Seconds since the last write to its log; None: no log."""
 
 
-_BEFORE = (
-    Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False),
-    Stage("train_tokenizer", "results/tokenizer/tokenizer.json", "logs/train_tokenizer.log", False),
-)
-_DESCRIBE = Stage("describe", "results/data/metadata.json", "logs/describe.log")
+_SAMPLE = Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False)
 _RUN_STAGES = (
-    Stage("weigh", "results/data/{run}.weights.txt", "logs/{run}/weigh.log"),
     Stage("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
     Stage("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
     Stage("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
@@ -58,10 +55,6 @@ _RUN_STAGES = (
     Stage("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
     Stage("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
     Stage("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
-)
-_AFTER = (
-    Stage("compare", "results/compare/runs.html", "logs/compare.log", always=False),
-    Stage("report", "results/report.html", "logs/report.log"),
 )
 
 
@@ -74,27 +67,60 @@ def runs(folder: Path) -> list[str]:
 
 
 def stages(folder: Path) -> dict[str, list[Stage]]:
-    """Return group → stages, in the order of the data flow: data, each run, report."""
-    data = [
-        *_BEFORE,
-        *_begun(folder, "doctor", "logs/doctor", "results/doctor/{}.json"),
-        *_begun(folder, "hash_documents", "logs/hash_documents", "results/data/hashes/{}.rows"),
-        *_begun(
-            folder, "find_duplicates", "logs/find_duplicates", "results/data/duplicates/{}.rows"
-        ),
-        *_planned(folder, "tokenize"),
-        *_planned(folder, "merge"),
-        _DESCRIBE,
-    ]
-    groups = {"data": data}
+    """Return group → stages, in the order of the data flow: data sets, runs, their reports."""
+    data_sets = _data_sets(folder)
+    groups = {_title("data", each): _data_stages(folder, each) for each in data_sets}
+    checks = _begun(folder, "doctor", "logs/doctor", "results/doctor/{}.json")
+    first = next(iter(groups))
+    groups[first] = [_SAMPLE, *checks, *groups[first]]
     imports = _begun(folder, "import_checkpoint", "logs/import_checkpoint", "results/import/{}")
     if imports:
         groups["starts"] = imports
     for run in runs(folder):
-        run_stages = [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
+        weights = data_set_of(folder, run).weights.format(run=run)
+        run_stages = [Stage("weigh", weights, f"logs/{run}/weigh.log")]
+        run_stages += [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
         exports = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
         groups[f"run {run}"] = run_stages + exports
-    return {**groups, "report": [*_AFTER]}
+    return groups | {_title("report", each): _report_stages(each) for each in data_sets}
+
+
+def _title(group: str, data_set: DataSet) -> str:
+    return group if data_set.name == DEFAULT else f"{group} {data_set.name}"
+
+
+def _data_sets(folder: Path) -> list[DataSet]:
+    """Return the data sets that have a plan; the default one if there is none yet."""
+    plans = [folder / DataSet().plan, *sorted(folder.glob(f"{DataSet().folder}/*/plan.json"))]
+    names = [DEFAULT, *(path.parent.name for path in plans[1:])]
+    planned = [DataSet(name) for name, path in zip(names, plans, strict=True) if path.is_file()]
+    return planned or [DataSet()]
+
+
+def _data_stages(folder: Path, data_set: DataSet) -> list[Stage]:
+    """Return the jobs that make a data set."""
+    data, logs, tokenizer = data_set.folder, data_set.logs, data_set.tokenizer
+    return [
+        Stage(
+            "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
+        ),
+        *_begun(folder, "hash_documents", f"{logs}/hash_documents", f"{data}/hashes/{{}}.rows"),
+        *_begun(
+            folder, "find_duplicates", f"{logs}/find_duplicates", f"{data}/duplicates/{{}}.rows"
+        ),
+        *_planned(folder, data_set, "tokenize"),
+        *_planned(folder, data_set, "merge"),
+        Stage("describe", data_set.metadata, f"{logs}/describe.log"),
+    ]
+
+
+def _report_stages(data_set: DataSet) -> list[Stage]:
+    """Return the jobs that report on the runs of a data set."""
+    page = f"{data_set.shared}/compare/runs.html"
+    return [
+        Stage("compare", page, f"{data_set.logs}/compare.log", always=False),
+        Stage("report", f"{data_set.shared}/report.html", f"{data_set.logs}/report.log"),
+    ]
 
 
 def _segments(folder: Path, run: str, stage: Stage) -> list[Stage]:
@@ -116,15 +142,15 @@ def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:
     ]
 
 
-def _planned(folder: Path, stage: str) -> list[Stage]:
+def _planned(folder: Path, data_set: DataSet, stage: str) -> list[Stage]:
     """Return a job per job batch of the plan, or the stage alone before there is a plan."""
-    products = f"results/data/batches/{stage}"
-    if not (folder / PLAN).exists():
-        return [Stage(stage, products, f"logs/{stage}")]
-    plan = read_plan(folder / PLAN)
+    path, logs = folder / data_set.plan, f"{data_set.logs}/{stage}"
+    if not path.exists():
+        return [Stage(stage, f"{data_set.folder}/batches/{stage}", logs)]
+    plan = read_plan(path)
     batches = plan.tokenize_batches if stage == "tokenize" else plan.merge_batches
     return [
-        Stage(stage, f"{products}/{batch.name}.json", f"logs/{stage}/{batch.name}.log")
+        Stage(stage, data_set.batch_file(stage, batch.name), f"{logs}/{batch.name}.log")
         for batch in batches
     ]
 

@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake.config.data_set import DEFAULT
 from tokamake.units import duration
 
 if TYPE_CHECKING:
+    from tokamake.status.run_data import Origin
     from tokamake.status.stages import Job
     from tokamake.status.training import TrainingProgress
 
@@ -33,7 +35,8 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
-    from tokamake.status.stages import jobs, stages
+    from tokamake.status.run_data import read_origin
+    from tokamake.status.stages import jobs, runs, stages
     from tokamake.status.training import read_training
 
     if not any((folder / name).is_dir() for name in ("results", "logs")):
@@ -48,11 +51,13 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         if title.startswith("run ")
         and (training := read_training(folder, title.removeprefix("run "), now=now))
     }
+    origins = {f"run {run}": read_origin(folder, run) for run in runs(folder)}
     if json:
-        print(_as_json(folder, groups, trainings))
+        print(_as_json(folder, groups, trainings, origins))
         return
     for title, members in groups.items():
-        print("\n".join([title, *_lines(members, trainings.get(title))]))
+        lines = _lines(members, trainings.get(title)) + _origin_lines(origins.get(title))
+        print("\n".join([title, *lines]))
     for members in groups.values():
         for job in members:
             if job.state == "failed":
@@ -72,6 +77,20 @@ def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
         return lines
     slow = training.slow_ranks if training.step < training.steps else []
     return [*lines, f"  training {_progress(training)}", *(f"  slow     {text}" for text in slow)]
+
+
+def _origin_lines(origin: "Origin | None") -> list[str]:
+    """Return lines about what a run was made from, if there is more to say than the default."""
+    if origin is None:
+        return []
+    lines = [f"  starts from run {origin.parent}"] if origin.parent else []
+    if origin.data_set != DEFAULT:
+        lines.append(f"  data set {origin.data_set}")
+    if origin.replaced:
+        first, *others = origin.replaced
+        more = f" and {len(others):,} more" if others else ""
+        lines.append(f"  replaced since it was indexed: {first}{more}")
+    return lines
 
 
 def _summary(name: str, state: str, jobs: "list[Job]") -> str:
@@ -116,7 +135,10 @@ def _tail(log: Path) -> list[str]:
 
 
 def _as_json(
-    folder: Path, groups: "dict[str, list[Job]]", trainings: "dict[str, TrainingProgress]"
+    folder: Path,
+    groups: "dict[str, list[Job]]",
+    trainings: "dict[str, TrainingProgress]",
+    origins: "dict[str, Origin]",
 ) -> str:
     jobs: list[dict[str, Any]] = []
     for title, members in groups.items():
@@ -133,7 +155,9 @@ def _as_json(
             for job in members
         ]
     training = {title.removeprefix("run "): value._asdict() for title, value in trainings.items()}
-    return json.dumps(_finite({"jobs": jobs, "training": training}), indent=2, allow_nan=False)
+    runs = {title.removeprefix("run "): value._asdict() for title, value in origins.items()}
+    report = {"jobs": jobs, "training": training, "runs": runs}
+    return json.dumps(_finite(report), indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

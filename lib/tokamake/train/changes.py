@@ -4,7 +4,7 @@
 any job runs. This module imports no torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,15 +159,23 @@ def record(run: Run, *, index: dict[str, Any], weights: str) -> Record:
         weights: hash of the initial weights.
     """
     samples = training_samples(index)
-    manifests = (find_manifest(run.data_root / prefix) for prefix in samples["pairs"])
     return {
         "index": samples,
         "datasets": [*index["pairs"]],
-        "tokenizers": sorted(
-            {each["tokenizer"] for each in manifests if each and "tokenizer" in each}
-        ),
+        "tokenizers": tokenizers_of(samples["pairs"], run.data_root),
         "weights": weights,
     }
+
+
+def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
+    """Fingerprints of the tokenizers of datasets, as their manifests state them.
+
+    Args:
+        prefixes: prefixes of the datasets.
+        data_root: folder that they are relative to.
+    """
+    manifests = (find_manifest(data_root / prefix) for prefix in prefixes)
+    return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
 
 
 def write_record(output: Path, digest: str, content: Record) -> None:

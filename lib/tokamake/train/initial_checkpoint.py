@@ -24,7 +24,11 @@ _WITHOUT_EFFECT = {"initializer_range"}
 
 
 def open_start(
-    checkpoint: Path, train: "TrainSettings", architecture: Path | None = None
+    checkpoint: Path,
+    train: "TrainSettings",
+    architecture: Path | None = None,
+    *,
+    parent: str | None = None,
 ) -> "Checkpoint":
     """Open a checkpoint of any format for a run to start from.
 
@@ -32,6 +36,7 @@ def open_start(
         checkpoint: its folder, or one whose `latest` names it.
         train: settings of the run.
         architecture: file of the architecture that the checkpoint must have; None: any.
+        parent: run whose last checkpoint it is; fields about positions may then differ.
 
     Raises:
         UserError: it is missing or damaged, has another architecture, or cannot be continued with
@@ -41,40 +46,56 @@ def open_start(
 
     start = open_any(checkpoint)
     if architecture:
-        check_architecture(start, architecture)
+        check_architecture(start, architecture, parent)
     if train.finetune is False:
         check_continued(start, train)
     return start
 
 
-def check_architecture(start: "Checkpoint", path: Path) -> None:
+def check_architecture(start: "Checkpoint", path: Path, parent: str | None = None) -> None:
     """Compare a checkpoint with a file of config/models; a file without vocab_size fits any.
+
+    Args:
+        start: the checkpoint.
+        path: the file.
+        parent: run whose last checkpoint it is; fields about positions may then differ.
 
     Raises:
         UserError: they differ; the message has a line for each field that does.
     """
     from tokamake.config.architecture import read_architecture
 
-    stated, actual = read_architecture(path), dict(start.architecture)
-    expected = dict(stated)
-    # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
-    names = stated.model_dump().keys() | start.architecture.model_dump().keys()
-    differing = [
-        name
-        for name in expected
-        if name in names - _WITHOUT_EFFECT and expected[name] != actual.get(name)
-    ]
-    if expected["vocab_size"] is None:
-        differing.remove("vocab_size")
-    if differing:
-        lines = (
-            f"{name}: checkpoint {actual.get(name)}, config {expected[name]} ({path})"
-            for name in differing
-        )
+    stated = read_architecture(path)
+    if lines := differing_fields(start.architecture, stated, path, parent):
         raise UserError(
             f"{start.path}: does not match model.architecture; name the matching file, "
             "or from_checkpoint\n" + "\n".join(lines)
         )
+
+
+def differing_fields(
+    actual: "Architecture", stated: "Architecture", path: Path, parent: str | None = None
+) -> list[str]:
+    """A line for each field of a stated architecture that a checkpoint has otherwise.
+
+    Args:
+        actual: architecture of the checkpoint, which may not exist yet.
+        stated: content of a file of config/models.
+        path: the file, for messages.
+        parent: run whose last checkpoint it is; fields about positions may then differ.
+    """
+    values, expected = dict(actual), dict(stated)
+    # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
+    names = stated.model_dump().keys() | actual.model_dump().keys()
+    names -= {*_WITHOUT_EFFECT, *(actual.position_fields if parent else ())}
+    if expected["vocab_size"] is None or values["vocab_size"] is None:  # the tokenizer decides
+        names.remove("vocab_size")
+    owner = f"run {parent}" if parent else "checkpoint"
+    return [
+        f"{name}: {owner} {values.get(name)}, config {expected[name]} ({path})"
+        for name in expected
+        if name in names and expected[name] != values.get(name)
+    ]
 
 
 def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
@@ -179,12 +200,20 @@ def check_begun(run: "Run") -> None:
     """
     start = open_start(run.checkpoint, run.train)
     progress = start.progress
-    actual = start.architecture, progress.iteration, progress.consumed_samples
-    if actual != (run.architecture, run.step, run.consumed_samples):
+    actual = progress.iteration, progress.consumed_samples
+    if not _has_architecture(start, run) or actual != (run.step, run.consumed_samples):
         raise UserError(
             f"{run.checkpoint}: is not at the step or of the architecture that the run was "
             "resolved for; run `tokamake resolve` again"
         )
+
+
+def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> bool:
+    """Whether a checkpoint has a run's architecture, or its parent's with other positions."""
+    actual = start.architecture
+    if run.parent:
+        actual = actual.with_positions_of(run.architecture)
+    return run.architecture == actual
 
 
 def describe_start(run: "Run") -> "NativeCheckpoint":
@@ -196,7 +225,7 @@ def describe_start(run: "Run") -> "NativeCheckpoint":
     from tokamake.checkpoint.native.folder import open_native
 
     start = open_native(run.checkpoint)
-    if start.architecture != run.architecture:
+    if not _has_architecture(start, run):
         raise UserError(
             f"{run.checkpoint}: not of the architecture that the run was resolved for; "
             "run `tokamake resolve` again"

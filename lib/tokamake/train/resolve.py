@@ -10,6 +10,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+    from tokamake.config.architecture import Architecture
     from tokamake.config.training import TrainSettings
 
 
@@ -20,6 +21,7 @@ def resolve(
     seed: int,
     checkpoint: Path,
     architecture: Path | None = None,
+    parent: str | None = None,
     index: Path,
     data_root: Path,
     tokenizer: Path | None = None,
@@ -34,6 +36,8 @@ def resolve(
         seed: Seed of all random numbers.
         checkpoint: Checkpoint to start from: its folder, or one whose file `latest` names it.
         architecture: File of config/models that the checkpoint must agree with.
+        parent: Run whose last checkpoint it is. The fields of `architecture` about positions may
+            then differ from the checkpoint's: the run has those of the file.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
         tokenizer: Tokenizer of the datasets; fill-in-the-middle and settings about the ends of
@@ -57,22 +61,62 @@ def resolve(
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
-    start = open_start(checkpoint, train, architecture)
+    start = open_start(checkpoint, train, architecture, parent=parent)
+    if parent:
+        check_parent_tokenizer(start.path, parent, index_json=index_json, data_root=data_root)
     values = {
         "run": run,
         "seed": seed,
         **starting_point(checkpoint, start, train),
+        "parent": parent,
         "index": index,
         "data_root": data_root,
         "tokenizer": tokenizer,
         "eod": find_eod(train, tokenizer),
         "output": output_folder,
-        "architecture": start.architecture,
+        "architecture": _architecture(start, architecture if parent else None),
         "train": train.model_dump(),
     }
     resolved = validate(Run, values, "resolve")
     check_resolved(resolved, index_json)
     write_run(output, resolved)
+
+
+def _architecture(start: "Checkpoint", stated: Path | None) -> "Architecture":
+    """Architecture of a run: that of its start, with the positions that a file states."""
+    from tokamake.config.architecture import read_architecture
+
+    actual = start.architecture
+    return actual.with_positions_of(read_architecture(stated)) if stated else actual
+
+
+def check_parent_tokenizer(
+    checkpoint: Path, parent: str, *, index_json: dict[str, Any], data_root: Path
+) -> None:
+    """Check that a run has the tokenizer of the run that it starts from.
+
+    Args:
+        checkpoint: last checkpoint of the parent.
+        parent: name of the parent.
+        index_json: content of the run's index.json.
+        data_root: folder that its prefixes are relative to.
+
+    Raises:
+        UserError: their data have other tokenizers.
+    """
+    from tokamake.train.changes import read_record, tokenizers_of
+    from tokamake.train.resume_state import read_state
+
+    state = read_state(checkpoint)
+    recorded = read_record(checkpoint.parent, state.digest) if state else None
+    old = recorded["tokenizers"] if recorded else []
+    new = tokenizers_of(index_json["pairs"], data_root)
+    if old and not {*new} <= {*old}:
+        raise UserError(
+            f"model.checkpoint: run {parent} was trained with another tokenizer "
+            f"({old[0][:12]}) than that of the data ({new[0][:12]}); train it with this one first, "
+            "or give both runs the same data_set"
+        )
 
 
 def starting_point(checkpoint: Path, start: "Checkpoint", train: "TrainSettings") -> dict[str, Any]:

@@ -24,10 +24,11 @@ class CheckpointRules:
 
     def __init__(self, config: WorkflowConfig) -> None:
         self._config = config
-        self._name = {run: self._start_of(run)[0] for run in config.runs}
-        self.starts = dict(map(self._start_of, config.runs))
-        """Folder of each initial checkpoint, by name."""
-        self._files = {self._name[run]: self._files_of(run) for run in config.runs}
+        first = [run for run in config.runs if config.runs[run].model.parent is None]
+        self._name = {run: self._start_of(run)[0] for run in first}
+        self.starts = dict(map(self._start_of, first))
+        """Folder of each initial checkpoint that exists before any run is trained, by name."""
+        self._files = {self._name[run]: self._files_of(run) for run in first}
         self._native = {name for name, path in self.starts.items() if find_native(Path(path))}
         self.imported = [
             f"results/import/{name}" for name in self.starts if name not in self._native
@@ -42,7 +43,7 @@ class CheckpointRules:
 
     def _start_of(self, run: str) -> tuple[str, str]:
         """Name and folder of the checkpoint that a run starts from."""
-        if (checkpoint := self._config.runs[run].model.checkpoint) is None:
+        if (checkpoint := self._config.runs[run].model.folder) is None:
             return f"{run}-init", f"results/{run}/init"
         path = os.path.normpath(checkpoint)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
@@ -50,7 +51,7 @@ class CheckpointRules:
 
     def _files_of(self, run: str) -> list[str]:
         """Files of the checkpoint that a run starts from."""
-        if (checkpoint := self._config.runs[run].model.checkpoint) is None:
+        if (checkpoint := self._config.runs[run].model.folder) is None:
             return [f"results/{run}/init/{file}" for file in HF_FILES]
         return list(map(str, list_files(checkpoint)))
 
@@ -64,11 +65,18 @@ class CheckpointRules:
 
     def start_folder(self, wildcards: Any) -> str:
         """Folder of the native checkpoint that a run starts from; a native one is read in place."""
+        if parent := self._config.runs[wildcards.run].model.parent:
+            return f"{RUN.format(run=parent)}/training"
         name = self._name[wildcards.run]
         return self.starts[name] if name in self._native else f"results/import/{name}"
 
     def start_inputs(self, wildcards: Any) -> list[str] | str:
-        """The native checkpoint that a run starts from, as files."""
+        """The native checkpoint that a run starts from, as files.
+
+        Another run of the table has its last checkpoint once its train.json exists.
+        """
+        if parent := self._config.runs[wildcards.run].model.parent:
+            return f"{RUN.format(run=parent)}/train.json"
         name = self._name[wildcards.run]
         return self._files[name] if name in self._native else self.start_folder(wildcards)
 
@@ -76,6 +84,16 @@ class CheckpointRules:
         """File that the model's architecture is compared with, if the config names one."""
         stated = self._config.runs[wildcards.run].model.stated
         return [stated] if stated else []
+
+    def model_options(self, wildcards: Any, input: Any) -> list[str]:
+        """That file, and the run of the table that a run starts from, as options of `resolve`.
+
+        Snakemake compares inputs, and no params that are functions of them: these options alone
+        resolve nothing again.
+        """
+        parent = self._config.runs[wildcards.run].model.parent
+        stated = [f"--architecture={path}" for path in input.architecture]
+        return [*stated, f"--parent={parent}"] if parent else stated
 
     @exit_on_user_error()
     def export_options(self, wildcards: Any, input: Any) -> list[str]:

@@ -3,30 +3,33 @@
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.detect import list_files
-from tokamake.config.architecture import Architecture, read_architecture
-from tokamake.config.model import check_export_format, parse_export_format
+from tokamake.config.data_set import DataSet
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
-from tokamake.data.corpus.plan import make_plan
-from tokamake.data.corpus.plan_file import PLAN, Plan, PlannedMerge, PlannedShard, read_plan
+from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
-from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
+from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
-from tokamake.train.initial_checkpoint import open_start
 from tokamake.validation import read_yaml
+from tokamake.workflow.planned_data import (
+    changed_shards,
+    check_empty,
+    explaining_default_table,
+    extended_plan,
+    read_previous,
+)
 from tokamake.workflow.snakemake_internals import has_wildcard
-from tokamake.workflow.training_jobs import runs_in_training
+from tokamake.workflow.starts import check_starts, naming_setting
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class WorkflowConfig:
     """Raw files that the workflow makes itself, with their sizes in bytes."""
     plan: Plan
     """Shards, merged datasets and job batches."""
-    changed_shards: frozenset[str]
-    """Shards whose raw files have changed since the workflow last ran."""
+    previous_plan: Plan | None
+    """The plan on disk when the config was read."""
     given_tokenizer: list[Path] | None
     """Files of the tokenizer; None: the workflow trains one."""
 
@@ -52,6 +55,16 @@ class WorkflowConfig:
     def shared(self) -> Config:
         """The config of any run, for sections that all runs share."""
         return next(iter(self.runs.values()))
+
+    @property
+    def data_set(self) -> DataSet:
+        """The data that all runs share."""
+        return DataSet(self.shared.data_set)
+
+    @cached_property
+    def changed_shards(self) -> frozenset[str]:
+        """Shards whose raw files have changed since the workflow last ran."""
+        return changed_shards(self.plan, self.previous_plan)
 
     @cached_property
     def splits(self) -> list[str]:
@@ -65,7 +78,7 @@ class WorkflowConfig:
         if self.given_tokenizer:
             return [str(path) for path in self.given_tokenizer]
         names = ("tokenizer.json", "tokenizer_config.json")
-        return [f"results/tokenizer/{name}" for name in names]
+        return [f"{self.data_set.tokenizer}/{name}" for name in names]
 
     @cached_property
     def shards(self) -> dict[str, PlannedShard]:
@@ -119,7 +132,7 @@ def _read(
         _check_braces(run, where)
     tables = {}
     for run, where in runs.values():
-        with _explaining_default_table(run, where):
+        with explaining_default_table(run, where):
             tables[run.corpora] = read_corpora(run.corpora)
     corpora = merge_tables(tables)
     sample_files = {
@@ -127,11 +140,15 @@ def _read(
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
-    plan, changed_shards = _current_plan(runs, corpora.values(), sample_files, is_main_process)
+    previous = read_previous(DataSet(shared.data_set))
+    if previous and not is_main_process:
+        plan = previous  # a job takes it as it is, even if raw files arrived since
+    else:
+        plan = extended_plan(runs, corpora, sample_files, previous)
     if is_main_process:
-        _check_empty(corpora, plan)
+        check_empty(corpora, plan)
+    check_starts(runs, is_main_process=is_main_process)
     for run, where in runs.values():
-        _check_start(run, where, is_main_process)
         _check_splits(run.train, tables[run.corpora], where)
     if is_main_process:
         for name, (run, _) in runs.items():
@@ -139,93 +156,15 @@ def _read(
     tokenizer = _find_tokenizer(runs)
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
-    configs = {name: run.config for name, run in runs.items()}
-    return WorkflowConfig(configs, tables, corpora, sample_files, plan, changed_shards, tokenizer)
-
-
-@contextmanager
-def _naming_setting(where: str, setting: str) -> Iterator[None]:
-    """Put the config file and the setting before the message of an error."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
-
-
-@contextmanager
-def _explaining_default_table(run: Config, where: str) -> Iterator[None]:
-    """Say that an error is about the default table of corpora, because the config names none."""
-    try:
-        yield
-    except UserError as error:
-        if "corpora" in run.model_fields_set:
-            raise
-        fault = str(error).partition(";")[0]  # without the remedy: the table is not the user's
-        raise UserError(
-            f"{where}: corpora: missing, and with the default table, {fault}; add corpora with "
-            "the path of your table"
-        ) from None
-
-
-def _current_plan(
-    runs: Mapping[str, NamedRun],
-    corpora: Iterable[Corpus],
-    sample_files: dict[str, int],
-    is_main_process: bool,
-) -> tuple[Plan, frozenset[str]]:
-    """Extend the plan on disk. A job takes it as it is, even if raw files arrived since.
-
-    Returns:
-        The plan, and the shards whose raw files have changed since the plan on disk.
-    """
-    shared, path = next(iter(runs.values())).config, Path(PLAN)
-    previous = read_plan(path) if path.exists() else None
-    if previous and not is_main_process:
-        return previous, frozenset()
-    sentences = shared.tokenize.split_sentences
-    with _explaining_default_table(*next(iter(runs.values()))):
-        plan = make_plan(
-            corpora, shared.plan, sample_files, previous=previous, split_sentences=sentences
-        )
-    if previous is None:
-        return plan, frozenset()
-    plan = _keep_while_training(previous, plan, runs)
-    stamps = {shard.name: shard.stamp for shard in previous.shards}
-    changed = (s.name for s in plan.shards if stamps.get(s.name, s.stamp) != s.stamp)
-    return plan, frozenset(changed)
-
-
-def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:
-    """The previous plan if only raw files changed and a batch system still trains a run.
-
-    With the new plan, the training would have other inputs, so the executor would delete its job.
-    """
-    training = runs_in_training(list(runs))
-    if not training or previous == plan or _datasets(previous) != _datasets(plan):
-        return plan
-    print(
-        f"tokamake: {', '.join(training)}: training jobs of an earlier start still run; new and "
-        "changed raw files are used after these jobs end",
-        file=sys.stderr,
+    return WorkflowConfig(
+        runs={name: run.config for name, run in runs.items()},
+        tables=tables,
+        corpora=corpora,
+        sample_files=sample_files,
+        plan=plan,
+        previous_plan=previous,
+        given_tokenizer=tokenizer,
     )
-    return previous
-
-
-def _check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
-    """Check that each corpus has a raw file that is not empty."""
-    filled = {shard.name.partition("/")[0] for shard in plan.shards if shard.bytes}
-    for name, corpus in corpora.items():
-        if name not in filled:
-            raise UserError(
-                f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
-                "files, or remove the row"
-            )
-
-
-def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
-    """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
-    names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
-    return plan.settings, names
 
 
 def _check_braces(run: Config, where: str) -> None:
@@ -234,7 +173,7 @@ def _check_braces(run: Config, where: str) -> None:
         "corpora": run.corpora,
         "tokenizer.path": run.tokenizer.path,
         "model.architecture": run.model.architecture,
-        "model.checkpoint": run.model.checkpoint,
+        "model.checkpoint": run.model.folder,
     }
     for name, path in settings.items():
         if isinstance(path, Path) and has_wildcard(path):
@@ -253,61 +192,6 @@ def _check_fim(run: Config, where: str) -> None:
         raise UserError(
             f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
-        )
-
-
-def _check_start(run: Config, where: str, is_main_process: bool) -> None:
-    """Check that the initial checkpoint fits the config, and the model the sequence length."""
-    model, train = run.model, run.train
-    if model.checkpoint is None:
-        assert isinstance(model.architecture, Path), "checked by ModelSettings"
-        if not model.architecture.is_file():
-            raise UserError(
-                f"{where}: model.architecture: {model.architecture}: no such file; fix the path, "
-                "or choose a file of config/models"
-            )
-        architecture, source = read_architecture(model.architecture), model.architecture
-    elif is_main_process:  # jobs do not check it again: opening a checkpoint imports torch
-        with _naming_setting(where, "model.checkpoint"):
-            architecture = open_start(model.checkpoint, train, model.stated).architecture
-        source = model.checkpoint
-    else:
-        return
-    _check_exports(run.convert, architecture, where)
-    _check_tokenizer(run, architecture, where)
-    try:
-        train.parallel.check_architecture(architecture, train.sequence_length)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    if train.sequence_length > (longest := architecture.max_position_embeddings):
-        raise UserError(
-            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
-            f"{longest} max_position_embeddings of {source}; lower it"
-        )
-
-
-def _check_exports(names: Iterable[str], architecture: Architecture, where: str) -> None:
-    """Check that the model can be written in the formats that the config asks for."""
-    for name in names:
-        try:
-            check_export_format(parse_export_format(name), architecture)
-        except ValueError as error:
-            raise UserError(f"{where}: convert: {name}: {error}") from None
-
-
-def _check_tokenizer(run: Config, architecture: Architecture, where: str) -> None:
-    """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
-    if run.model.checkpoint is None or not (path := run.tokenizer.path):
-        return
-    with _naming_setting(where, "tokenizer.path"):
-        entries = open_tokenizer(path).vocab_size
-    vocab_size = architecture.vocab_size
-    assert vocab_size is not None, "a checkpoint states it"
-    if entries > vocab_size:
-        raise UserError(
-            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
-            f"{run.model.checkpoint} has {vocab_size:,}; give the tokenizer that it was "
-            "trained with"
         )
 
 
@@ -361,17 +245,18 @@ def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
     by_run: dict[str, list[Path]] = {}
     for name, (run, where) in runs.items():
         if run.tokenizer.path:
-            with _naming_setting(where, "tokenizer.path"):
+            with naming_setting(where, "tokenizer.path"):
                 return tokenizer_files(run.tokenizer.path)[1]
-        if run.model.checkpoint:
-            by_run[name] = _checkpoint_tokenizer(run.model.checkpoint, where)
+        if run.model.folder:
+            by_run[name] = _checkpoint_tokenizer(run.model.folder, where)
     for name, files in by_run.items():
         first, first_files = next(iter(by_run.items()))
         if [path.read_bytes() for path in files] != [path.read_bytes() for path in first_files]:
             raise UserError(
                 f"{runs[name].where}: model.checkpoint: {files[0]} is another tokenizer than "
                 f"{first_files[0]} of run {first}, and runs share their data; name one that fits "
-                "all in tokenizer.path, or build the runs in folders of their own"
+                "all in tokenizer.path, or build the runs from configs of their own, each with its "
+                "data_set"
             )
     return next(iter(by_run.values()), None)
 

@@ -8,7 +8,7 @@ from typing import Any
 from tokamake import files
 from tokamake.data.indexed.job_batch import find_batch_fault
 from tokamake.workflow.config import WorkflowConfig, held_out_splits
-from tokamake.workflow.paths import DATA, METADATA, batch_file, corpus_of, split_weights
+from tokamake.workflow.paths import corpus_of, split_weights
 
 
 class DataRules:
@@ -23,6 +23,7 @@ class DataRules:
                 nothing is planned.
         """
         self._config = config
+        self._data_set = config.data_set
         self._force_job = force_job
         batches, merges = config.tokenize_batches, config.merge_batches
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
@@ -58,32 +59,32 @@ class DataRules:
     def tokenize_inputs(self, wildcards: Any) -> list[str]:
         """Raw files of a job batch, once it is known whether its shards are still complete."""
         first = self._config.tokenize_batches[wildcards.batch][0]
-        product = batch_file("merge", self._merge_batch[first])
-        self._redo_if_broken(batch_file("tokenize", wildcards.batch), f"{DATA}/shards", product)
+        product = self._data_set.batch_file("merge", self._merge_batch[first])
+        self._redo_if_broken("tokenize", wildcards.batch, product)
         return self.raw_files(wildcards)
 
     def merge_inputs(self, wildcards: Any) -> list[str]:
         """Batch files of the shards that the merged datasets of a job batch are made from."""
-        self._redo_if_broken(batch_file("merge", wildcards.batch), f"{DATA}/merged", METADATA)
+        self._redo_if_broken("merge", wildcards.batch, self._data_set.metadata)
         merged = (self._config.merged[name] for name in self._config.merge_batches[wildcards.batch])
         batches = {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
-        return [batch_file("tokenize", batch) for batch in sorted(batches)]
+        return [self._data_set.batch_file("tokenize", batch) for batch in sorted(batches)]
 
     def merge_files(self) -> list[str]:
         """Batch files of all merged datasets."""
-        return [batch_file("merge", batch) for batch in self._config.merge_batches]
+        return [self._data_set.batch_file("merge", batch) for batch in self._config.merge_batches]
 
     def corpus_hashes(self, wildcards: Any) -> list[str]:
         """Hashes of the documents of a corpus, in its order."""
         batches = self._config.tokenize_batches
         own = (batch for batch in batches if corpus_of(batch) == wildcards.corpus)
-        return [f"{DATA}/hashes/{batch}.rows" for batch in own]
+        return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in own]
 
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
         """Documents of a corpus to leave out, if the config asks for deduplication."""
         corpus = corpus_of(wildcards.batch)
         is_wanted = self._config.shared.tokenize.deduplicate
-        return [f"{DATA}/duplicates/{corpus}.rows"] if is_wanted else []
+        return [f"{self._data_set.folder}/duplicates/{corpus}.rows"] if is_wanted else []
 
     def corpus_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read."""
@@ -142,7 +143,8 @@ class DataRules:
     def evaluation_weights(self, wildcards: Any) -> list[str]:
         """Weighting files of the splits that a run may be evaluated on."""
         names = self._evaluation_splits(wildcards.run)
-        return [split_weights(name).format(run=wildcards.run) for name in names]
+        weights = self._data_set.weights.format(run=wildcards.run)
+        return [split_weights(weights, name) for name in names]
 
     def evaluation_options(self, wildcards: Any, input: Any) -> list[str]:
         """The same as options of `evaluate`."""
@@ -156,12 +158,14 @@ class DataRules:
         tests = "test" in splits
         return [name for name in self._config.splits if (name == "test") == tests]
 
-    def _redo_if_broken(self, batch: str, folder: str, product: str) -> None:
+    def _redo_if_broken(self, stage: str, name: str, product: str) -> None:
         """Redo a finished job batch if one of its datasets was damaged or deleted since.
 
         Snakemake looks at times of batch files only, and not at all at a missing one whose product
         exists. The job writes again what is broken, no more.
         """
+        batch = self._data_set.batch_file(stage, name)
+        folder = f"{self._data_set.folder}/{'shards' if stage == 'tokenize' else 'merged'}"
         if self._force_job is None or not (Path(batch).exists() or Path(product).exists()):
             return
         if fault := find_batch_fault(Path(batch), folder):

@@ -17,6 +17,7 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.root import Config
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
+from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.train import changes
 from tokamake.train.changes import Changes, Record, Settings
@@ -24,7 +25,7 @@ from tokamake.train.resume_state import ResumeState, read_state
 from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.paths import DATA, RUN
+from tokamake.workflow.paths import RUN
 
 _BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 _OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences")
@@ -91,9 +92,35 @@ class RunChanges:
             obstacles += (
                 "with other batch sizes, segments end at other steps; remove train.segment_steps",
             )
+        if trained.data_set != self._config.data_set.name:
+            lines += (f"data_set {trained.data_set} -> {self._config.data_set.name}",)
+        started = tuple(self._start_lines(name, trained))
+        obstacles += ("the run starts from another checkpoint",) * bool(started)
         record = changes.read_record(output, state.digest)
+        if record and self._has_other_tokenizer(record):
+            obstacles += ("the data have another tokenizer",)
         data = tuple(self._data_lines(name, output, state, record)) if record else ()
-        return Changes(lines + data, obstacles)
+        return Changes(lines + started + data, obstacles)
+
+    def _start_lines(self, name: str, trained: Run) -> Iterator[str]:
+        """Changes of the run of the table that a run started from."""
+        if not (parent := self._config.runs[name].model.parent):
+            return
+        output = Path(RUN.format(run=parent)) / "training"
+        state = read_state(latest(output)) if (output / "latest").is_file() else None
+        changed = self._changes(parent, output, state) if state else None
+        steps = self._config.runs[parent].train.num_steps
+        if state is None or changed is None or changed.lines:
+            yield f"model.checkpoint: run {parent} is trained again, or further"
+        elif steps and not state.lineage and trained.checkpoint.name != f"global_step{steps}":
+            yield f"model.checkpoint: run {parent} ends at step {steps:,}"
+
+    def _has_other_tokenizer(self, record: Record) -> bool:
+        """Whether the data of a run had another tokenizer than the config's, if that exists."""
+        paths = [Path(path) for path in self._config.tokenizer_files]
+        if not record["tokenizers"] or not all(path.is_file() for path in paths):
+            return False
+        return fingerprint(paths) not in record["tokenizers"]
 
     def _data_lines(
         self, name: str, output: Path, state: ResumeState, record: Record
@@ -110,7 +137,8 @@ class RunChanges:
             if merge.corpus in corpora
         }
         known = set(record["datasets"])
-        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest))
+        folder = Path(self._config.data_set.folder)
+        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest), folder)
         changed = self._config.changed_shards
         for verb, corpus_of in (
             ("added", {p: merge.corpus for p, merge in planned.items() if p not in known}),
@@ -130,7 +158,7 @@ class RunChanges:
     def _token_lines(self, prefix: str) -> Iterator[str]:
         """Settings of `tokenize` that differ from those of a finished dataset."""
         try:
-            manifest = read_manifest(Path(DATA) / prefix)
+            manifest = read_manifest(Path(self._config.data_set.folder) / prefix)
         except UserError:  # damaged or deleted: it is written again
             return
         current = self._config.shared.tokenize.model_dump()
@@ -155,15 +183,15 @@ def _settings(config: Config, trained: Run) -> Settings:
     return named
 
 
-def _rebuilt(trained: dict[str, str], record: Record, written: Path) -> set[str]:
+def _rebuilt(trained: dict[str, str], record: Record, written: Path, folder: Path) -> set[str]:
     """Datasets that were written with other content after a run recorded them."""
     recorded_at = written.stat().st_mtime_ns
     rebuilt = set()
     for prefix in trained:
-        path = manifest_path(Path(DATA) / prefix)
+        path = manifest_path(folder / prefix)
         if path.is_file() and path.stat().st_mtime_ns > recorded_at:
             try:
-                manifest = read_manifest(Path(DATA) / prefix)
+                manifest = read_manifest(folder / prefix)
             except UserError:
                 continue
             if manifest["sha256"] != record["index"]["pairs"][prefix]["sha256"]:

@@ -32,25 +32,31 @@ class Segments:
         """
         self._config = config
         self._planned = planned
+        begun = {name: self._first_step(name) for name in config.runs}
         self.open_ended = [
             name
             for name, run in config.runs.items()
-            if run.train.segment_steps and run.train.num_steps is None
+            if run.train.segment_steps and None in (run.train.num_steps, begun[name])
         ]
-        """Runs whose length is known once their data exist: epochs of corpora decide it."""
-        self._known = {name: self._known_segments(name) for name in config.runs}
+        """Runs whose length, or first step, is known once data exist: epochs of corpora decide."""
+        self._known = {
+            name: [] if first is None else config.runs[name].train.segments(first)
+            for name, first in begun.items()
+        }
         self._trained = {name: trained_steps(name) for name in config.runs}
 
-    def _known_segments(self, name: str) -> list[int]:
-        """Last steps of all segments of a run but the last, as far as the config decides them."""
+    def _first_step(self, name: str) -> int | None:
+        """Step that a chain of jobs begins at; None: the data of another run decide it."""
         run = self._config.runs[name]
-        checkpoint = run.model.checkpoint
-        continues = run.train.segment_steps and checkpoint and run.train.finetune is False
+        if not run.train.segment_steps or run.train.finetune is not False:
+            return 0
+        if run.model.parent:
+            return self._config.runs[run.model.parent].train.num_steps
+        assert run.model.folder, "checked by Config"
         try:
-            begun = open_any(checkpoint).progress.iteration if continues and checkpoint else 0
+            return open_any(run.model.folder).progress.iteration
         except UserError as error:
             raise UserError(f"model.checkpoint: {error}") from None
-        return list(run.train.segments(begun))
 
     def _planned_segments(self, name: str) -> list[int]:
         """Last steps of the segments of an open-ended run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
 from snakemake_executor_plugin_pbs.personal import missing_in_workflow
-from tokamake.data.corpus.plan_file import PLAN, write_plan
+from tokamake.data.corpus.plan_file import write_plan
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig, read_workflow_config
 from tokamake.workflow.data import DataRules
@@ -17,7 +17,8 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings
-from tokamake.workflow.paths import DATA, RUN, check_writable
+from tokamake.workflow.paths import RUN, check_writable
+from tokamake.workflow.replaced_data import check_replaced, write_settings
 from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import (
@@ -72,7 +73,9 @@ def rule_functions(
             config, snakemake.config_files or ["config/config.yaml"], is_main_process=is_main
         )
         if is_main:
-            check_writable([DATA, "logs", *(RUN.format(run=run) for run in checked.runs)])
+            check_replaced(checked)
+            folders = [RUN.format(run=run) for run in checked.runs]
+            check_writable([checked.data_set.folder, "logs", *folders])
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
@@ -90,7 +93,9 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     if not snakemake.is_main_process:
         return
     # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.
-    snakemake.on_start(lambda: write_plan(Path(PLAN), functions.config.plan))
+    config = functions.config
+    snakemake.on_start(lambda: write_plan(Path(config.data_set.plan), config.plan))
+    snakemake.on_start(lambda: write_settings(config))
     snakemake.on_start(functions.changes.write_decisions)
     snakemake.on_start(lambda: resolve_precommand(snakemake, snakemake.repository))
     saved = functions.segments.saved_since_start

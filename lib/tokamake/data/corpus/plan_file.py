@@ -12,9 +12,6 @@ import orjson
 from tokamake.errors import UserError
 from tokamake.files import read_json, write_text
 
-PLAN = "results/data/plan.json"
-"""Path of the workflow's plan, relative to its working directory."""
-
 
 class PlannedShard(NamedTuple):
     """Raw files, or a byte range of one, that one tokenization reads."""

@@ -95,7 +95,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
         ) from None
-    return replace(tokenizer, fingerprint=_fingerprint(paths))
+    return replace(tokenizer, fingerprint=fingerprint(paths))
 
 
 def failure(error: BaseException) -> str:
@@ -111,7 +111,8 @@ def failure(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _fingerprint(paths: list[Path]) -> str:
+def fingerprint(paths: list[Path]) -> str:
+    """Hash of a tokenizer's files and their names, as manifests state it."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())

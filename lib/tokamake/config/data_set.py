@@ -1,0 +1,81 @@
+"""Data sets: the tokenizer, datasets and report that runs share, and their paths.
+
+Paths are relative to the working directory of the workflow. This module imports nothing, because
+`status` and the workflow share it.
+"""
+
+from typing import NamedTuple
+
+DEFAULT = "default"
+"""Name of the data set of a config that names none."""
+RESERVED_NAMES = (
+    *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
+    *("metadata.json", "plan.json", "data_set.json"),
+)
+"""Files and folders in results/data, which no data set can be called."""
+_RESULTS = "results"
+_DATA = f"{_RESULTS}/data"
+
+
+class DataSet(NamedTuple):
+    """A data set. The default one is in results/data, others in folders below it."""
+
+    name: str = DEFAULT
+
+    @property
+    def folder(self) -> str:
+        """Folder of the plan, shards, merged datasets and weighting files."""
+        return _DATA if self.name == DEFAULT else f"{_DATA}/{self.name}"
+
+    @property
+    def shared(self) -> str:
+        """Folder of the tokenizer, the comparison of the runs and the report."""
+        return _RESULTS if self.name == DEFAULT else self.folder
+
+    @property
+    def logs(self) -> str:
+        """Folder of the logs of its jobs."""
+        return "logs" if self.name == DEFAULT else f"logs/data/{self.name}"
+
+    @property
+    def benchmarks(self) -> str:
+        """Folder of the benchmarks of its jobs."""
+        folder = f"{_RESULTS}/benchmarks"
+        return folder if self.name == DEFAULT else f"{folder}/data/{self.name}"
+
+    @property
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer that the workflow trains."""
+        return f"{self.shared}/tokenizer"
+
+    @property
+    def plan(self) -> str:
+        """Plan of shards, merged datasets and job batches."""
+        return f"{self.folder}/plan.json"
+
+    @property
+    def settings(self) -> str:
+        """Settings that the data set was made with."""
+        return f"{self.folder}/data_set.json"
+
+    @property
+    def metadata(self) -> str:
+        """Metadata of all merged datasets."""
+        return f"{self.folder}/metadata.json"
+
+    @property
+    def weights(self) -> str:
+        """Weighting file of the training split of a `{run}`."""
+        return f"{self.folder}/{{run}}.weights.txt"
+
+    def batch_file(self, stage: str, batch: str) -> str:
+        """File that `tokenize` or `merge` writes when all datasets of a job batch are complete."""
+        return f"{self.folder}/batches/{stage}/{batch}.json"
+
+
+def data_set_in(folder: str) -> DataSet | None:
+    """The data set whose folder this is; None: a folder outside results/data."""
+    above, _, name = folder.rstrip("/").rpartition("/")
+    if folder.rstrip("/") == _DATA:
+        return DataSet()
+    return DataSet(name) if above == _DATA else None

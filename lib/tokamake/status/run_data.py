@@ -1,0 +1,68 @@
+"""What a run was made from: its data set, whether it has been replaced, and its parent."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tokamake import files
+from tokamake.config.data_set import DataSet, data_set_in
+from tokamake.config.resolved_run import read_run
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.paths import manifest_path
+from tokamake.errors import UserError
+
+
+class Origin(NamedTuple):
+    """What a run was made from."""
+
+    data_set: str
+    """Name of its data set."""
+    replaced: list[str]
+    """Datasets that have been written with other content since the run was indexed."""
+    parent: str | None
+    """Run of the same table that it starts from."""
+
+
+def read_origin(folder: Path, run: str) -> Origin:
+    """Read what a run was made from.
+
+    Args:
+        folder: working directory of the workflow.
+        run: name of the run.
+    """
+    parent = None
+    with suppress(UserError):  # there is no run.yaml yet
+        parent = read_run(folder / f"results/{run}/run.yaml").parent
+    data_set = data_set_of(folder, run)
+    return Origin(data_set.name, _replaced_datasets(folder, run, data_set), parent)
+
+
+def data_set_of(folder: Path, run: str) -> DataSet:
+    """The data set of a run: that of its run.yaml, or before there is one, that of its weights.
+
+    Args:
+        folder: working directory of the workflow.
+        run: name of the run.
+    """
+    with suppress(UserError):  # there is no run.yaml yet
+        resolved = read_run(folder / f"results/{run}/run.yaml")
+        return data_set_in(str(resolved.data_root)) or DataSet()
+    weights = folder.glob(f"{DataSet().folder}/*/{run}.weights.txt")
+    return next((DataSet(path.parent.name) for path in weights), DataSet())
+
+
+def _replaced_datasets(folder: Path, run: str, data_set: DataSet) -> list[str]:
+    """Prefixes of the datasets that have other content than the run's sample index names."""
+    index = folder / f"results/{run}/index/index.json"
+    if not index.is_file():
+        return []
+    indexed_at, data = index.stat().st_mtime_ns, folder / data_set.folder
+    replaced = []
+    for prefix, pair in files.read_json(index, "rerun the workflow").get("pairs", {}).items():
+        path = manifest_path(data / prefix)
+        # Manifests that are older than the index are not read: there may be thousands.
+        if path.is_file() and path.stat().st_mtime_ns > indexed_at:
+            with suppress(UserError):  # damaged: the workflow writes it again
+                if read_manifest(data / prefix)["sha256"] != pair["sha256"]:
+                    replaced.append(prefix)
+    return replaced

@@ -1,0 +1,118 @@
+"""The plan of a config: shards, merged datasets and job batches, decided before any job runs."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.data_set import DataSet
+from tokamake.config.root import Config
+from tokamake.config.runs import NamedRun
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.plan_file import Plan, read_plan
+from tokamake.errors import UserError
+from tokamake.workflow.training_jobs import runs_in_training
+
+
+@contextmanager
+def explaining_default_table(run: Config, where: str) -> Iterator[None]:
+    """Say that an error is about the default table of corpora, because the config names none."""
+    try:
+        yield
+    except UserError as error:
+        if "corpora" in run.model_fields_set:
+            raise
+        fault = str(error).partition(";")[0]  # without the remedy: the table is not the user's
+        raise UserError(
+            f"{where}: corpora: missing, and with the default table, {fault}; add corpora with "
+            "the path of your table"
+        ) from None
+
+
+def read_previous(data_set: DataSet) -> Plan | None:
+    """The plan on disk; None: there is none yet."""
+    path = Path(data_set.plan)
+    return read_plan(path) if path.exists() else None
+
+
+def extended_plan(
+    runs: Mapping[str, NamedRun],
+    corpora: Mapping[str, Corpus],
+    declared: dict[str, int],
+    previous: Plan | None,
+) -> Plan:
+    """Extend the plan on disk by new raw files, and check that each corpus has some.
+
+    Args:
+        runs: config of each run.
+        corpora: corpora of all runs, by name.
+        declared: path to size of raw files that do not exist yet.
+        previous: the plan on disk.
+
+    Raises:
+        UserError: raw files are missing, or a corpus is empty.
+    """
+    first = next(iter(runs.values()))
+    shared = first.config
+    with explaining_default_table(*first):
+        plan = make_plan(
+            corpora.values(),
+            shared.plan,
+            declared,
+            previous=previous,
+            split_sentences=shared.tokenize.split_sentences,
+        )
+    if previous:
+        plan = _keep_while_training(previous, plan, runs)
+    return plan
+
+
+def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
+    """Check that each corpus has a raw file that is not empty."""
+    filled = {shard.name.partition("/")[0] for shard in plan.shards if shard.bytes}
+    for name, corpus in corpora.items():
+        if name not in filled:
+            raise UserError(
+                f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
+                "files, or remove the row"
+            )
+
+
+def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:
+    """The previous plan if only raw files changed and a batch system still trains a run.
+
+    With the new plan, the training would have other inputs, so the executor would delete its job.
+    """
+    training = runs_in_training(list(runs))
+    if not training or previous == plan or _datasets(previous) != _datasets(plan):
+        return plan
+    print(
+        f"tokamake: {', '.join(training)}: training jobs of an earlier start still run; new and "
+        "changed raw files are used after these jobs end",
+        file=sys.stderr,
+    )
+    return previous
+
+
+def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
+    """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
+    names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
+    return plan.settings, names
+
+
+def changed_shards(plan: Plan, previous: Plan | None) -> frozenset[str]:
+    """Shards of both plans whose raw files have changed since the earlier one."""
+    if previous is None or previous.shards == plan.shards:
+        return frozenset()
+    earlier = {shard.name: shard for shard in previous.shards}
+    return frozenset(
+        [
+            shard.name
+            for shard in plan.shards
+            if (old := earlier.get(shard.name))
+            and (old.files, old.byte_range, old.stamp)
+            != (shard.files, shard.byte_range, shard.stamp)
+        ]
+    )

@@ -1,0 +1,205 @@
+"""What runs start from: random weights, a checkpoint on disk, or another run of the table.
+
+The dry run checks a start before it exists, from the config of the run that will write it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.model import check_export_format, parse_export_format
+from tokamake.config.root import Config
+from tokamake.config.runs import NamedRun
+from tokamake.config.training import TrainSettings
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.errors import UserError
+from tokamake.train.initial_checkpoint import differing_fields, open_start
+
+
+class Start(NamedTuple):
+    """The model that a run starts with."""
+
+    architecture: Architecture
+    source: str
+    """Where the architecture is from, for messages."""
+
+
+@contextmanager
+def naming_setting(where: str, setting: str) -> Iterator[None]:
+    """Put the config file and the setting before the message of an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
+
+
+def check_starts(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None:
+    """Check that the start of each run fits its config, and its model the sequence length.
+
+    Args:
+        runs: config of each run.
+        is_main_process: whether checkpoints are opened, for which torch is imported.
+
+    Raises:
+        UserError: a start is missing or does not fit, or runs start from each other.
+    """
+    starts: dict[str, Start] = {}
+    for name in parents_first(runs):
+        run, where = runs[name]
+        if run.model.folder and not is_main_process:
+            continue
+        parent = run.model.parent
+        if parent and parent not in starts:  # it starts from a checkpoint that is not opened
+            continue
+        setting = "model.checkpoint" if run.model.checkpoint else "model.architecture"
+        with naming_setting(where, setting):
+            if parent:
+                start = _start_of_child(run, runs[parent].config, starts[parent])
+            else:
+                start = _first_start(run)
+        _check_model(run, start, where)
+        starts[name] = start
+
+
+def parents_first(runs: Mapping[str, NamedRun]) -> list[str]:
+    """Names of the runs, each after the run that it starts from.
+
+    Raises:
+        UserError: a run starts from one that is not in the table, or in the end from itself.
+    """
+    return list(dict.fromkeys(name for run in runs for name in reversed(_ancestors(run, runs))))
+
+
+def _ancestors(name: str, runs: Mapping[str, NamedRun]) -> list[str]:
+    """A run, the run that it starts from, the one before, and so on."""
+    chain = [name]
+    while parent := runs[chain[-1]].config.model.parent:
+        where = f"{runs[chain[-1]].where}: model.checkpoint"
+        if parent not in runs:
+            raise UserError(f"{where}: {_unknown(parent, runs)}")
+        if parent in chain:
+            circle = " from ".join([*chain[chain.index(parent) :], parent])
+            raise UserError(
+                f"{where}: no run can begin, since {circle} starts; let one start from random "
+                "weights or from a folder"
+            )
+        chain.append(parent)
+    return chain
+
+
+def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
+    close = get_close_matches(parent, runs, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(runs)}."
+    return (
+        f"no run of this config is called {parent}; {hint} If it is a run of another config, give "
+        f"its folder, results/{parent}/training"
+    )
+
+
+def _first_start(run: Config) -> Start:
+    """The start of a run from random weights or a folder."""
+    model = run.model
+    if model.folder:
+        start = open_start(model.folder, run.train, model.stated)
+        return Start(start.architecture, str(model.folder))
+    assert isinstance(model.architecture, Path), "checked by ModelSettings"
+    if not model.architecture.is_file():
+        raise UserError(
+            f"{model.architecture}: no such file; fix the path, or choose a file of config/models"
+        )
+    return Start(read_architecture(model.architecture), str(model.architecture))
+
+
+def _start_of_child(run: Config, parent: Config, start: Start) -> Start:
+    """The start of a run from the last checkpoint of another one, which may not exist yet.
+
+    Args:
+        run: config of the run.
+        parent: config of the other run.
+        start: what the other run starts from.
+
+    Raises:
+        UserError: the run has another architecture, or cannot continue the other one.
+    """
+    name, architecture = f"run {parent.run}", start.architecture
+    if run.train.finetune is False:
+        _check_continued(run.train, parent.train, name)
+    if not (path := run.model.stated):
+        return Start(architecture, name)
+    stated = read_architecture(path)
+    if lines := differing_fields(architecture, stated, path, parent.run):
+        raise UserError(
+            f"{name}: does not match model.architecture; name the matching file, or "
+            "from_checkpoint\n" + "\n".join(lines)
+        )
+    return Start(architecture.with_positions_of(stated), str(path))
+
+
+def _check_continued(train: TrainSettings, parent: TrainSettings, name: str) -> None:
+    """Check that a run can continue with the optimizer states and the step of another one.
+
+    `resolve` checks it again, once the checkpoint exists.
+    """
+    remedy = "or set train.finetune to true to take its weights alone"
+    if train.optimizer.name != parent.optimizer.name:
+        raise UserError(
+            f"{name}: has optimizer states of {parent.optimizer.name}, not of "
+            f"{train.optimizer.name}; set train.optimizer.name alike, {remedy}"
+        )
+    if (step := parent.num_steps) is None:  # its data decide
+        return
+    if train.num_steps is not None and train.num_steps <= step:
+        raise UserError(
+            f"{name}: ends at step {step:,}, and this run, which continues it, at step "
+            f"{train.num_steps:,}; raise train.train_steps, {remedy}"
+        )
+    if (samples := parent.batch_sizes.samples(step)) != train.batch_sizes.samples(step):
+        raise UserError(
+            f"{name}: consumes {samples:,} samples in {step:,} steps, with "
+            f"train.global_batch_size and rampup_batch_size of this run it would be "
+            f"{train.batch_sizes.samples(step):,}; set these alike, {remedy}"
+        )
+
+
+def _check_model(run: Config, start: Start, where: str) -> None:
+    """Check layout, length, formats and vocabulary of a run against its model."""
+    architecture, train = start.architecture, run.train
+    _check_exports(run.convert, architecture, where)
+    _check_vocabulary(run, start, where)
+    try:
+        train.parallel.check_architecture(architecture, train.sequence_length)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if train.sequence_length > (longest := architecture.max_position_embeddings):
+        raise UserError(
+            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
+            f"{longest} max_position_embeddings of {start.source}; lower it"
+        )
+
+
+def _check_exports(names: Iterable[str], architecture: Architecture, where: str) -> None:
+    """Check that the model can be written in the formats that the config asks for."""
+    for name in names:
+        try:
+            check_export_format(parse_export_format(name), architecture)
+        except ValueError as error:
+            raise UserError(f"{where}: convert: {name}: {error}") from None
+
+
+def _check_vocabulary(run: Config, start: Start, where: str) -> None:
+    """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
+    vocab_size, path = start.architecture.vocab_size, run.tokenizer.path
+    if run.model.folder is None or path is None:
+        return  # a run of the table has the same tokenizer
+    with naming_setting(where, "tokenizer.path"):
+        entries = open_tokenizer(path).vocab_size
+    assert vocab_size is not None, "a checkpoint states it"
+    if entries > vocab_size:
+        raise UserError(
+            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
+            f"{run.model.folder} has {vocab_size:,}; give the tokenizer that it was "
+            "trained with"
+        )

@@ -1,0 +1,69 @@
+"""The plan of a config: new raw files, corpora without any, and shards that have changed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.workflow_configs import RAW_TABLE, add_raw, read_config
+from tokamake.config.data_set import DataSet
+from tokamake.data.corpus.plan_file import write_plan
+from tokamake.errors import UserError
+from tokamake.workflow.planned_data import read_previous
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+
+def test_the_main_process_adds_new_raw_files_and_a_job_does_not() -> None:
+    add_raw("0.jsonl")
+    first = read_config(table=RAW_TABLE, is_main_process=True).plan
+    assert not Path("results").exists()
+    write_plan(Path("results/data/plan.json"), first)
+    add_raw("1.jsonl")
+    assert read_config(table=RAW_TABLE).plan == first
+    extended = read_config(table=RAW_TABLE, is_main_process=True).plan
+    assert extended.shards[:1] == first.shards
+    assert len(extended.shards) == 2
+
+
+def test_a_job_makes_a_plan_if_there_is_none() -> None:
+    add_raw("0.jsonl")
+    assert len(read_config(table=RAW_TABLE).plan.shards) == 1
+
+
+def test_sentences_are_planned_as_such() -> None:
+    merged = read_config(tokenize={"split_sentences": True}).plan.merged
+    assert all(merge.name.endswith("_text_sentence") for merge in merged)
+
+
+def test_each_data_set_has_its_plan() -> None:
+    add_raw("0.jsonl")
+    first = read_config(table=RAW_TABLE, is_main_process=True).plan
+    write_plan(Path("results/data/plan.json"), first)
+    add_raw("1.jsonl")
+    other = read_config(table=RAW_TABLE, is_main_process=True, data_set="other")
+    # Planned from scratch: both files are in one shard.
+    assert [shard.files for shard in other.plan.shards] == [("raw/0.jsonl", "raw/1.jsonl")]
+    write_plan(Path("results/data/other/plan.json"), other.plan)
+    assert read_previous(DataSet()) == first
+    assert read_previous(DataSet("other")) == other.plan
+
+
+def test_a_changed_raw_file_changes_its_shard() -> None:
+    for name in ("0.jsonl", "1.jsonl"):
+        add_raw(name, documents=3000)
+    first = read_config(table=RAW_TABLE, is_main_process=True)
+    write_plan(Path("results/data/plan.json"), first.plan)
+    assert len(first.plan.shards) > 1
+    assert not read_config(table=RAW_TABLE, is_main_process=True).changed_shards
+    os.utime("raw/1.jsonl", (1, 1))
+    changed = read_config(table=RAW_TABLE, is_main_process=True).changed_shards
+    assert changed == {s.name for s in first.plan.shards if s.files == ("raw/1.jsonl",)}
+
+
+def test_a_corpus_without_bytes_is_refused() -> None:
+    add_raw("0.jsonl", documents=0)
+    with pytest.raises(
+        UserError, match=r'corpora.tsv:2: corpus "web" is empty: raw/\*.jsonl holds'
+    ):
+        read_config(table=RAW_TABLE, is_main_process=True)
