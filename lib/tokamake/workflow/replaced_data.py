@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.config.fields import dotted
 from tokamake.data.corpus.plan_file import PlannedMerge
 from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import corpus_of, manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
-from tokamake.train.changes import compare_settings, dataset_lines, flat
+from tokamake.train.changes import compare_settings, dataset_lines
 from tokamake.validation import read_yaml
 from tokamake.workflow.config import WorkflowConfig
 
@@ -134,7 +135,7 @@ def _current(config: WorkflowConfig) -> dict[str, Any]:
     paths = [Path(path) for path in config.tokenizer_files]
     is_there = all(path.is_file() for path in paths)
     tokenizer = fingerprint(paths)[:12] if is_there else "one to be trained"
-    return {**flat(_settings(config)), "tokenizer": tokenizer}
+    return {**dotted(_settings(config)), "tokenizer": tokenizer}
 
 
 def _on_disk(config: WorkflowConfig) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _on_disk(config: WorkflowConfig) -> dict[str, Any]:
     Earlier versions wrote no record. The manifest of a merged dataset knows more than a record that
     was written before a job failed.
     """
-    settings = flat(_read_record(config))
+    settings = dotted(_read_record(config))
     manifest = _any_manifest(config)
     settings |= {f"tokenize.{name}": manifest[name] for name in _OF_MANIFEST if name in manifest}
     if "tokenizer" in manifest:
