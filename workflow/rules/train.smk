@@ -71,6 +71,7 @@ rule train:
         tasks=1,
         restarts=3,
     params:
+        # Snakemake evaluates params of planned jobs only, so the checks see the runs that will train.
         end=lambda wildcards: (
             layouts.check(wildcards)
             or run_changes.check(wildcards)

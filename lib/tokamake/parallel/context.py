@@ -33,6 +33,7 @@ def zigzag_indices(length: int, axis: Axis, device: torch.device | None = None) 
         UserError: the length is not a multiple of 2 C, and C is not 1.
     """
     check_length(length, axis.size)
+    # Later tokens attend to more keys: an early and a late chunk give all ranks the same work.
     chunks = torch.arange(length, device=device).view(2 * axis.size, -1)
     return torch.cat((chunks[axis.rank], chunks[2 * axis.size - 1 - axis.rank]))
 
@@ -101,6 +102,7 @@ class Documents:
     @classmethod
     def of(cls, ids_BNL: Tensor) -> "Documents":
         """Compare chunks; call it once for all layers, because it waits for the device."""
+        # Bounds of ids prove that chunks are apart or the same; the rest is mixed, and gets a bias.
         low_BN, high_BN = ids_BNL.amin(2), ids_BNL.amax(2)
         apart_BNN = low_BN[:, :, None] > high_BN[:, None]
         apart_NN = (apart_BNN | apart_BNN.mT).all(0)

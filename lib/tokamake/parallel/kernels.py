@@ -247,6 +247,8 @@ class Plain:
         groups = (block.k_BGSK.shape[1], -1)
         q, dy, y = (x.to(wide).unflatten(1, groups) for x in (block.q_BHLK, dy_BHLK, y_BHLK))
         lse = lse_BHL.unflatten(1, groups)[..., None]
+        # The sum over all keys of weight times its gradient (FlashAttention, arXiv 2205.14135), so
+        # a block of keys needs no other block.
         delta = (dy * y).sum(-1, keepdim=True)
         k, v = (x.to(wide)[:, :, None] for x in (block.k_BGSK, block.v_BGSK))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])

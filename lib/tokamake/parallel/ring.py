@@ -47,6 +47,7 @@ class _Ring(torch.autograd.Function):
         wide = torch.promote_types(q_BHLK.dtype, torch.float32)
         y_BHLK = torch.zeros_like(q_BHLK, dtype=wide, memory_format=torch.contiguous_format)
         lse_BHL = y_BHLK.new_full(y_BHLK.shape[:3], -torch.inf)
+        # Keys and values in one tensor: one message a step instead of two.
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), axis):
             for part in _parts(axis, peer, q_BHLK.shape[2], documents):
                 block = part.block(q_BHLK, kv, documents)
@@ -85,6 +86,8 @@ class _Ring(torch.autograd.Function):
 
 def _merge(y_BHLK: Tensor, lse_BHL: Tensor, new_y_BHLK: Tensor, new_lse_BHL: Tensor) -> None:
     """Add the result of a block of keys to a running softmax, in place."""
+    # exp(new) / (exp(new) + exp(old)). Only the difference is exponentiated, so nothing overflows;
+    # at first lse is -inf, and the weight of the first block 1.
     weight_BHL = torch.sigmoid(new_lse_BHL - lse_BHL)
     y_BHLK.lerp_(new_y_BHLK.to(y_BHLK.dtype), weight_BHL[..., None])
     lse_BHL.copy_(torch.logaddexp(lse_BHL, new_lse_BHL))

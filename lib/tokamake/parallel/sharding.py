@@ -147,6 +147,7 @@ def _place(
     ranges = [range(size) for size in shape]
     if placement.dim is not None:
         ranges[placement.dim] = part(shape[placement.dim], mesh.tensor)
+    # FSDP2 divides the first dimension of what tensor parallelism leaves of a parameter.
     ranges[0] = ranges[0][_rows_of(parameter)]
     return tuple(slice(rows.start, rows.stop) for rows in ranges)
 
@@ -156,6 +157,7 @@ def _groups(parameter: Tensor, placement: Placement, mesh: Mesh) -> tuple[dist.P
     if placement.dim is not None and mesh.tensor.group is not None:
         groups.append(mesh.tensor.group)
     if isinstance(parameter, DTensor) and parameter.device_mesh.size(-1) > 1:
+        # With replicas (HSDP), the first dimension of this mesh holds them; the last one shards.
         groups.append(parameter.device_mesh.get_group(-1))
     return tuple(groups)
 
@@ -207,6 +209,7 @@ def add_up_partial(
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     if not tensors:
         return
+    # One collective for all: for many small ones, latency costs more than this copy.
     flat = flatten(tensors)
     dist.all_reduce(flat, group=group)
     for tensor, total in zip(tensors, unflatten(flat, tensors), strict=True):
@@ -245,7 +248,7 @@ def add_up_copies(
     ]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
-    own.add_(theirs)
+    own.add_(theirs)  # a + b has the bits of b + a, so both copies stay equal
 
 
 def squares(chunks: Iterable[ParameterChunk], device: torch.device) -> Tensor:

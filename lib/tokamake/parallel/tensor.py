@@ -105,6 +105,7 @@ class RowParallelLinear(nn.Linear):
         if self._mesh.tensor.size == 1:
             return linear(input, self.weight, self.bias)
         y_BLE = summed_output(linear(input, self.weight), self._mesh)
+        # After the sum: each rank would add the bias once.
         return y_BLE if self.bias is None else y_BLE + self.bias
 
 
@@ -170,6 +171,7 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, width: int, mesh: Mesh = SINGLE_RANK, *, eps: float) -> None:
         super().__init__(width, eps=eps)
+        # Under sequence parallelism a rank sees a part of the tokens: its gradient is partial.
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 
 

@@ -215,6 +215,7 @@ class Rank:
         padding = range(len(tokens), len(rows))
         chunks = [Chunk(f"model.{ours}", _slices(tokens, (width,)))] if tokens else []
         if padding:
+            # The mean row gives a padding token an average logit. Zeros could be the largest one.
             slices = _slices(padding, (width,))
             chunks.append(Chunk(f"model.{ours}", slices, len(tokens) * width, is_mean=True))
         return TensorSlice((len(rows), width), (*chunks,), split="vocabulary")

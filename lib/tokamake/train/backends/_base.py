@@ -169,6 +169,7 @@ class EngineBase(ABC):
         """
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
+        # The flags travel with the loss, because a second collective would cost its latency.
         flags = torch.tensor([stop, saved], device=self._device)
         sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
         dist.all_reduce(sums)
