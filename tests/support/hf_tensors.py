@@ -14,11 +14,14 @@ from tokamake.config.architecture import Architecture
 def to_hf(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename, fuse and transpose tensors of tokamake."""
     model_format = config_json.format_for(architecture)
-    runs: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    ranges: dict[str, dict[int, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         for rows, start in model_format.rows(architecture, name, len(tensor)):
-            runs[model_format.name(name)][start] = tensor[rows]
-    stored = {name: torch.cat([run for _, run in sorted(runs[name].items())]) for name in runs}
+            ranges[model_format.name(name)][start] = tensor[rows]
+    stored = {
+        name: torch.cat([rows for _, rows in sorted(parts.items())])
+        for name, parts in ranges.items()
+    }
     for name in {model_format.name(name) for name in tensors if model_format.is_transposed(name)}:
         stored[name] = stored[name].mT
     return stored
@@ -30,8 +33,8 @@ def from_hf(architecture: Architecture, stored: Mapping[str, Tensor]) -> dict[st
     for name, shape in model_tensors.shapes(architecture).items():
         tensor = stored[model_format.name(name)]
         tensor = tensor.mT if model_format.is_transposed(name) else tensor
-        runs = model_format.rows(architecture, name, shape[0])
+        ranges = model_format.rows(architecture, name, shape[0])
         tensors[name] = torch.cat(
-            [tensor[start : start + rows.stop - rows.start] for rows, start in runs]
+            [tensor[start : start + rows.stop - rows.start] for rows, start in ranges]
         )
     return tensors

@@ -10,14 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.runs import make_run, prepare
 from tokamake.errors import UserError
 from tokamake.train import speed
 from tokamake.train.benchmark_train import benchmark_train
 from tokamake.train.find_learning_rate import curve, find_learning_rate
-from tokamake.train.speed import gemm_tflops, known_peak
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +105,6 @@ def test_a_benchmark_on_several_ranks(root: Path, tmp_path: Path, changes: dict[
     assert process.returncode == 0, process.stdout + process.stderr
     assert process.stdout.count("tokens/s") == 1
     check(json.loads(output.read_text()), ranks=2)
-
-
-def test_peaks_are_found_by_device_name() -> None:
-    assert known_peak("NVIDIA H100 80GB HBM3", "bf16") == 989.4
-    assert known_peak("NVIDIA H100 PCIe", "bf16") == 756.0
-    assert known_peak("NVIDIA A100-SXM4-40GB", "fp16") == 312.0
-    assert known_peak("Intel(R) Data Center GPU Max 1550", "bf16") == 419.4
-    assert known_peak("NVIDIA H100 80GB HBM3", "fp32") is None
-    assert known_peak("cpu", "bf16") is None
-    assert 0 < gemm_tflops(torch.float32, torch.device("cpu")) < 100
 
 
 def test_find_learning_rate_suggests_a_rate(

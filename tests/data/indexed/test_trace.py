@@ -43,8 +43,8 @@ def test_finds_each_document_of_merged_shards(
 ) -> None:
     from tokamake.data.indexed import document_sources
 
-    # With runs of 256 bytes, these small files have several.
-    monkeypatch.setattr(document_sources, "_RUN_BYTES_LOG2", 8)
+    # With ranges of 256 bytes, these small files have several.
+    monkeypatch.setattr(document_sources, "_RANGE_BYTES_LOG2", 8)
     prefixes, expected = [], []
     for seed in range(3):
         raw = [workspace / f"{seed}-{part}.jsonl" for part in range(2)]

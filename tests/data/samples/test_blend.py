@@ -132,7 +132,7 @@ def test_exact_blend_refuses_counts_out_of_range(message: str, counts: list[int]
 
 def test_samples_beyond_the_exact_blend_are_an_index_error() -> None:
     for sample in (-1, 3):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"sample {sample} of 3"):
             ExactBlend([2, 1])[sample]
     with pytest.raises(IndexError):
         ExactBlend([2, 1]).block(2, 4)

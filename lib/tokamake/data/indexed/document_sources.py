@@ -1,8 +1,9 @@
 """The sources file, PREFIX.sources: for each document of a dataset, its raw file and line.
 
 `tokenize` and `merge` write it, `trace` reads it. After a magic come rows of four little-endian
-int64: document, input, number, offset. A row starts a run: its documents are consecutive lines (or
-rows) of one input. `offset` is the first byte of the line, or -1 if the input has no byte offsets.
+int64: document, input, number, offset. A row starts a range: its documents are consecutive lines
+(or rows) of one input. `offset` is the first byte of the line, or -1 if the input has no byte
+offsets.
 """
 
 from pathlib import Path
@@ -14,8 +15,8 @@ import numpy.typing as npt
 from tokamake.errors import UserError
 
 _MAGIC = b"TKMSRC\0\1"
-_RUN_BYTES_LOG2 = 20
-"""A run does not cross a multiple of 2**20 bytes, so `trace` finds a line in milliseconds."""
+_RANGE_BYTES_LOG2 = 20
+"""A range does not cross a multiple of 2**20 bytes, so `trace` finds a line in milliseconds."""
 _CHUNK = 1 << 20
 
 
@@ -54,7 +55,7 @@ class SourcesWriter:
         """Append documents: the input, line or row, and offset of each, all (documents,)."""
         if not len(inputs):
             return
-        blocks = offsets >> _RUN_BYTES_LOG2
+        blocks = offsets >> _RANGE_BYTES_LOG2
         is_start = np.empty(len(inputs), bool)
         is_start[0] = (inputs[0], numbers[0] - 1, blocks[0]) != self._previous
         is_start[1:] = (np.diff(inputs) != 0) | (np.diff(numbers) != 1) | (np.diff(blocks) != 0)
@@ -95,17 +96,17 @@ def locate_document(prefix: Path, document: int) -> RawLocation:
         UserError: the sources file is missing or damaged.
     """
     rows = _read_rows(sources_path(prefix))
-    run = int(np.searchsorted(rows[:, 0], document, side="right")) - 1
-    if run < 0:
+    row = int(np.searchsorted(rows[:, 0], document, side="right")) - 1
+    if row < 0:
         raise UserError(
             f"{sources_path(prefix)}: document {document} is not in it; rebuild the dataset"
         )
-    first, raw_input, number, offset = (int(value) for value in rows[run])
+    first, raw_input, number, offset = (int(value) for value in rows[row])
     return RawLocation(raw_input, number + document - first, offset, document - first)
 
 
 def _read_rows(path: Path) -> npt.NDArray[np.int64]:
-    """Map the rows of a sources file: (runs, 4)."""
+    """Map the rows of a sources file: (ranges, 4)."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; datasets of other programs have no sources file")
     with path.open("rb") as stream:

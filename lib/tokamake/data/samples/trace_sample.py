@@ -47,10 +47,10 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     sample = consumed + row
     print(f"step {step}, row {row}: sample {sample}, of corpus {samples.corpus_of(sample)}")
     traced, spans = _trace(samples, sample), samples.spans(sample)
-    # Cached: an end-of-document token or a mark splits a span into several runs.
+    # Cached: an end-of-document token or a mark splits a span into several ranges.
     locate = cache(lambda span: _locate(settings.data_root, span))
-    for token_run in _runs(traced, spans) if token is None else [range(token, token + 1)]:
-        print(f"{_tokens_text(token_run)} {_origin_text(traced, spans, token_run, locate)}")
+    for token_range in _ranges(traced, spans) if token is None else [range(token, token + 1)]:
+        print(f"{_tokens_text(token_range)} {_origin_text(traced, spans, token_range, locate)}")
     if traced.left_out and token is None:
         verb = "is" if traced.left_out == 1 else "are"
         print(f"{counted(traced.left_out, 'token')} more did not fit and {verb} left out")
@@ -67,8 +67,8 @@ def _trace(samples: "Samples | FimSamples", sample: int) -> "TracedSample":
     return TracedSample(tokens, np.arange(len(tokens)), {}, 0)
 
 
-def _runs(traced: "TracedSample", spans: "list[DocumentSpan]") -> "list[range]":
-    """Split tokens into runs: consecutive tokens of a span, padding, or a single mark."""
+def _ranges(traced: "TracedSample", spans: "list[DocumentSpan]") -> "list[range]":
+    """Split tokens into ranges: consecutive tokens of a span, padding, or a single mark."""
     import numpy as np
 
     from tokamake.data.samples.loader import PAD
@@ -96,7 +96,7 @@ def _origin_text(
     tokens: range,
     locate: "Callable[[DocumentSpan], str]",
 ) -> str:
-    """Origin of a run of tokens, or their kind if they have none."""
+    """Origin of a range of tokens, or their kind if they have none."""
     first, last = int(traced.origins[tokens[0]]), int(traced.origins[tokens[-1]])
     be, come = ("is", "comes") if len(tokens) == 1 else ("are", "come")
     if first < 0:

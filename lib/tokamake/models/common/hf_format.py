@@ -81,7 +81,7 @@ class HFFormat:
             number: of its rows.
 
         Returns:
-            Runs of its rows, each with the stored row at which it begins.
+            Ranges of its rows, each with the stored row at which it begins.
         """
         part = _QKV.search(name)
         if not self.fused or not part:

@@ -37,7 +37,7 @@ def test_digest_covers_everything_that_decides_samples(folder: Path, tmp_path: P
 
 
 def test_added_tokens_need_not_be_special(folder: Path, tmp_path: Path) -> None:
-    """Qwen's are not. GPT-NeoX adds runs of spaces, which are text."""
+    """Qwen's are not. GPT-NeoX adds repeated spaces, which are text."""
     definition = json.loads((folder / "tokenizer/tokenizer.json").read_text())
     for token in definition["added_tokens"][1:]:
         token["special"] = False

@@ -116,7 +116,7 @@ class Rearranger:
     def _fill_in_middle(self, tokens: Tokens, start: int, random: SampleRandom) -> list[FimPart]:
         """Cut a text at two random places, its ends included, and move the middle to the end."""
         units: list[Unit] = []
-        for ids, text in self.text_runs(tokens):
+        for ids, text in self.split_texts(tokens):
             units += text or ids
         first, second = sorted(random.below(len(units) + 1) for _ in range(2))
         prefix, middle, suffix = (
@@ -130,14 +130,14 @@ class Rearranger:
             return [self._prefix, self._suffix, *suffix, self._middle, *prefix, *middle]
         return [self._prefix, *prefix, self._suffix, *suffix, self._middle, *middle]
 
-    def text_runs(self, tokens: Tokens) -> Iterator[tuple[list[int], str]]:
-        """Split tokens into runs of text, with the text, and runs of other tokens, with "".
+    def split_texts(self, tokens: Tokens) -> Iterator[tuple[list[int], str]]:
+        """Split tokens into those of texts, with the text, and other tokens, with "".
 
         Units of a text are its characters. Other tokens are units themselves: special tokens, and
         incomplete characters at the bounds of the sample.
         """
-        for _, run, special in _split_at(tokens, self._special[tokens]):
-            ids = run.tolist()
+        for _, plain, special in _split_at(tokens, self._special[tokens]):
+            ids = plain.tolist()
             first, last = self._whole_characters(ids)
             yield ids[:first], ""
             if first < last:
@@ -155,13 +155,13 @@ class Rearranger:
         return first, last
 
     def _encode(self, units: list[Unit], begin: int, end: int) -> Iterator[tuple[int, str, Tokens]]:
-        """Encode units: alternating runs of characters, with their text, and of tokens."""
+        """Encode units: alternating texts, as characters, and tokens."""
         for kind, group in groupby(units[begin:end], type):
-            run = list(group)
-            text = "".join(cast("list[str]", run)) if kind is str else ""
-            ids = self._tokenizer.encode_batch([text])[0] if kind is str else run
+            members = list(group)
+            text = "".join(cast("list[str]", members)) if kind is str else ""
+            ids = self._tokenizer.encode_batch([text])[0] if kind is str else members
             yield begin, text, np.array(ids, np.int64)
-            begin += len(run)
+            begin += len(members)
 
 
 def _split_at(tokens: Tokens, ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Tokens, Tokens]]:

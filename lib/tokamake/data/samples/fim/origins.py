@@ -48,7 +48,7 @@ def _tokens_of_units(fragment: Tokens, rearranger: Rearranger) -> _ArrayPair:
     """(units,) the first and the last token of a fragment that hold a part of each unit."""
     firsts, lasts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     start = 0
-    for ids, text in rearranger.text_runs(fragment):
+    for ids, text in rearranger.split_texts(fragment):
         first = last = np.arange(len(ids))
         if text:
             completed, begun = _count_characters(ids, rearranger.decode)

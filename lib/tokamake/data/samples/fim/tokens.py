@@ -10,7 +10,7 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
 _PROBE = "  def f(x):\n\treturn  x1 # naïve e\u0301 ☃ 日本語\U0001f600.\n\nA b"
-"""Code, runs of spaces, and characters of 1 to 4 bytes."""
+"""Code, repeated spaces, and characters of 1 to 4 bytes."""
 _SIMILAR = re.compile(r"fim|pre|suf|mid|begin|hole", re.IGNORECASE)
 
 
@@ -91,7 +91,7 @@ def _special_tokens(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
             "from text; give one with a tokenizer.json"
         )
     added = json.loads(tokenizer.definition())["added_tokens"]
-    # Ignore the flag "special": Qwen's tokens lack it. Runs of spaces (GPT-NeoX) are plain text.
+    # Ignore the flag "special": Qwen's tokens lack it. Repeated spaces (GPT-NeoX) are plain text.
     return {token["content"]: token["id"] for token in added if token["content"].strip()}
 
 

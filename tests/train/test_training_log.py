@@ -1,0 +1,141 @@
+"""Records and lines of training and validation."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import metrics
+from tokamake.train.metrics import read
+from tokamake.train.resume_state import ResumeState
+from tokamake.train.step_result import StepResult
+from tokamake.train.training_log import TrainingLog
+
+pytestmark = pytest.mark.usefixtures("lone_rank")
+RESULT = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False)
+
+
+def state(step: int) -> ResumeState:
+    return ResumeState("digest", step, consumed_samples=8 * step, seconds=1.0, world_size=1)
+
+
+@pytest.fixture(autouse=True)
+def _ten_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model need ten floating-point operations for a token."""
+    monkeypatch.setattr(metrics, "model_flops_per_token", lambda _: 10)
+
+
+class Lagging:
+    """Names a slow rank each time; keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[int, float, float]] = []
+
+    def look(self, step: int, *, reading: float, step_seconds: float) -> list[str]:
+        self.looks.append((step, reading, step_seconds))
+        return [f"slow at step {step}"]
+
+
+def log(folder: Path, *, rank: int = 0, done: int = 0, stragglers: Any = None) -> TrainingLog:
+    train = SimpleNamespace(train_steps=10, sequence_length=16)
+    run: Any = SimpleNamespace(output=folder, train=train)
+    stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])
+    return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, stragglers=stragglers)
+
+
+def test_a_record_has_the_mean_speed_since_the_last_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path)
+    training_log.count_step(8, 3.0)
+    training_log.training(state(1), RESULT, 0.01)
+    training_log.count_step(8, 1.0)
+    training_log.count_step(24, 3.0)
+    training_log.training(state(3), RESULT._replace(loss=1.5), 0.02)
+    training_log.sync()
+    training_log.close()
+    first, second = read(tmp_path / "metrics.jsonl")
+    assert (first["tokens_per_second"], first["step_seconds"]) == (8 * 16 / 3, 3.0)
+    assert second == {
+        "step": 3,
+        "consumed_samples": 24,
+        "consumed_tokens": 384,
+        "loss": 1.5,
+        "learning_rate": 0.02,
+        "grad_norm": 0.5,
+        "tokens_per_second": 128.0,
+        "model_flops_per_second": 1280.0,
+        "step_seconds": 2.0,
+    }
+    # 7 steps of 2 s are left.
+    assert (
+        "step 3/10 | loss 1.5000 | lr 2.00e-02 | grad norm 0.500 | 128 tokens/s | 14.0 s left"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_slow_ranks_are_named_before_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stragglers = Lagging()
+    training_log = log(tmp_path, stragglers=stragglers)
+    training_log.count_step(8, 1.0, reading=0.25)
+    training_log.count_step(8, 2.0, reading=0.5)
+    training_log.training(state(2), RESULT, 0.01)
+    training_log.count_step(8, 4.0)
+    training_log.training(state(3), RESULT, 0.01)
+    training_log.close()
+    assert stragglers.looks == [(2, 0.375, 1.5), (3, 0.0, 4.0)]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" |")[0] for line in lines] == [
+        *("slow at step 2", "step 2/10", "slow at step 3", "step 3/10")
+    ]
+
+
+def test_a_skipped_step_has_no_gradient_norm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path)
+    training_log.count_step(8, 1.0)
+    training_log.training(state(1), RESULT._replace(skipped=True), 0.01)
+    training_log.close()
+    assert "grad_norm" not in read(tmp_path / "metrics.jsonl")[0]
+    assert "skipped: gradients overflow" in capsys.readouterr().out
+
+
+def test_validation_losses_have_the_names_of_their_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path)
+    training_log.validation(4, {"valid": 2.0, "hard": 3.0})
+    training_log.close()
+    record = {"step": 4, "validation_loss": 2.0, "validation_loss/hard": 3.0}
+    assert read(tmp_path / "metrics.jsonl") == [record]
+    assert capsys.readouterr().out == (
+        "step 4/10 | validation loss 2.0000 | validation loss (hard) 3.0000\n"
+    )
+
+
+def test_records_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    for done, steps in ((0, (1, 2, 3)), (2, (3,))):
+        training_log = log(tmp_path, done=done)
+        for step in steps:
+            training_log.count_step(8, 1.0)
+            training_log.training(state(step), RESULT._replace(loss=10.0 * done + step), 0.01)
+        training_log.close()
+    assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 23]
+
+
+def test_other_ranks_write_and_print_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path, rank=1)
+    training_log.count_step(8, 1.0)
+    training_log.training(state(1), RESULT, 0.01)
+    training_log.validation(1, {"valid": 2.0})
+    training_log.sync()
+    training_log.close()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
