@@ -7,12 +7,13 @@ from tokamake import files
 from tokamake.checkpoint.latest import REMEDY
 from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS
+from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
 from tokamake.errors import UserError
 from tokamake.train.resume_state import read_state
 
 WITHOUT_EFFECT = {
     "on_change",
+    "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
     "verify_data",
     "log_interval",
     "save_interval",
@@ -49,8 +50,15 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         index: content of the index folder's index.json.
         weights: hash of the initial weights.
     """
-    content = {"index": training_samples(index), "weights": weights}
-    return files.digest({**effective_settings(run), **content})
+    settings = effective_settings(run)
+    return files.digest(
+        {
+            **settings,
+            "train": without_added_defaults(settings["train"]),
+            "index": training_samples(index),
+            "weights": weights,
+        }
+    )
 
 
 def training_samples(index: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +84,8 @@ def effective_settings(run: Run) -> dict[str, Any]:
 def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
     """Hash of the weights that a run starts from.
 
-    For a checkpoint of a tokamake run, hash the run's digest, the step and the changes until there,
-    and read no weights. For other checkpoints, hash all bytes.
+    For a checkpoint of a tokamake run, hash the run's digest, the step, and the changes and bad
+    steps until there, and read no weights. For other checkpoints, hash all bytes.
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
@@ -89,7 +97,8 @@ def weights_digest(checkpoint: Path, note: Path | None = None) -> str:
     folder = locate(checkpoint)
     if state := read_state(folder):
         lineage = {"lineage": state.lineage} if state.lineage else {}
-        return files.digest({"run": state.digest, "step": state.step, **lineage})
+        bad_steps = state.guard.effect(state.step)
+        return files.digest({"run": state.digest, "step": state.step, **lineage, **bad_steps})
     paths = sorted(folder.glob("*.distcp"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
