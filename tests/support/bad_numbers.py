@@ -49,3 +49,4 @@ def poison(
     put(PipelineStages, "_loss", bad_loss)
     for backend in (native, deepspeed):
         put(backend.Engine, "train_step", with_factor(backend.Engine.train_step))
+    put(native.Engine, "recompute", with_factor(native.Engine.recompute))

@@ -38,7 +38,7 @@ def write(folder: Path, actions: dict[int, str], *, done: int) -> History:
         log = open_log(folder, done=done)
         for step, action in actions.items():
             bad = BadStep("not_finite", action, "loss: nan")
-            log.add(step, RESULT, bad, batch=Step(8 * step - 8, 8, []), ranks=[0])
+            log.add(step, RESULT, bad=bad, batch=Step(8 * step - 8, 8, []), ranks=[0])
         log.close()
         return log.history
 

@@ -178,12 +178,10 @@ def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
 def test_the_budget_ends_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = bad_run(root, "budget", {"not_finite": "rewind", "budget": 1})
     poison(config, {**NAN, 40: math.inf}, patch=monkeypatch)
-    with pytest.raises(UserError, match=r"step 6: loss: inf: the budget of 1 bad steps is used up"):
+    with pytest.raises(UserError, match=r"step 6: loss: inf: .*on_bad_step.budget: 1: is used up"):
         train_here(config)
     # A job that repeats the steps does not count the rewound one twice, nor repeat its event.
-    with pytest.raises(
-        UserError, match=r"raise train.on_bad_step.budget; last good .*global_step4"
-    ):
+    with pytest.raises(UserError, match=r"raise the budget; last good .*global_step4"):
         train_here(config)
     assert [(event["step"], event["action"]) for event in events(config)] == [
         (5, "rewind"),
@@ -254,6 +252,19 @@ def test_an_interrupted_run_goes_on_bit_by_bit(root: Path, monkeypatch: pytest.M
     assert states[0] == states[1]
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["data", "hardware"])
+def test_a_recomputed_step_is_reproducible_or_transient(
+    root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    config = bad_run(root, f"recomputed-{once}", {"not_finite": "skip", "recompute": True})
+    poison(config, NAN, once=once, patch=monkeypatch)
+    assert train_here(config) == 0
+    (event,) = events(config)
+    assert event["recomputed"] == ("transient" if once else "reproducible")
+    assert event["ranks"] == [0]
+    assert hashes(config) == hashes(without_data)
+
+
 def test_a_damaged_checkpoint_is_not_the_one_to_go_back_to(
     root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,10 +272,10 @@ def test_a_damaged_checkpoint_is_not_the_one_to_go_back_to(
     poison(config, NAN, patch=monkeypatch)
     respond, output = StepGuard.respond, read_run(config).output
 
-    def damage_and_respond(guard: StepGuard, *arguments: Any) -> Any:
-        arguments[-1]()  # the checkpoint of step 4 is on disk then
+    def damage_and_respond(guard: StepGuard, *arguments: Any, **options: Any) -> Any:
+        options["newest"]()  # the checkpoint of step 4 is on disk then
         (output / "global_step4/.metadata").unlink()
-        return respond(guard, *arguments)
+        return respond(guard, *arguments, **options)
 
     monkeypatch.setattr(StepGuard, "respond", damage_and_respond)
     assert train_here(config) == 0

@@ -30,6 +30,10 @@ class BadStepSettings(Settings):
     budget: Annotated[int, Field(ge=0)] = 10
     """Number of steps of the whole run that may be skipped, rewound or followed by a lower rate.
     The next bad step ends the run with an error."""
+    recompute: bool = False
+    """Compute a bad step again, without an update, and note in events.jsonl whether its numbers are
+    bad again: `reproducible` (by the data or the weights) or `transient` (a fault of the hardware).
+    Needs the back end native."""
 
 
 class LossScalingSettings(Settings):

@@ -72,7 +72,7 @@ class EventLog:
         self.history = agreed[0]
 
     def add(
-        self, step: int, result: StepResult, bad: BadStep, *, batch: Step, **facts: Any
+        self, step: int, result: StepResult, *, bad: BadStep, batch: Step, **facts: Any
     ) -> None:
         """Journal a bad step, and bring it to disk.
 

@@ -69,7 +69,7 @@ class GuardState(NamedTuple):
         changed = skipped or self.rate_factor != 1.0
         return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
 
-    def after_good(self, loss: float, grad_norm: float, window: int) -> "GuardState":
+    def after_good(self, loss: float, grad_norm: float, *, window: int) -> "GuardState":
         """The state after a step that updated the weights."""
         return self._replace(recent=(*self.recent, (loss, grad_norm))[-window:])
 
@@ -81,6 +81,7 @@ class GuardState(NamedTuple):
 def judge(
     settings: BadStepSettings,
     recent: Sequence[tuple[float, float]],
+    *,
     loss: float,
     grad_norm: float,
 ) -> BadStep | None:

@@ -99,8 +99,8 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any]) -> StartingPo
         resumed = run.output / f"global_step{state.step}"
         is_unvalidated = _lacks_validation(counted_run(run, state), state.step, index)
         return StartingPoint(state, resumed, is_unvalidated)
-    if note := ranges_without_effect(run.train.skip_data, run.step):
-        ranks.print_once(f"train.skip_data: {note}")
+    if before := ranges_without_effect(run.train.skip_data, run.step):
+        ranks.print_once(f"train.skip_data: {before}")
     state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
     return StartingPoint(state, None)
 

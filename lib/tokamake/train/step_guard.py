@@ -45,7 +45,7 @@ class StepGuard:
 
     def judge(self, loss: float, grad_norm: float) -> BadStep | None:
         """Judge a step; see `guard.judge`."""
-        return judge(self._settings, self.state.recent, loss, grad_norm)
+        return judge(self._settings, self.state.recent, loss=loss, grad_norm=grad_norm)
 
     def note(self, step: int, result: StepResult) -> None:
         """Keep what a step has measured, or that it had no update."""
@@ -56,12 +56,13 @@ class StepGuard:
             self.state = self.state.after_skip(step)
         elif result.updated and self._settings.spike != "ignore":
             window = self._settings.spike_window
-            self.state = self.state.after_good(result.loss, result.grad_norm, window)
+            self.state = self.state.after_good(result.loss, result.grad_norm, window=window)
 
     def respond(
         self,
         step: int,
         result: StepResult,
+        *,
         batch: Step,
         newest: Callable[[], StartingPoint | None],
     ) -> StartingPoint | None:
@@ -79,37 +80,49 @@ class StepGuard:
         Raises:
             UserError: training must not go on.
         """
-        assert result.bad
-        bad, back, problem = result.bad, None, ""
-        if bad.action == "stop":
-            problem = self._divergence(result)
-        elif bad.action in ACTED and self._events.history.num_acted >= self._settings.budget:
-            problem = (
-                f"the budget of {self._settings.budget} bad steps is used up; "
-                f"{self._divergence(result)}, or raise train.on_bad_step.budget"
-            )
-        elif bad.action == "rewind" and (back := newest()) is None:
-            bad = bad._replace(action="skip")
-            if result.updated:
-                problem = (
-                    "the weights are updated, and there is no checkpoint to go back to; lower "
-                    "train.save_interval, and start again"
-                )
-        if problem:
-            bad = bad._replace(action="stop")
+        bad, back, problem = self._decide(result, newest)
         ranks = self._engine.bad_ranks()
-        facts = {
-            "ranks": ranks,
-            **({"checkpoint": f"global_step{back.state.step}"} if back else {}),
-        }
-        self._events.add(step, result, bad, batch=batch, **facts)
+        facts: dict[str, Any] = {"ranks": ranks}
+        if back:
+            facts["checkpoint"] = f"global_step{back.state.step}"
+        reason = bad.reason
+        if self._settings.recompute and not result.updated:
+            facts["recomputed"] = self._recompute(batch)
+            reason += f" ({facts['recomputed']})"
+        self._events.add(step, result, bad=bad, batch=batch, **facts)
         if problem:
-            raise UserError(f"step {step}: {bad.reason}: {problem}")
+            raise UserError(f"step {step}: {reason}: {problem}")
         self._ranks.print_once(
-            f"step {step}: {bad.reason}, from {described(ranks)}: {self._following(bad, back)}; "
+            f"step {step}: {reason}, from {described(ranks)}: {self._following(bad, back)}; "
             f"its documents are in {self._events.path}"
         )
         return back
+
+    def _decide(
+        self, result: StepResult, newest: Callable[[], StartingPoint | None]
+    ) -> tuple[BadStep, StartingPoint | None, str]:
+        """The bad step with the action that follows, where to go back to, and why to stop."""
+        assert result.bad
+        bad, budget = result.bad, self._settings.budget
+        if bad.action == "stop":
+            return bad, None, self._divergence(result)
+        stopped = bad._replace(action="stop")
+        if bad.action in ACTED and self._events.history.num_acted >= budget:
+            problem = f"train.on_bad_step.budget: {budget}: is used up"
+            return stopped, None, f"{problem}; {self._divergence(result)}, or raise the budget"
+        if bad.action != "rewind":
+            return bad, None, ""
+        if back := newest():
+            return bad, back, ""
+        if not result.updated:
+            return bad._replace(action="skip"), None, ""
+        problem = "the weights are updated, and there is no checkpoint to go back to"
+        return stopped, None, f"{problem}; lower train.save_interval, and start again"
+
+    def _recompute(self, batch: Step) -> str:
+        """Whether the same data and weights give bad numbers again."""
+        loss, grad_norm = self._engine.recompute(batch.micro_batches)
+        return "reproducible" if self.judge(loss, grad_norm) else "transient"
 
     def close(self) -> None:
         self._events.close()

@@ -255,7 +255,9 @@ class Trainer:
     def _respond(self, result: StepResult, batch: Step) -> StartingPoint | None:
         """Do what `train.on_bad_step` says; return the checkpoint to go back to, if any."""
         try:
-            return self.guard.respond(self.state.step + 1, result, batch, self._newest_checkpoint)
+            return self.guard.respond(
+                self.state.step + 1, result, batch=batch, newest=self._newest_checkpoint
+            )
         except UserError as error:
             self.saver.finish()
             raise UserError(f"{error}; last good checkpoint: {self.saver.latest}") from None

@@ -55,6 +55,12 @@ def test_spikes_cannot_be_skipped(action: str) -> None:
     TrainSettings.model_validate(settings)
 
 
+def test_bad_steps_cannot_be_recomputed() -> None:
+    settings = {"backend": "deepspeed", "on_bad_step": {"recompute": True}}
+    with pytest.raises(ValueError, match=r"on_bad_step\.recompute: true: DeepSpeed"):
+        TrainSettings.model_validate(settings)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -79,18 +79,9 @@ class Engine(EngineBase):
         """
         self._set_mode("train")
         batches = self._batches(rows)
-        # FSDP2 averages over ranks what should be summed.
-        scale = self._stages.num_averaged / self._num_labels(batches)
         loss_scale = self._loss_scale.value  # it may change before the update
         self._update_hessian(rows, batches)
-        total = self._stages.forward_backward(batches, scale * loss_scale)
-        self._add_up_gradients()
-        squares = sharding.squares(self._held, self._device)
-        rank_loss = total / self._stages.num_averaged
-        loss, norm, stops, all_saved = self._sum_over_ranks(
-            rank_loss, squares, stop=stop, saved=saved
-        )
-        loss, norm = loss / loss_scale, norm / loss_scale
+        loss, norm, stops, all_saved = self._measure(batches, stop=stop, saved=saved)
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         bad = None if overflowed else judge(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
@@ -109,6 +100,28 @@ class Engine(EngineBase):
             bad=bad,
             updated=updates,
         )
+
+    def recompute(self, rows: Sequence[TokenRows]) -> tuple[float, float]:
+        """Loss and gradient norm of this rank's micro batches, without an update."""
+        self._set_mode("train")
+        loss, norm, *_ = self._measure(self._batches(rows), stop=False, saved=False)
+        self._drop_gradients()
+        return loss, norm
+
+    def _measure(
+        self, batches: Sequence[MicroBatch], *, stop: bool, saved: bool
+    ) -> tuple[float, float, bool, bool]:
+        """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
+        loss_scale = self._loss_scale.value
+        # FSDP2 averages over ranks what should be summed.
+        scale = self._stages.num_averaged / self._num_labels(batches)
+        total = self._stages.forward_backward(batches, scale * loss_scale)
+        self._add_up_gradients()
+        squares = sharding.squares(self._held, self._device)
+        loss, norm, stops, all_saved = self._sum_over_ranks(
+            total / self._stages.num_averaged, squares, stop=stop, saved=saved
+        )
+        return loss / loss_scale, norm / loss_scale, stops, all_saved
 
     def _num_updates(self) -> int:
         """Updates so far, by the optimizer's own count."""
