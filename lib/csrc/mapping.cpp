@@ -1,4 +1,5 @@
-// Cuts documents into groups of whole sentences and shuffles them with Megatron's random generators.
+// Cuts documents into groups of whole sentences and shuffles them with Megatron's random
+// generators.
 #include "mapping.hpp"
 
 #include <algorithm>
@@ -57,9 +58,9 @@ class TargetLengths {
   uint32_t longest_;
 };
 
-// Calls emit(first, end, target) for each group of sentences of a document. A group ends when it has
-// the target length and `min_num_sent` sentences and leaves at least `min_remaining` sentences, or
-// when the document ends. `next_target` returns the target length of the next group.
+// Calls emit(first, end, target) for each group of sentences of a document. A group ends when it
+// has the target length and `min_num_sent` sentences and leaves at least `min_remaining` sentences,
+// or when the document ends. `next_target` returns the target length of the next group.
 template <typename NextTarget, typename Emit>
 void cut(const Int32View& lengths, int64_t first, int64_t last, int32_t min_num_sent,
          int64_t min_remaining, const NextTarget& next_target, const Emit& emit) {
