@@ -310,11 +310,13 @@ def test_each_setting_is_one_to_continue_with_or_not() -> None:
         *("train.train_steps", "train.train_samples", "train.train_tokens", "train.precision"),
         *("train.split_rule", "train.blend", "train.within_corpus", "train.separate_last_epoch"),
         *("train.drop_last_partial_sequence", "train.reset_position_ids"),
-        *("train.reset_attention_mask", "train.eod_mask_loss"),
+        *("train.reset_attention_mask", "train.eod_mask_loss", "train.skip_data"),
     }
     names = effective_names()
     sections = {name for name in names if name.count(".") > 1} - fixed
-    assert {name.split(".")[1] for name in sections} == {"fim", "optimizer", "schedule"}
+    assert {name.split(".")[1] for name in sections} == {
+        *("fim", "loss_scaling", "optimizer", "schedule")
+    }
     assert names - sections == fixed | continued
     refused = {name for name in names if changes.compare_settings({name: 1}, {name: 2}).obstacles}
     assert refused == fixed

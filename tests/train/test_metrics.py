@@ -33,8 +33,8 @@ def test_a_restart_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
 
 def test_sync_reports_a_full_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, done=0)
-    metrics._stream.close()
-    with suppress(OSError), Path("/dev/full").open("ab", buffering=0) as metrics._stream:
+    metrics._file._stream.close()
+    with suppress(OSError), Path("/dev/full").open("ab", buffering=0) as metrics._file._stream:
         metrics.add({"step": 1, "loss": 1.0})  # not raised here: only rank 0 writes metrics
         with pytest.raises(OSError, match="No space left"):
             metrics.sync()

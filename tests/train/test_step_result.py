@@ -1,6 +1,5 @@
-"""Results of a step, and a checkpoint that is being written."""
+"""A checkpoint that is being written."""
 
-import math
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,7 @@ import pytest
 from torch.distributed.checkpoint import CheckpointException
 
 from tokamake.errors import UserError
-from tokamake.train.step_result import Saving, StepResult
-
-GOOD = StepResult(loss=2.0, grad_norm=1.0, stop=False, saved=False, skipped=False)
-
-
-def test_a_loss_or_a_norm_that_is_not_finite_is_named() -> None:
-    assert GOOD.not_finite is None
-    assert GOOD._replace(loss=math.nan).not_finite == "loss: nan"
-    assert GOOD._replace(grad_norm=math.inf).not_finite == "gradient norm: inf"
-    assert GOOD._replace(loss=math.inf, grad_norm=math.nan).not_finite == "loss: inf"
-
-
-def test_the_norm_of_a_skipped_step_does_not_matter() -> None:
-    assert GOOD._replace(grad_norm=math.inf, skipped=True).not_finite is None
-    assert GOOD._replace(loss=math.nan, skipped=True).not_finite == "loss: nan"
+from tokamake.train.step_result import Saving
 
 
 def test_a_checkpoint_is_finished_after_its_files_are_written() -> None:

@@ -22,7 +22,6 @@ from tokamake.errors import UserError
 from tokamake.report.tables import summary as report_of
 from tokamake.train.benchmark_train import benchmark_train
 from tokamake.train.initial_checkpoint import state_keys
-from tokamake.train.loss_scale import LossScale
 
 Settings = dict[str, Any]
 
@@ -284,15 +283,6 @@ def test_trials_take_weights_without_optimizer_states(
     config = make_run(root, "tried", start=step(first, 2), finetune=False)
     benchmark_train(config=config, steps=1, warmup_steps=0)
     assert f"{step(first, 2)}, finetuned: weights alone, at step 0" in capsys.readouterr().out
-
-
-def test_fp16_starts_with_the_initial_scale_after_another_precision() -> None:
-    scale = LossScale("fp16")
-    before = scale.state
-    scale.state = LossScale("bf16").state
-    assert scale.state == before
-    scale.state = (8.0, 3)
-    assert scale.state == (8.0, 3)
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,11 @@ def test_settings_that_are_newer_than_results_change_no_params_by_default() -> N
 @pytest.mark.parametrize("value", [True, False])
 def test_a_newer_setting_with_another_value_is_in_params(value: bool) -> None:
     assert settings_in_params(verify_data=value)["verify_data"] is value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("on_bad_step", {"budget": 3}), ("skip_data", [[2, 4], [9, 9]])]
+)
+def test_a_newer_section_or_list_is_in_params_if_it_is_set(name: str, value: Any) -> None:
+    section = settings_in_params(**{name: value})[name]
+    assert section == (value if isinstance(value, list) else section | value)

@@ -11,6 +11,7 @@ from tokamake.config.fields import Settings, Split, plug_in
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
+from tokamake.config.stability import BadStepSettings, LossScalingSettings, StepRanges
 from tokamake.errors import UserError
 
 BACKEND_CHECKS = "train/backends/checks"
@@ -108,6 +109,13 @@ class TrainSettings(Settings):
     """Number format of the forward and backward pass. Master weights, gradient sums and optimizer
     states are always fp32. fp16 uses dynamic loss scaling. Empty: bf16 on accelerators, fp32 on
     the CPU."""
+    loss_scaling: LossScalingSettings = LossScalingSettings()
+    """Dynamic loss scaling of fp16."""
+    on_bad_step: BadStepSettings = BadStepSettings()
+    """What to do after a step whose loss or gradient norm is not finite, or a spike."""
+    skip_data: StepRanges = ()
+    """Steps whose data are left out, as ranges of their first and last step, such as
+    [[120, 124]]. Such a step counts, but does not read its samples or update the weights."""
     deterministic: bool = False
     """Use only deterministic algorithms, even if they are slower."""
     compile: bool = False
@@ -331,15 +339,24 @@ def _backends_with(feature: str) -> dict[str, Any]:
 
 
 ADDED_SETTINGS = (
-    "verify_data",
-    "keep_last",
-    "keep_every",
-    "keep_best",
-    "init_timeout_seconds",
-    "train_timeout_seconds",
+    *("verify_data", "keep_last", "keep_every", "keep_best"),
+    *("init_timeout_seconds", "train_timeout_seconds"),
+    *("on_bad_step", "skip_data", "loss_scaling"),
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
-rules where they have their default; otherwise, an update would train all runs again."""
+rules, and `train` out of the run's digest, where they have their default; otherwise, an update
+would train all runs again."""
+
+
+def without_added_defaults(train: dict[str, Any]) -> dict[str, Any]:
+    """Settings of `train` as JSON, without those of `ADDED_SETTINGS` that have their default."""
+    defaults = TrainSettings().model_dump(mode="json", include={*ADDED_SETTINGS})
+    return {
+        name: value
+        for name, value in train.items()
+        if name not in defaults or value != defaults[name]
+    }
+
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Training settings about documents in a sample. They need the end-of-document token."""

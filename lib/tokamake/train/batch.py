@@ -137,9 +137,20 @@ def label_draws(
 
 
 def steps_of_rank(
-    samples: Rows, train: TrainSettings, mesh: Mesh, consumed_samples: int
+    samples: Rows,
+    train: TrainSettings,
+    mesh: Mesh,
+    consumed_samples: int,
+    left_out: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Step]:
     """This rank's share of each training step that is left.
+
+    Args:
+        samples: of the training split.
+        train: settings of the run.
+        mesh: this rank among its peers.
+        consumed_samples: samples of the finished steps.
+        left_out: first and last step of ranges whose samples are not read.
 
     Raises:
         UserError: the ranks cannot share a global batch.
@@ -151,6 +162,7 @@ def steps_of_rank(
         micro_batch_size=train.micro_batch_size,
         data_parallel_rank=mesh.data.rank,
         data_parallel_size=mesh.data.size,
+        left_out=left_out,
     )
 
 

@@ -17,6 +17,7 @@ from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
+from tokamake.train.guard import ranges_without_effect
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.run_digest import effective_settings, training_samples
 from tokamake.validation import validate
@@ -77,7 +78,8 @@ def compare(
         there = dotted(effective_settings(read_run(checkpoint / "run.yaml")))
     except UserError:
         return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
-    lines, obstacles = compare_settings(there, dotted(effective_settings(run)))
+    settings = dotted(effective_settings(run))
+    lines, obstacles = compare_settings(there, settings, step=state.step)
     if recorded is None:
         lines = lines or ("start or data (the checkpoint does not record them)",)
         reason = (
@@ -99,11 +101,22 @@ def _decides_start(line: str) -> bool:
     return line.startswith(("seed ", "step ", "architecture.", "train.finetune "))
 
 
-def compare_settings(earlier: Settings, current: Settings) -> Changes:
-    """Compare the settings that `current` has."""
+def compare_settings(earlier: Settings, current: Settings, *, step: int = 0) -> Changes:
+    """Compare the settings that `current` has.
+
+    Args:
+        earlier: settings until now.
+        current: settings from now on.
+        step: finished steps.
+    """
     differing = [name for name in current if earlier.get(name) != current[name]]
+    lines = {name: _line(name, earlier.get(name), current[name]) for name in differing}
+    if step and (name := "train.skip_data") in lines:
+        added = [each for each in current[name] if each not in (earlier.get(name) or ())]
+        if note := ranges_without_effect(added, step):
+            lines[name] += f" ({note})"
     return Changes(
-        tuple(_line(name, earlier.get(name), current[name]) for name in differing),
+        tuple(lines.values()),
         tuple(
             f"{name}: {reason}"
             for name in differing

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -12,6 +11,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import resume
 from tokamake.train.resume import StartingPoint
+from tokamake.train.resume_state import ResumeState
 
 
 def load_newest_whole(
@@ -43,16 +43,25 @@ def load_newest_whole(
             problem = error
         else:
             return start
-        agreed: list[Any] = [None]
-        with raise_on_all_ranks():
-            if ranks.rank == 0:
-                agreed = [resume.state_before(run.output, start.state)]
-        dist.broadcast_object_list(agreed, src=0)
-        if (state := agreed[0]) is None:
+        if (before := newest_before(start.state, run, ranks)) is None:
             break
-        start = StartingPoint(state, run.output / f"global_step{state.step}")
+        start = before
         ranks.print_once(f"{problem}: going back to {start.resumed}")
     raise UserError(
         f"{newest_problem}; {run.output} has no whole checkpoint before it: restore one, or move "
         "the folder away to start at step 0"
     )
+
+
+def newest_before(state: ResumeState, run: Run, ranks: Ranks) -> StartingPoint | None:
+    """Newest checkpoint of a run with all its files before a state; None: there is none.
+
+    All ranks call this together.
+    """
+    agreed: list[ResumeState | None] = [None]
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            agreed = [resume.state_before(run.output, state)]
+    dist.broadcast_object_list(agreed, src=0)
+    before = agreed[0]
+    return before and StartingPoint(before, run.output / f"global_step{before.step}")

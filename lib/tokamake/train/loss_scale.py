@@ -1,36 +1,39 @@
 """Dynamic loss scaling: keeps small gradients from vanishing in fp16, and skips overflows.
 
-Micikevicius et al. 2018 (arXiv 1710.03740); the constants are Megatron's.
+Micikevicius et al. 2018 (arXiv 1710.03740). The rules are those of Megatron's DynamicGradScaler;
+DeepSpeed's own scaler, which is not used, doubles its scale a step later.
 """
 
 import math
 
-from tokamake.errors import UserError
+from tokamake.config.stability import LossScalingSettings
 
-_INITIAL = 2.0**16
 _MAX = 2.0**32
-_MIN = 1.0
 _UNSCALED = (1.0, 0)
 """State of other precisions."""
-_WINDOW = 1000
-"""Finite steps in a row after which the scale doubles."""
 
 
 class LossScale:
     """Factor of the loss; always 1 in other precisions than fp16.
 
+    Attributes:
+        value: the factor.
+        num_tolerated: overflows since the scale has doubled that did not halve it.
+
     Args:
         precision: precision of forward and backward passes.
+        settings: initial scale, and how it changes.
     """
 
-    def __init__(self, precision: str) -> None:
-        self._dynamic = precision == "fp16"
-        self.value = _INITIAL if self._dynamic else 1.0
+    def __init__(self, precision: str, settings: LossScalingSettings) -> None:
+        self._dynamic, self._settings = precision == "fp16", settings
+        self.value = settings.initial_scale if self._dynamic else 1.0
+        self.num_tolerated = 0
         self._finite_steps = 0
 
     @property
     def state(self) -> tuple[float, int]:
-        """Values that a checkpoint keeps."""
+        """The factor and the finite steps since it changed, which a checkpoint keeps."""
         return self.value, self._finite_steps
 
     @state.setter
@@ -39,23 +42,29 @@ class LossScale:
         if self._dynamic and state != _UNSCALED:
             self.value, self._finite_steps = state
 
-    def update(self, norm: float) -> bool:
-        """Adapt the scale to the norm of a step's gradient; return whether to do the update.
+    def overflowed(self, norm: float) -> bool:
+        """Adapt the scale to the norm of a step's gradient.
 
-        Raises:
-            UserError: gradients overflow even at the lowest scale.
+        Returns:
+            Whether the gradient overflowed because of the scale, so that its step is skipped. False
+            for an overflow at the lowest scale: the gradient itself is not finite.
         """
         if not self._dynamic:
-            return True
+            return False
         if math.isfinite(norm):
-            self._finite_steps += 1
-            if self._finite_steps == _WINDOW:
-                self.value, self._finite_steps = min(self.value * 2, _MAX), 0
+            self._count_finite()
+            return False
+        self._finite_steps = 0
+        if self.num_tolerated < self._settings.hysteresis - 1:
+            self.num_tolerated += 1
             return True
-        if self.value == _MIN:
-            raise UserError(
-                "train.precision: fp16: gradients overflow at a loss scale of 1; lower "
-                "train.optimizer.learning_rate or take bf16"
-            )
-        self.value, self._finite_steps = max(self.value / 2, _MIN), 0
-        return False
+        if self.value <= self._settings.min_scale:
+            return False
+        self.value = max(self.value / 2, self._settings.min_scale)
+        return True
+
+    def _count_finite(self) -> None:
+        self._finite_steps += 1
+        if self._finite_steps >= self._settings.window:
+            self.value, self._finite_steps = min(self.value * 2, _MAX), 0
+            self.num_tolerated = 0

@@ -5,6 +5,7 @@
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,51 @@ def read(path: Path) -> list[Record]:
     return parse(path.read_bytes())[0] if path.is_file() else []
 
 
+class RecordFile:
+    """JSON lines that a job appends to, after it has dropped those of steps that are done again.
+
+    Args:
+        path: the file; a missing one is made.
+        keeps: whether a record of an earlier job stays.
+    """
+
+    def __init__(self, path: Path, keeps: Callable[[Any], bool]) -> None:
+        records, num_damaged = parse(path.read_bytes()) if path.is_file() else ([], 0)
+        self.kept = [record for record in records if keeps(record)]
+        if num_damaged and self.kept:
+            print(f"{path}: left out {counted(num_damaged, 'damaged line')}", flush=True)
+        files.write_text(path, "".join(map(_line, self.kept)))
+        # Unbuffered: a write tells how many bytes a full disk has taken.
+        self._stream = path.open("ab", buffering=0)
+        self._pending = b""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Write a record; what a full disk does not take is written by a later call."""
+        self._pending += _line(record).encode()
+        with suppress(OSError):  # `sync` raises it, which all ranks wait for
+            self._write()
+
+    def sync(self) -> None:
+        """Bring all records to disk.
+
+        Raises:
+            OSError: a record cannot be written.
+        """
+        self._write()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file; errors were reported by `sync`, or concern records after it."""
+        with suppress(OSError):
+            self.sync()
+        with suppress(OSError):
+            self._stream.close()
+
+    def _write(self) -> None:
+        while self._pending:
+            self._pending = self._pending[self._stream.write(self._pending) :]
+
+
 class Metrics:
     """Writer of `folder`/metrics.jsonl and `folder`/tensorboard.
 
@@ -61,26 +107,15 @@ class Metrics:
 
     def __init__(self, folder: Path, *, done: int) -> None:
         self.path = folder / FILE
-        kept = list[Record]()
-        if done and self.path.is_file():
-            records, num_damaged = parse(self.path.read_bytes())
-            kept = [record for record in records if record["step"] <= done]
-            if num_damaged:
-                print(f"{self.path}: left out {counted(num_damaged, 'damaged line')}", flush=True)
-        files.write_text(self.path, "".join(map(_line, kept)))
-        # Unbuffered: a write tells how many bytes a full disk has taken.
-        self._stream = self.path.open("ab", buffering=0)
-        self._pending = b""
+        self._file = RecordFile(self.path, lambda record: 0 < done >= record["step"])
         self._unsynced = list[Record]()
         self._folder = folder / "tensorboard"
         self._events = self._open_events(done + 1 if done else 0)
 
     def add(self, record: Record) -> None:
         """Write a record; what a full disk does not take is written by a later call."""
-        self._pending += _line(record).encode()
+        self._file.add(record)
         self._unsynced.append(record)
-        with suppress(OSError):  # `sync` raises it, which all ranks wait for
-            self._write()
         with suppress(OSError):
             self._add_event(record)
 
@@ -90,8 +125,7 @@ class Metrics:
         Raises:
             OSError: a record cannot be written.
         """
-        self._write()
-        os.fsync(self._stream.fileno())
+        self._file.sync()
         try:
             self._events.flush()
         except OSError:
@@ -102,13 +136,9 @@ class Metrics:
         """Close both files; errors were reported by `sync`, or concern records after it."""
         with suppress(OSError):
             self.sync()
+        self._file.close()
         with suppress(OSError):
-            self._stream.close()
             self._events.close()
-
-    def _write(self) -> None:
-        while self._pending:
-            self._pending = self._pending[self._stream.write(self._pending) :]
 
     def _open_events(self, purge_step: int | None) -> "SummaryWriter":
         from torch.utils.tensorboard import SummaryWriter
@@ -131,7 +161,7 @@ class Metrics:
         self._events.flush()
 
 
-def _line(record: Record) -> str:
+def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record) + "\n"
 
 

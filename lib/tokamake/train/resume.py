@@ -24,6 +24,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import changes, metrics
+from tokamake.train.guard import ranges_without_effect
 from tokamake.train.initial_checkpoint import check_begun
 from tokamake.train.resume_state import ResumeState, counted_run, read_state
 from tokamake.train.run_digest import run_digest, weights_digest
@@ -103,6 +104,8 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str)
         resumed = run.output / f"global_step{state.step}"
         is_unvalidated = _lacks_validation(counted_run(run, state), state.step, index)
         return StartingPoint(state, resumed, is_unvalidated)
+    if before := ranges_without_effect(run.train.skip_data, run.step):
+        ranks.print_once(f"train.skip_data: {before}")
     state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
     return StartingPoint(state, None)
 

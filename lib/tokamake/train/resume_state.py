@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from tokamake import files
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
+from tokamake.train.guard import GuardState
 
 
 class Change(NamedTuple):
@@ -36,6 +37,8 @@ class ResumeState(NamedTuple):
     """Number of ranks."""
     lineage: tuple[Change, ...] = ()
     """Changes with which the run was continued, from the first to the last."""
+    guard: GuardState = GuardState()
+    """Last good steps, to compare the next ones with, and effects of bad steps."""
 
     def after_step(self, samples: int, seconds: float) -> "ResumeState":
         """The state after one more step."""
@@ -71,7 +74,11 @@ class ResumeState(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The content of state.json."""
-        return {**self._asdict(), "lineage": [change._asdict() for change in self.lineage]}
+        return {
+            **self._asdict(),
+            "lineage": [change._asdict() for change in self.lineage],
+            "guard": self.guard.to_json(),
+        }
 
 
 def read_state(folder: Path) -> ResumeState | None:
@@ -89,8 +96,10 @@ def read_state(folder: Path) -> ResumeState | None:
             Change(**{**change, "changed": tuple(change["changed"])})
             for change in value.pop("lineage", ())  # earlier versions have none
         )
-        return ResumeState(**value, lineage=lineage)
-    except (AttributeError, KeyError, TypeError):
+        noted = value.pop("guard", None)
+        guard = GuardState.from_json(noted) if noted else GuardState()
+        return ResumeState(**value, lineage=lineage, guard=guard)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
             f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}"
         ) from None

@@ -11,7 +11,7 @@ from tokamake.checkpoint.latest import REMEDY
 from tokamake.checkpoint.native.dcp_metadata import SUFFIX
 from tokamake.checkpoint.native.folder import locate
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS
+from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.rank_rounds import in_rounds
@@ -23,6 +23,7 @@ WITHOUT_EFFECT = {
     "on_change",
     "init_timeout_seconds",
     "train_timeout_seconds",
+    "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
     "verify_data",
     "log_interval",
     "save_interval",
@@ -59,8 +60,15 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         index: content of the index folder's index.json.
         weights: hash of the initial weights.
     """
-    content = {"index": training_samples(index), "weights": weights}
-    return files.digest({**effective_settings(run), **content})
+    settings = effective_settings(run)
+    return files.digest(
+        {
+            **settings,
+            "train": without_added_defaults(settings["train"]),
+            "index": training_samples(index),
+            "weights": weights,
+        }
+    )
 
 
 def training_samples(index: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +100,9 @@ def weights_digest(
 ) -> str:
     """Hash of the weights that a run starts from; all ranks call this together.
 
-    For a checkpoint of a tokamake run, hash the run's digest, the step and the changes until there,
-    and read no weights. For other checkpoints, hash all bytes; ranks share the files.
+    For a checkpoint of a tokamake run, hash the run's digest, the step, and the changes and bad
+    steps until there, and read no weights. For other checkpoints, hash all bytes; ranks share the
+    files.
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
@@ -138,7 +147,9 @@ def _known_digest(
     """
     if state := read_state(folder):
         lineage = {"lineage": state.lineage} if state.lineage else {}
-        return files.digest({"run": state.digest, "step": state.step, **lineage}), []
+        bad_steps = state.guard.effect(state.step)
+        values = {"run": state.digest, "step": state.step, **lineage, **bad_steps}
+        return files.digest(values), []
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint import CheckpointException
 
 from tokamake.errors import UserError
+from tokamake.train.guard import BadStep
+
+Judge = Callable[[float, float], BadStep | None]
+"""Judges a step by its loss and gradient norm; the same on all ranks."""
 
 
 class StepResult(NamedTuple):
@@ -24,16 +28,20 @@ class StepResult(NamedTuple):
     """Whether all ranks have written their files of the checkpoint that is being saved."""
     skipped: bool
     """Whether there was no update because gradients overflowed in fp16."""
+    loss_scale: float = 1.0
+    """Loss scale of the step; 1 in other precisions than fp16."""
+    bad: BadStep | None = None
+    """What is wrong with the step, if anything."""
+    updated: bool = True
+    """Whether the step updated the weights."""
 
-    @property
-    def not_finite(self) -> str | None:
-        """Name and value of the first measure that is not finite; None: both are finite."""
-        if not math.isfinite(self.loss):
-            return f"loss: {self.loss}"
-        # A skipped step lowers the loss scale, and training goes on.
-        if not self.skipped and not math.isfinite(self.grad_norm):
-            return f"gradient norm: {self.grad_norm}"
-        return None
+
+NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)
+"""Result of a step whose data are left out."""
+
+
+def accept(loss: float, grad_norm: float) -> None:
+    """Judge of steps on trial, which are not part of a run."""
 
 
 class Saving:

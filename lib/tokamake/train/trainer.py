@@ -4,6 +4,7 @@
 this code together, and each of its decisions is the same on all ranks.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -30,13 +31,14 @@ from tokamake.train.checks import check_run, check_until_step
 from tokamake.train.data_verification import verify_data
 from tokamake.train.deadline import Deadline
 from tokamake.train.heartbeat import Heartbeat, watched
-from tokamake.train.loading import load_newest_whole
+from tokamake.train.loading import load_newest_whole, newest_before
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.resume import StartingPoint
 from tokamake.train.resume_state import ResumeState, counted_run
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.startup_log import startup_log
-from tokamake.train.step_result import StepResult
+from tokamake.train.step_guard import StepGuard
+from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stop_signals import StopRequest, on_signals
 from tokamake.train.stragglers import Stragglers
 from tokamake.train.summary import write_summary
@@ -68,7 +70,7 @@ def train_run(
         Exit status: 0, or one of `Stopped` if steps are left.
 
     Raises:
-        UserError: the run cannot start or its loss is not finite; all ranks raise it.
+        UserError: the run cannot start or has diverged; all ranks raise it.
     """
     run = with_precision(run, device)
     with (
@@ -148,7 +150,8 @@ class Trainer:
         deadline: Deadline,
         heartbeat: Heartbeat,
     ) -> None:
-        self.ranks, self.state = ranks, start.state
+        self.ranks, self._device = ranks, device
+        self._resolved, self._until_step = run, until_step
         self.unvalidated = start.unvalidated
         self.deadline, self.heartbeat = deadline, heartbeat
         self.stop_request = StopRequest(reports=ranks.rank == 0)
@@ -171,21 +174,27 @@ class Trainer:
         heartbeat.set_group_timeouts()
         if start.resumed:
             start = load_newest_whole(self.engine.load, run, ranks, start)
-            self.state = start.state
         elif checkpoint:
             self.engine.load(checkpoint)
+        self._begin_at(start)
+
+    def _begin_at(self, start: StartingPoint) -> None:
+        """Prepare to go on from the checkpoint that is loaded, or from the start of the run."""
+        run, ranks, self.state = self._resolved, self.ranks, start.state
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")
         # The checkpoint that was loaded decides how many steps a changed run has.
         self.run = counted_run(run, self.state)
-        self.last_step = until_step or self.run.train.train_steps
+        self.last_step = self._until_step or self.run.train.train_steps
         self.schedule = Schedule(self.run.train)
-        self.steps = self._read_ahead()
 
-        # ---- Checkpoints and metrics ----
-        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=deadline, start=start)
-        stragglers = Stragglers(run.output, heartbeat.hosts, rank=ranks.rank, device=device)
+        # ---- Checkpoints, metrics and journal ----
+        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=self.deadline, start=start)
+        hosts = self.heartbeat.hosts
+        stragglers = Stragglers(run.output, hosts, rank=ranks.rank, device=self._device)
         self.log = TrainingLog(self.run, ranks, done=self.state.step, stragglers=stragglers)
+        self.guard = StepGuard(self.run, ranks, self.engine, samples=self.samples, start=self.state)
+        self.steps = self._read_ahead()
 
     # ---- The loop ----
 
@@ -197,8 +206,7 @@ class Trainer:
         """
         train = self.run.train
         with (
-            closing(self.log),
-            closing(self.saver),
+            closing(self),
             job_progress.retracted_on_error(self.ranks),
             on_signals(self.stop_request.note),
         ):
@@ -207,9 +215,12 @@ class Trainer:
             while self.state.step < self.last_step:
                 learning_rate = self.learning_rate()
                 result = self.step(learning_rate)
+                if result is None:  # back at a checkpoint
+                    continue
                 if result.saved:
                     self.saver.finish()
-                if self._due(train.log_interval) or self.state.step == 1:
+                is_due = self._due(train.log_interval) or self.state.step == 1
+                if is_due and math.isfinite(result.loss):
                     self.log.training(self.state, result, learning_rate)
                 if result.stop:
                     # The system may not wait for a validation before it kills the job.
@@ -230,8 +241,11 @@ class Trainer:
 
     # ---- A step ----
 
-    def step(self, learning_rate: float) -> StepResult:
-        """Train on one global batch.
+    def step(self, learning_rate: float) -> StepResult | None:
+        """Train on one global batch, unless its data are left out.
+
+        Returns:
+            What the step measured; None: its numbers are bad, and training is back at a checkpoint.
 
         Raises:
             UserError: training has diverged, or samples cannot be read.
@@ -239,28 +253,59 @@ class Trainer:
         begin = time.perf_counter()
         self.heartbeat.beat("reads samples")
         batch = next(self.steps)
+        if not batch.micro_batches:
+            return self._leave_out(batch)
         self.heartbeat.beat("trains")
         reading = time.perf_counter() - begin
-        try:
-            result: StepResult = self.engine.train_step(
-                batch.micro_batches,
-                learning_rate=learning_rate,
-                weight_decay=self.weight_decay(),
-                stop=self._is_asked_to_stop(),
-                saved=self.saver.written,
-            )
-        except UserError:  # on all ranks: the loss scale of fp16 cannot fall further
-            self.saver.finish()
-            raise
-        self._check_finite(result)
+        result: StepResult = self.engine.train_step(
+            batch.micro_batches,
+            learning_rate=learning_rate,
+            weight_decay=self.weight_decay(),
+            judge=self.guard.judge,
+            stop=self._is_asked_to_stop(),
+            saved=self.saver.written,
+        )
+        if result.bad and (checkpoint := self._respond(result, batch)):
+            self._go_back(checkpoint)
+            return None
         seconds = time.perf_counter() - begin
+        self.guard.note(self.state.step + 1, result)
         self.state = self.state.after_step(batch.global_batch_size, seconds)
+        self.state = self.state._replace(guard=self.guard.state)
         self.log.count_step(batch.global_batch_size, seconds, reading=reading)
         self.heartbeat.end_step(self.state.step)
         return result
 
+    def _leave_out(self, batch: Step) -> StepResult:
+        """Count a step whose data are left out."""
+        self.state = self.state.after_step(batch.global_batch_size, 0.0)
+        self.heartbeat.end_step(self.state.step)
+        self.ranks.print_once(f"step {self.state.step}: its data are left out")
+        return NOTHING
+
+    def _respond(self, result: StepResult, batch: Step) -> StartingPoint | None:
+        """Do what `train.on_bad_step` says; return the checkpoint to go back to, if any."""
+        try:
+            return self.guard.respond(
+                self.state.step + 1, result, batch=batch, newest=self._newest_checkpoint
+            )
+        except UserError as error:
+            self.saver.finish()
+            raise UserError(f"{error}; last good checkpoint: {self.saver.latest}") from None
+
+    def _newest_checkpoint(self) -> StartingPoint | None:
+        self.saver.finish()
+        here = self.state._replace(step=self.state.step + 1)  # the last finished step counts
+        return newest_before(here, self._resolved, self.ranks)
+
+    def _go_back(self, start: StartingPoint) -> None:
+        self.heartbeat.beat("goes back to a checkpoint")
+        self.close()
+        self._begin_at(load_newest_whole(self.engine.load, self._resolved, self.ranks, start))
+
     def learning_rate(self) -> float:
-        return self.schedule.learning_rate(self.state.step, self.state.consumed_samples)
+        rate = self.schedule.learning_rate(self.state.step, self.state.consumed_samples)
+        return rate * self.guard.state.rate_factor
 
     def weight_decay(self) -> float:
         return self.schedule.weight_decay(self.state.step, self.state.consumed_samples)
@@ -293,18 +338,19 @@ class Trainer:
     def _read_ahead(self) -> Iterator[Step]:
         """Steps that are left; the next one is read while the device computes."""
         steps = steps_of_rank(
-            self.samples, self.run.train, self.engine.mesh, self.state.consumed_samples
+            self.samples,
+            self.run.train,
+            self.engine.mesh,
+            self.state.consumed_samples,
+            self.guard.left_out,
         )
         return report_from_any_rank(ahead(steps), self.ranks)
 
-    def _check_finite(self, result: StepResult) -> None:
-        if problem := result.not_finite:
-            self.saver.finish()
-            raise UserError(
-                f"step {self.state.step + 1}: {problem}: training has diverged; check the "
-                "data, or lower train.optimizer.learning_rate and set train.on_change to continue; "
-                f"last good checkpoint: {self.saver.latest}"
-            )
+    def close(self) -> None:
+        """Wait until old checkpoints are deleted, and close the files of rank 0."""
+        self.saver.close()
+        self.log.close()
+        self.guard.close()
 
     def _is_asked_to_stop(self) -> bool:
         self._stop_reason = self.stop_request.by or ("TIME" if self.deadline.near() else "")

@@ -1,5 +1,6 @@
 """Records of training and validation, written and printed by rank 0."""
 
+import math
 from dataclasses import dataclass
 
 from tokamake.config.resolved_run import Run
@@ -83,7 +84,8 @@ class TrainingLog:
             "consumed_tokens": state.consumed_samples * sequence_length,
             "loss": result.loss,
             "learning_rate": learning_rate,
-            **({} if result.skipped else {"grad_norm": result.grad_norm}),
+            **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
+            **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
             "model_flops_per_second": tokens_per_second * self._flops_per_token,
             "step_seconds": interval.seconds / interval.steps,

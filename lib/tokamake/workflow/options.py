@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from tokamake.config.fields import Settings
-from tokamake.config.training import ADDED_SETTINGS, TrainSettings
+from tokamake.config.training import without_added_defaults
 from tokamake.workflow.config import WorkflowConfig
 
 
@@ -52,9 +52,7 @@ class RunSettings:
             run = self._config.runs[wildcards.run] if has_run else self._config.shared
             section = run.model_dump(mode="json")[name]
             if name == "train":
-                fields = TrainSettings.model_fields
-                defaults = {added: fields[added].default for added in ADDED_SETTINGS}
-                section = {k: v for k, v in section.items() if (k, v) not in defaults.items()}
+                section = without_added_defaults(section)
             return json.dumps(
                 {k: v for k, v in section.items() if k not in leave_out}, sort_keys=True
             )

@@ -156,6 +156,40 @@ def test_each_sample_comes_once_in_order_for_any_layouts(
     assert seen == list(range(len(seen)))
 
 
+def test_steps_whose_data_are_left_out_count_and_read_nothing(train: Samples) -> None:
+    class Counting:
+        """Samples that note which are read."""
+
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def __len__(self) -> int:
+            return len(train)
+
+        def __getitem__(self, sample: int) -> Any:
+            self.read.append(sample)
+            return train[sample]
+
+    sizes = BatchSizes(8, Rampup(4, 4, 12))  # steps begin at samples 0, 4, 8, 12, 20, 28
+    options: Any = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
+    ranges = [(2, 3), (5, 5)]
+    samples = Counting()
+    every = [*islice(loader.steps(train, sizes, consumed_samples=0, **options), 6)]
+    some = [
+        *islice(loader.steps(samples, sizes, consumed_samples=0, **options, left_out=ranges), 6)
+    ]
+    assert [(step[0], step[1]) for step in some] == [(step[0], step[1]) for step in every]
+    for number, (step, expected) in enumerate(zip(some, every, strict=True), 1):
+        if number in (2, 3, 5):
+            assert step.micro_batches == []
+        else:
+            np.testing.assert_array_equal(step.micro_batches, expected.micro_batches)
+    assert samples.read == [*range(4), *range(12, 20), *range(28, 36)]
+    # A run that resumes leaves out the same ones.
+    resumed = loader.steps(train, sizes, consumed_samples=8, **options, left_out=ranges)
+    assert [bool(step.micro_batches) for step in islice(resumed, 4)] == [False, True, False, True]
+
+
 def test_steps_end_and_refuse_uneven_batches(train: Samples) -> None:
     settings = {"micro_batch_size": 3, "data_parallel_rank": 1, "data_parallel_size": 2}
     steps = list(loader.steps(train, BatchSizes(12), consumed_samples=0, **settings))

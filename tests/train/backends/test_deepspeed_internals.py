@@ -63,7 +63,7 @@ Results = dict[tuple[str, int, str], Any]
 def results_of_rank() -> Results:
     """Call all functions below that need an engine; processes take longer than they do."""
     results: Results = {}
-    functions = {function.__name__: function for function in (sizes, published, norm)}
+    functions = {function.__name__: function for function in (sizes, published, norm, discarded)}
     cases = [(name, *case) for name in functions for case in STAGES]
     cases.remove(("norm", 3, "fp32"))
     functions |= {"gradient": gradient, "seen": seen}
@@ -199,3 +199,30 @@ def test_in_stage_3_the_optimizer_sees_its_parameters_in_the_block_alone(
     for results in ranks:
         inside, after = results["seen", 3, "fp32"]
         assert inside > after == 0
+
+
+def discarded(engine: Any, stage: int) -> list[bool]:
+    """Whether an overflow, then a usual step, have updated the fp32 weights."""
+    updated = []
+    for scale, overflows in ((5.0, True), (1.0, False)):
+        before = {name: elements(part).clone() for name, part in partitions(engine, stage).items()}
+        engine.backward(engine(torch.ones(1, 4, dtype=engine.module.weight.dtype)).sum() * scale)
+        with (
+            internals.overflowing(engine.optimizer, stage)
+            if overflows
+            else contextlib.nullcontext()
+        ):
+            engine.step()
+        after = partitions(engine, stage)
+        updated.append(any(not before[name].equal(elements(after[name])) for name in before))
+    # Gradients of 1; what the overflow has left would add to them.
+    assert float(engine.get_global_grad_norm()) == pytest.approx(15**0.5, rel=1e-3)
+    return updated
+
+
+@pytest.mark.parametrize(("stage", "precision"), STAGES)
+def test_an_overflow_drops_the_gradients_and_keeps_the_weights(
+    ranks: list[Results], stage: int, precision: str
+) -> None:
+    for results in ranks:
+        assert results["discarded", stage, precision] == [False, True]

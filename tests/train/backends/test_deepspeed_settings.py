@@ -9,6 +9,7 @@ from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes
 from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.train.backends.checks import deepspeed as checks
 
@@ -43,6 +44,21 @@ def test_settings_that_deepspeed_gets_wrong_are_refused(
     run = run.model_copy(update={"train": run.train.model_copy(update=precision)})
     with pytest.raises(UserError, match=rf"^train\.backend: deepspeed: with train\..*{message}"):
         checks.check_run(run, "cpu")
+
+
+@pytest.mark.parametrize("action", ["skip", "lower_rate"])
+def test_spikes_cannot_be_skipped(action: str) -> None:
+    settings = {"backend": "deepspeed", "on_bad_step": {"spike": action, "not_finite": action}}
+    with pytest.raises(ValueError, match=f"on_bad_step.spike: {action}: DeepSpeed updates"):
+        TrainSettings.model_validate(settings)
+    settings["on_bad_step"] = {"spike": "rewind", "not_finite": action}
+    TrainSettings.model_validate(settings)
+
+
+def test_bad_steps_cannot_be_recomputed() -> None:
+    settings = {"backend": "deepspeed", "on_bad_step": {"recompute": True}}
+    with pytest.raises(ValueError, match=r"on_bad_step\.recompute: true: DeepSpeed"):
+        TrainSettings.model_validate(settings)
 
 
 @pytest.mark.parametrize(

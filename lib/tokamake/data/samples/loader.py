@@ -4,7 +4,7 @@
 Their order depends only on the number of consumed samples, so any run can resume.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -194,7 +194,8 @@ class Step(NamedTuple):
     global_batch_size: int
     """Samples of all ranks in this step."""
     micro_batches: list[npt.NDArray[np.int64]]
-    """Micro batches of this rank, (micro_batch_size, sequence_length + 1) each."""
+    """Micro batches of this rank, (micro_batch_size, sequence_length + 1) each; none if the data of
+    the step are left out."""
 
 
 def steps(
@@ -205,17 +206,23 @@ def steps(
     micro_batch_size: int,
     data_parallel_rank: int,
     data_parallel_size: int,
+    left_out: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Step]:
     """Yield steps until the samples do not fill another one; `sizes` has the size of each step.
 
     The samples of a step depend only on `consumed_samples`. Micro batches and ranks only divide
-    them.
+    them. `left_out` has the first and last number, from 1, of steps whose samples are not read.
 
     Raises:
         UserError: a batch cannot be divided into whole micro batches of all ranks.
     """
     sizes.check(micro_batch_size, data_parallel_size)
     while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):
+        step = sizes.whole_steps(consumed_samples) + 1
+        if any(first <= step <= last for first, last in left_out):
+            yield Step(consumed_samples, size, [])
+            consumed_samples += size
+            continue
         of_rank = batches(
             samples,
             consumed_samples=consumed_samples,

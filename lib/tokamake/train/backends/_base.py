@@ -37,6 +37,7 @@ from tokamake.train.batch import (
     num_micro_batches,
     to_batch,
 )
+from tokamake.train.guard import bad_ranks
 from tokamake.train.initial_checkpoint import describe_start
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of
@@ -59,6 +60,7 @@ class EngineBase(ABC):
 
     _state_kinds: dict[str, str]
     _optimizer: torch.optim.Optimizer
+    _own_sums: tuple[Tensor, Tensor]
 
     def __init__(self, run: Run, ranks: Ranks, device: torch.device, *, shard: bool) -> None:
         self._run, self._ranks, self._device = run, ranks, device
@@ -69,7 +71,7 @@ class EngineBase(ABC):
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=sharded)
         self._stages = PipelineStages(run, self.mesh, device, shard=shard)
         self._chunks: list[ParameterChunk] = self._stages.chunks
-        self._loss_scale = LossScale(precision_of(run))
+        self._loss_scale = LossScale(precision_of(run), run.train.loss_scaling)
         # Saving runs beside training, and must not mix with its collectives.
         self._save_group = dist.new_group(backend="gloo")
 
@@ -167,6 +169,7 @@ class EngineBase(ABC):
         Returns:
             Loss of all ranks, norm of the gradient, whether any rank stops, whether all have saved.
         """
+        self._own_sums = loss, squares
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
         # The flags travel with the loss, because a second collective would cost its latency.
@@ -175,6 +178,13 @@ class EngineBase(ABC):
         dist.all_reduce(sums)
         total, square, num_stops, num_saved = sums.tolist()
         return total, math.sqrt(square), num_stops > 0, num_saved == self._ranks.world_size
+
+    def bad_ranks(self) -> list[int]:
+        """Ranks that the last step's bad numbers come from; all ranks call it after a bad step."""
+        own = tuple(value.item() for value in self._own_sums)
+        values: list[Any] = [None] * self._ranks.world_size
+        dist.all_gather_object(values, own)
+        return bad_ranks(values)
 
     def mean_loss(self, rows: Iterable[TokenRows]) -> float:
         """Mean loss over all tokens of the micro batches of all ranks, without training."""
@@ -202,6 +212,7 @@ class EngineBase(ABC):
             "optimizer": self._run.train.optimizer.name,
             **settings_note(self._optimizer.param_groups),
             "loss_scale": self._loss_scale.state,
+            "loss_scale_tolerated": self._loss_scale.num_tolerated,
         }
 
     def _rank_state(self) -> dict[str, Any]:
@@ -210,8 +221,10 @@ class EngineBase(ABC):
 
     def _restore_state(self, folder: Path, rank_state: dict[str, Any] | None) -> None:
         """Restore the loss scale and, if the number of ranks is the same, `_rank_state`."""
-        scale, finite_steps = read_description(folder)["loss_scale"]
+        description = read_description(folder)
+        scale, finite_steps = description["loss_scale"]
         self._loss_scale.state = scale, finite_steps
+        self._loss_scale.num_tolerated = description.get("loss_scale_tolerated", 0)
         if rank_state:
             set_random_state(rank_state["random"])
 

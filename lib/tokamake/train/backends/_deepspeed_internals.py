@@ -107,6 +107,30 @@ def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
         optimizer._clear_fp32_optimizer_param_groups()
 
 
+@contextmanager
+def overflowing(optimizer: Any, stage: int) -> Iterator[None]:
+    """Let DeepSpeed take a step for an overflow: it drops the gradients and keeps the weights.
+
+    Args:
+        optimizer: DeepSpeed's optimizer.
+        stage: ZeRO stage, 1 to 3.
+    """
+    invalid = torch.tensor(-1.0)  # DeepSpeed's norm of gradients that are not finite
+    name: str
+    value: Any
+    if stage == 3:
+        name, value = "_get_norm_groups", [invalid]
+    elif hasattr(optimizer, "scaled_global_norm"):
+        name, value = "scaled_global_norm", invalid
+    else:  # stage 1 in bf16
+        name, value = "get_grads_for_norm", ([torch.tensor([torch.nan])], [])
+    setattr(optimizer, name, lambda *_, **__: value)
+    try:
+        yield
+    finally:
+        delattr(optimizer, name)
+
+
 @torch.no_grad()
 def publish(optimizer: Any, stage: int) -> None:
     """Copy the fp32 weights to the model; all ranks call it."""

@@ -28,7 +28,7 @@ from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
 from tokamake.train.batch import MicroBatch, TokenRows
 from tokamake.train.pipeline_stages import PipelineStages
-from tokamake.train.step_result import Saving, StepResult
+from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
 class _StagesModule(nn.Module):
@@ -98,6 +98,7 @@ class Engine(EngineBase):
         *,
         learning_rate: float,
         weight_decay: float,
+        judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
     ) -> StepResult:
@@ -107,8 +108,9 @@ class Engine(EngineBase):
         # DeepSpeed averages over these ranks what should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         scale = num_averaged / self._num_labels(batches)
+        loss_scale = self._loss_scale.value
         if self._run.train.precision == "fp16":
-            self._engine.optimizer.loss_scale = self._loss_scale.value
+            self._engine.optimizer.loss_scale = loss_scale
         if self._zero_stage < 2:
             total = self._reduce_at_end(batches, scale)
         else:
@@ -121,9 +123,19 @@ class Engine(EngineBase):
             total / num_averaged, squares, stop=stop, saved=saved
         )
         set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-        norm = self._update(norm) if math.isfinite(loss) else math.nan
-        updated = math.isfinite(loss) and self._loss_scale.update(norm)
-        return StepResult(loss, norm, stop=stops, saved=all_saved, skipped=not updated)
+        norm = self._update(norm) if math.isfinite(loss) else self._discard()
+        overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
+        return StepResult(
+            loss,
+            norm,
+            stop=stops,
+            saved=all_saved,
+            skipped=overflowed,
+            loss_scale=loss_scale,
+            # DeepSpeed knows the norm only after the update.
+            bad=None if overflowed else judge(loss, norm),
+            updated=math.isfinite(loss) and math.isfinite(norm),
+        )
 
     def _reduce_at_end(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
@@ -163,7 +175,18 @@ class Engine(EngineBase):
             # The same epsilon as in torch.nn.utils.clip_grad_norm_.
             sharding.scale(self._chunks, min(1.0, limit / (norm + 1e-6)) if limit else 1.0)
             self._engine.step()
+        else:
+            self._discard()
         return norm
+
+    def _discard(self) -> float:
+        """Drop the gradients of a step; return their norm."""
+        if self._zero_stage:
+            with internals.overflowing(self._engine.optimizer, self._zero_stage):
+                self._engine.step()
+        else:
+            self._engine.zero_grad()
+        return math.nan
 
     def _set_mode(self, mode: str) -> None:
         if mode == self._mode or not hasattr(self._optimizer, mode):
@@ -197,6 +220,7 @@ class Engine(EngineBase):
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any back end and layout; see `native.Engine.load`."""
+        self._set_mode("eval")  # the mode of the weights in a checkpoint
         originals = [piece for piece in self._pieces if not piece.chunk.is_tied_output]
         copies = [piece for piece in self._pieces if piece.chunk.is_tied_output]
         rank_state = None

@@ -24,7 +24,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase
 from tokamake.train.batch import MicroBatch, TokenRows, label_draws
-from tokamake.train.step_result import Saving, StepResult
+from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
 class Engine(EngineBase):
@@ -63,6 +63,7 @@ class Engine(EngineBase):
         *,
         learning_rate: float,
         weight_decay: float,
+        judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
     ) -> StepResult:
@@ -72,29 +73,55 @@ class Engine(EngineBase):
             rows: this rank's micro batches of the step.
             learning_rate: learning rate of this step.
             weight_decay: weight decay of this step.
+            judge: says what is wrong with the step, and whether it updates the weights even so.
             stop: whether this rank was asked to stop.
             saved: whether this rank has written its files of a checkpoint.
         """
         self._set_mode("train")
         batches = self._batches(rows)
-        # FSDP2 averages over ranks what should be summed.
-        scale = self._stages.num_averaged / self._num_labels(batches)
+        loss_scale = self._loss_scale.value  # it may change before the update
         self._update_hessian(rows, batches)
-        total = self._stages.forward_backward(batches, scale * self._loss_scale.value)
-        self._add_up_gradients()
-        squares = sharding.squares(self._chunks, self._device)
-        rank_loss = total / self._stages.num_averaged
-        loss, norm, stops, all_saved = self._sum_over_ranks(
-            rank_loss, squares, stop=stop, saved=saved
-        )
-        loss, norm = loss / self._loss_scale.value, norm / self._loss_scale.value
-        updates = math.isfinite(loss) and self._loss_scale.update(norm)
-        if updates and math.isfinite(norm):
+        loss, norm, stops, all_saved = self._measure(batches, stop=stop, saved=saved)
+        overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
+        bad = None if overflowed else judge(loss, norm)
+        updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
+        if updates:
             set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-            sharding.scale(self._chunks, self._gradient_factor(norm))
+            sharding.scale(self._chunks, self._gradient_factor(norm) / loss_scale)
             self._optimizer.step()
         self._drop_gradients()
-        return StepResult(loss, norm, stop=stops, saved=all_saved, skipped=not updates)
+        return StepResult(
+            loss,
+            norm,
+            stop=stops,
+            saved=all_saved,
+            skipped=overflowed,
+            loss_scale=loss_scale,
+            bad=bad,
+            updated=updates,
+        )
+
+    def recompute(self, rows: Sequence[TokenRows]) -> tuple[float, float]:
+        """Loss and gradient norm of this rank's micro batches, without an update."""
+        self._set_mode("train")
+        loss, norm, *_ = self._measure(self._batches(rows), stop=False, saved=False)
+        self._drop_gradients()
+        return loss, norm
+
+    def _measure(
+        self, batches: Sequence[MicroBatch], *, stop: bool, saved: bool
+    ) -> tuple[float, float, bool, bool]:
+        """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
+        loss_scale = self._loss_scale.value
+        # FSDP2 averages over ranks what should be summed.
+        scale = self._stages.num_averaged / self._num_labels(batches)
+        total = self._stages.forward_backward(batches, scale * loss_scale)
+        self._add_up_gradients()
+        squares = sharding.squares(self._chunks, self._device)
+        loss, norm, stops, all_saved = self._sum_over_ranks(
+            total / self._stages.num_averaged, squares, stop=stop, saved=saved
+        )
+        return loss / loss_scale, norm / loss_scale, stops, all_saved
 
     def _num_updates(self) -> int:
         """Updates so far, by the optimizer's own count."""
@@ -135,12 +162,10 @@ class Engine(EngineBase):
             sharding.add_up_copies(self._chunks, self.mesh.pipeline, self._stages.embedding_name)
 
     def _gradient_factor(self, norm: float) -> float:
-        """Factor of gradients: clips them and removes the loss scale."""
-        limit, factor = self._run.train.gradient_clipping, 1.0
-        if limit:
-            # The same epsilon as in torch.nn.utils.clip_grad_norm_.
-            factor = min(1.0, limit / (norm + 1e-6))
-        return factor / self._loss_scale.value
+        """Factor of gradients that clips them."""
+        limit = self._run.train.gradient_clipping
+        # The same epsilon as in torch.nn.utils.clip_grad_norm_.
+        return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
     def _set_mode(self, mode: str) -> None:
         if hasattr(self._optimizer, mode):
@@ -198,6 +223,7 @@ class Engine(EngineBase):
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any layout: weights, optimizer states, random generators."""
+        self._set_mode("eval")  # the mode of the weights in a checkpoint
         copies = [chunk for chunk in self._chunks if chunk.is_tied_output]
         rank_state = None
         # A copy has the keys of its original, so that one dict cannot hold both.

@@ -23,6 +23,16 @@ def check_settings(train: "TrainSettings") -> None:
             "zero_stage: 0: DeepSpeed keeps no fp32 master weights; set it to 1, or precision to "
             "fp32"
         )
+    if (action := train.on_bad_step.spike) in ("skip", "lower_rate"):
+        raise ValueError(
+            f"on_bad_step.spike: {action}: DeepSpeed updates the weights before it knows the "
+            "gradient norm; set it to rewind, or backend to native"
+        )
+    if train.on_bad_step.recompute:
+        raise ValueError(
+            "on_bad_step.recompute: true: DeepSpeed computes gradients in its update alone; set it "
+            "to false, or backend to native"
+        )
     if train.compile:
         raise ValueError(
             "compile: true: is not supported by backend deepspeed; set it to false or backend "

@@ -1,0 +1,72 @@
+"""Settings for steps that go wrong: bad numbers, and the loss scale of fp16."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tokamake.config.fields import Settings
+
+
+class BadStepSettings(Settings):
+    """What to do after a step with bad numbers. All ranks decide alike."""
+
+    not_finite: Literal["stop", "skip", "rewind", "lower_rate"] = "stop"
+    """Action if the loss or the gradient norm is NaN or infinite. Such a step never updates the
+    weights. stop: end the run with an error. skip: go on with the next step. rewind: go back to the
+    newest checkpoint that is whole, and leave out the data of the bad step. lower_rate: skip the
+    step, and multiply the learning rate of all later steps by rate_factor."""
+    spike: Literal["ignore", "journal", "stop", "skip", "rewind", "lower_rate"] = "journal"
+    """Action if the loss or the gradient norm is far above those of the last good steps. journal:
+    note the step in events.jsonl, and update the weights as usual. ignore: do not look for spikes.
+    The others are those of not_finite, and do not update the weights. The back end deepspeed cannot
+    skip or lower_rate here."""
+    spike_threshold: Annotated[float, Field(gt=0)] = 10.0
+    """Distance above the median that makes a spike, in robust standard deviations: 1.4826 times the
+    median absolute deviation."""
+    spike_window: Annotated[int, Field(ge=4)] = 128
+    """Number of good steps to compare with. There are no spikes before that many good steps."""
+    rate_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Factor of the learning rate for lower_rate."""
+    budget: Annotated[int, Field(ge=0)] = 10
+    """Number of steps of the whole run that may be skipped, rewound or followed by a lower rate.
+    The next bad step ends the run with an error."""
+    recompute: bool = False
+    """Compute a bad step again, without an update, and note in events.jsonl whether its numbers are
+    bad again: `reproducible` (by the data or the weights) or `transient` (a fault of the hardware).
+    Needs the back end native."""
+
+
+class LossScalingSettings(Settings):
+    """Dynamic loss scaling of fp16. Other precisions have none."""
+
+    initial_scale: Annotated[float, Field(ge=1, le=2**32)] = 2.0**16
+    """Loss scale of the first step."""
+    min_scale: Annotated[float, Field(gt=0, le=2**32)] = 1.0
+    """Lowest loss scale. Gradients that overflow there are a bad step, see on_bad_step."""
+    window: Annotated[int, Field(ge=1)] = 1000
+    """Steps in a row without overflow after which the scale doubles."""
+    hysteresis: Annotated[int, Field(ge=1)] = 1
+    """Number of overflows until the scale is halved: the earlier ones only skip their step. Counts
+    from the last time that the scale has doubled, as in Megatron and DeepSpeed, which use 2."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "LossScalingSettings":
+        if self.min_scale > self.initial_scale:
+            raise ValueError(
+                f"min_scale: {self.min_scale:g}: is above initial_scale {self.initial_scale:g}; "
+                "lower it"
+            )
+        return self
+
+
+def _check_ranges(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    for first, last in ranges:
+        if not 1 <= first <= last:
+            raise ValueError(
+                f"[{first}, {last}]: give the first and the last step, from 1, as in [[120, 124]]"
+            )
+    return ranges
+
+
+StepRanges = Annotated[tuple[tuple[int, int], ...], AfterValidator(_check_ranges)]
+"""Ranges of steps: the first and the last step of each, numbered from 1."""

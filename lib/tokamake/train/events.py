@@ -1,0 +1,118 @@
+"""The journal of bad steps, events.jsonl: what happened, on which ranks, with which documents.
+
+It is also what a job knows about the bad steps of earlier jobs: those that used up the budget, and
+those that training has gone back before.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from tokamake.config.resolved_run import Run
+from tokamake.data.samples.documents import HasSpans, documents_of
+from tokamake.data.samples.loader import Step
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.guard import ACTED, BadStep
+from tokamake.train.metrics import RecordFile
+from tokamake.train.step_result import StepResult
+
+FILE = "events.jsonl"
+"""Name of the file in the output folder of a run."""
+
+
+class History(NamedTuple):
+    """Bad steps until now; the same on all ranks."""
+
+    num_acted: int = 0
+    """Steps that were skipped, rewound, or followed by a lower rate."""
+    rewound: tuple[int, ...] = ()
+    """Steps that training has gone back before."""
+
+    @classmethod
+    def of(cls, events: Iterable[dict[str, Any]]) -> "History":
+        """History that a journal tells."""
+        steps = [(event["step"], event.get("action")) for event in events]
+        return cls(
+            sum(action in ACTED for _, action in steps),
+            tuple(step for step, action in steps if action == "rewind"),
+        )
+
+
+class EventLog:
+    """Journal of a run's bad steps: all ranks call its methods, rank 0 writes.
+
+    A resume drops events of steps that are done again. Events of rewinds stay: their steps are not.
+
+    Attributes:
+        path: the file.
+        history: bad steps until now.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        samples: training samples.
+        done: finished steps.
+
+    Raises:
+        UserError: rank 0 cannot write the file.
+    """
+
+    def __init__(self, run: Run, ranks: Ranks, samples: HasSpans, *, done: int) -> None:
+        self._run, self._samples, self.path = run, samples, run.output / FILE
+        self._file: RecordFile | None = None
+        agreed = [History()]
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                self._file = RecordFile(self.path, lambda event: _stays(event, done))
+                agreed = [History.of(self._file.kept)]
+        dist.broadcast_object_list(agreed, src=0)
+        self.history = agreed[0]
+
+    def add(
+        self, step: int, result: StepResult, *, bad: BadStep, batch: Step, **facts: Any
+    ) -> None:
+        """Journal a bad step, and bring it to disk.
+
+        Args:
+            step: number of the step.
+            result: what it measured.
+            bad: what is wrong with it, and the action that follows.
+            batch: its data.
+            facts: more entries of the event, such as ranks.
+        """
+        first, stop = batch.consumed_samples, batch.consumed_samples + batch.global_batch_size
+        if bad.action in ACTED:
+            self.history = self.history._replace(num_acted=self.history.num_acted + 1)
+        with raise_on_all_ranks():
+            if self._file:
+                event = {
+                    "step": step,
+                    "case": bad.case,
+                    "reason": bad.reason,
+                    "action": bad.action,
+                    **facts,
+                    "loss": _number(result.loss),
+                    "grad_norm": _number(result.grad_norm),
+                    "samples": [first, stop - 1],
+                    "documents": documents_of(
+                        self._samples, range(first, stop), data_root=self._run.data_root
+                    ),
+                }
+                self._file.add(event)
+                self._file.sync()
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+def _stays(event: dict[str, Any], done: int) -> bool:
+    return bool(done) and (event["step"] <= done or event.get("action") == "rewind")
+
+
+def _number(value: float) -> float | str:
+    """A number for JSON, which has none for NaN and infinity."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,165 @@
+"""Steps with bad numbers: what is one, and what follows. Pure functions of values on all ranks.
+
+Loss and gradient norm of a step are sums over all ranks, so that all ranks judge alike without
+another collective.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from sys import float_info
+from typing import Any, Literal, NamedTuple
+
+from tokamake.config.stability import BadStepSettings
+
+Case = Literal["not_finite", "spike"]
+ACTED = ("skip", "rewind", "lower_rate")
+"""Actions that use up the budget."""
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+_LEAST_SPREAD = 1e-3
+"""Share of the median that counts as spread at least: equal values make no change a spike."""
+
+
+class BadStep(NamedTuple):
+    """A step with bad numbers."""
+
+    case: Case
+    action: str
+    """Setting of `train.on_bad_step` for this case."""
+    reason: str
+    """The bad value, such as `loss: nan`."""
+
+    @property
+    def updates(self) -> bool:
+        """Whether the step updates the weights."""
+        return self.action == "journal"
+
+
+class GuardState(NamedTuple):
+    """What a checkpoint keeps of the steps before it."""
+
+    recent: tuple[tuple[float, float], ...] = ()
+    """Loss and gradient norm of the last good steps."""
+    rate_factor: float = 1.0
+    """Factor of the learning rate."""
+    skipped: tuple[int, ...] = ()
+    """Steps without an update besides those of `train.skip_data`; rewound ones may lie ahead."""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "GuardState":
+        """Read what `to_json` returned."""
+        recent = tuple(zip(value["losses"], value["grad_norms"], strict=True))
+        return cls(recent, float(value["rate_factor"]), tuple(value["skipped"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The state for state.json."""
+        losses, norms = zip(*self.recent, strict=True) if self.recent else ((), ())
+        return {
+            "losses": losses,
+            "grad_norms": norms,
+            "rate_factor": self.rate_factor,
+            "skipped": self.skipped,
+        }
+
+    def effect(self, step: int) -> dict[str, Any]:
+        """What bad steps have changed in the weights of a step; empty if nothing."""
+        skipped = [number for number in self.skipped if number <= step]
+        changed = skipped or self.rate_factor != 1.0
+        return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
+
+    def after_good(self, loss: float, grad_norm: float, *, window: int) -> "GuardState":
+        """The state after a step that updated the weights."""
+        return self._replace(recent=(*self.recent, (loss, grad_norm))[-window:])
+
+    def after_skip(self, *steps: int) -> "GuardState":
+        """The state with more steps that have, or will have, no update."""
+        return self._replace(skipped=tuple(sorted({*self.skipped, *steps})))
+
+
+def judge(
+    settings: BadStepSettings,
+    recent: Sequence[tuple[float, float]],
+    *,
+    loss: float,
+    grad_norm: float,
+) -> BadStep | None:
+    """Judge a step by its loss and its gradient norm before clipping.
+
+    Args:
+        settings: `train.on_bad_step`.
+        recent: loss and gradient norm of the last good steps.
+        loss: mean over the tokens of the global batch.
+        grad_norm: norm over all parameters.
+
+    Returns:
+        None for a good step.
+    """
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            return BadStep("not_finite", settings.not_finite, f"{name}: {value}")
+    if settings.spike == "ignore" or len(recent) < settings.spike_window:
+        return None
+    losses, norms = zip(*recent, strict=True)
+    for name, value, earlier in (("loss", loss, losses), ("gradient norm", grad_norm, norms)):
+        if (score := robust_score(value, earlier)) > settings.spike_threshold:
+            reason = (
+                f"{name}: {value:.4g}, {score:.1f} robust standard deviations above the median "
+                f"{median(earlier):.4g} of the last {len(earlier)} good steps"
+            )
+            return BadStep("spike", settings.spike, reason)
+    return None
+
+
+def robust_score(value: float, earlier: Sequence[float]) -> float:
+    """Distance of a value above the median of earlier ones, in robust standard deviations.
+
+    Outliers among the earlier values change neither the median nor the median absolute deviation
+    much (Iglewicz and Hoaglin 1993). A value below the median has a negative score.
+    """
+    center = median(earlier)
+    spread = _NORMAL * median(abs(each - center) for each in earlier)
+    return (value - center) / max(spread, _LEAST_SPREAD * abs(center), float_info.min)
+
+
+def ranges_without_effect(ranges: Sequence[tuple[int, int]], step: int) -> str | None:
+    """Name ranges of `train.skip_data` that lie before the position of a run; None: there are none.
+
+    Args:
+        ranges: first and last step of each.
+        step: finished steps.
+    """
+    before = [
+        f"{first} to {last}" if first < last else str(first)
+        for first, last in ranges
+        if last <= step
+    ]
+    if not before:
+        return None
+    return f"no effect on steps {', '.join(before)}: training is already at step {step:,}"
+
+
+def bad_ranks(values: Sequence[tuple[float, float]]) -> list[int]:
+    """Ranks that a bad step comes from.
+
+    Args:
+        values: for each rank, its share of the loss and of the squared gradient norm.
+
+    Returns:
+        Ranks whose share of the loss is not finite; if there are none, those of the gradient; if
+        there are none, ranks with the largest share of the loss.
+    """
+    for kind in zip(*values, strict=True):
+        if ranks := [rank for rank, value in enumerate(kind) if not math.isfinite(value)]:
+            return ranks
+    largest = max(loss for loss, _ in values)
+    return [rank for rank, (loss, _) in enumerate(values) if loss == largest]
+
+
+def described(ranks: Sequence[int]) -> str:
+    """Ranks as text, with ranges: `ranks 0-3, 7`."""
+    breaks = [position for position, (a, b) in enumerate(pairwise(ranks), 1) if b != a + 1]
+    runs = [ranks[start:stop] for start, stop in pairwise([0, *breaks, len(ranks)])]
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {text}"

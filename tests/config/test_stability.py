@@ -1,0 +1,34 @@
+"""Settings for bad steps, data to leave out, and loss scaling."""
+
+from typing import Any
+
+import pytest
+
+from tokamake.config.training import TrainSettings, without_added_defaults
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"skip_data": [[0, 3]]}, r"\[0, 3\]: give the first and the last step, from 1"),
+        ({"skip_data": [[5, 4]]}, r"\[5, 4\]: give the first and the last step, from 1"),
+        ({"skip_data": [3, 4]}, "skip_data"),
+        ({"loss_scaling": {"min_scale": 8, "initial_scale": 4}}, "min_scale: 8: is above initial"),
+        ({"loss_scaling": {"hysteresis": 0}}, "hysteresis"),
+        ({"on_bad_step": {"not_finite": "journal"}}, "not_finite"),
+        ({"on_bad_step": {"rate_factor": 1}}, "rate_factor"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainSettings.model_validate(settings)
+
+
+def test_settings_that_earlier_versions_lack_are_left_out_by_default() -> None:
+    section = TrainSettings().model_dump(mode="json")
+    left = without_added_defaults(section)
+    assert section.keys() - left.keys() >= {"on_bad_step", "skip_data", "loss_scaling"}
+    assert left["save_interval"] == 1000
+    for name, value in (("skip_data", [[1, 1]]), ("loss_scaling", {"hysteresis": 2})):
+        changed = TrainSettings.model_validate({name: value}).model_dump(mode="json")
+        assert name in without_added_defaults(changed)
