@@ -84,8 +84,7 @@ class RunChanges:
             trained = read_run(latest(output) / "run.yaml")
         except UserError:
             return None
-        there = dotted(effective_settings(trained))
-        settings = _settings(config, trained)
+        there, settings = dotted(effective_settings(trained)), _settings(config, trained)
         lines, obstacles = changes.compare_settings(there, settings, step=state.step)
         train = config.train
         obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state)
