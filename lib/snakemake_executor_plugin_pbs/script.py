@@ -46,7 +46,7 @@ work() {{ # FOLDER TOKEN
     fi
     rm -f "$result" "$1/$2.failure" # of an earlier run, if the batch system reruns the job
     {PROGRESS_VARIABLE}=$1/$2.progress {FAILURE_VARIABLE}=$1/$2.failure \\
-        /bin/sh -c 'trap : TERM; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
+        /bin/sh -c 'trap : TERM; trap "" USR1; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
     status=$?
     echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||
         return {NO_RESULT}
@@ -54,10 +54,11 @@ work() {{ # FOLDER TOKEN
 }}
 # Signals reach all processes of a job. Both shells trap SIGTERM and end after the work: if one
 # ended before, the job would end, and work that still saves would be killed or left behind.
+# SIGUSR1 would end Snakemake, too, unless it is ignored; work that saves on it handles it.
 """
 
 _SINGLE = """\
-trap : TERM
+trap : TERM USR1
 work SUBMISSIONS
 exit
 """
@@ -65,7 +66,7 @@ exit
 # The exit status of a bundle has no meaning: each submission has its own.
 _BUNDLE = """\
 end=${PBS_JOB_END_TIME:-${SLURM_JOB_END_TIME:-}} longest=0 terminated=
-trap 'terminated=yes' TERM
+trap 'terminated=yes' TERM USR1
 set -- SUBMISSIONS
 while [ $# -gt 0 ] && [ -z "$terminated" ]; do
     begin=$(date +%s)

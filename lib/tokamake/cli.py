@@ -157,9 +157,9 @@ def main() -> None:
     from tokamake.runtime.exit_status import Stopped
 
     # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
-    if stage == "train":  # a person's Ctrl-C stops it in the same way
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(Stopped.SIGTERM))
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(Stopped.SIGINT))
+    if stage == "train":  # other signals stop it in the same way
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda number, _: sys.exit(Stopped[signal.Signals(number).name]))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -23,6 +23,8 @@ class TemporaryError(UserError):
     """An error of the system, the network or another process, which a retry may not meet."""
 
 
+FAILURE_VARIABLE = "JOB_FAILURE_FILE"
+"""Environment variable with a file that prevents a retry of the job."""
 RESTART_VARIABLE = "TOKAMAKE_ERROR_FILE"
 """Environment variable with a file that prevents a restart of the ranks in the same job."""
 
@@ -34,11 +36,20 @@ def note_failure(error: Exception) -> None:
     the same way creates it, and the job is not retried. A temporary error is retried, but not
     within the same job (`runtime/restarts.py`).
     """
-    names = ("JOB_FAILURE_FILE", RESTART_VARIABLE)
-    for name in names[1:] if isinstance(error, TemporaryError) else names:
-        if path := os.environ.get(name):
-            with suppress(OSError):
-                Path(path).touch()
+    _touch(RESTART_VARIABLE)
+    if not isinstance(error, TemporaryError):
+        _touch(FAILURE_VARIABLE)
+
+
+def note_wanted_end() -> None:
+    """Tell the executors for PBS and Slurm not to retry this job: a person ended its work."""
+    _touch(FAILURE_VARIABLE)
+
+
+def _touch(variable: str) -> None:
+    if path := os.environ.get(variable):
+        with suppress(OSError):
+            Path(path).touch()
 
 
 def of_system(error: OSError) -> str:

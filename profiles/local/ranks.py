@@ -1,9 +1,9 @@
 """torchrun with its options, but with the exit status of the first rank that failed.
 
 torchrun itself prints a traceback and a report and always returns 1. So a user's mistake (2) and a
-run that saved and stopped could not be distinguished from a crash. SIGTERM and Ctrl-C are passed on
-to the ranks, which have ten minutes to save instead of 30 s. The exit status is that of the ranks
-if they saved and stopped. A second Ctrl-C kills the ranks.
+run that saved and stopped could not be distinguished from a crash. SIGTERM, SIGUSR1 and Ctrl-C are
+passed on to the ranks, which have ten minutes to save instead of 30 s. The exit status is that of
+the ranks if they saved and stopped. A second Ctrl-C kills the ranks.
 """
 
 import logging
@@ -86,9 +86,10 @@ def end_ranks(number: int) -> set[int]:
 
 
 os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
+SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGHUP,SIGQUIT"
 logging.disable(logging.CRITICAL)  # in this process only, not in the ranks
 try:
-    run(parse_args(sys.argv[1:]))
+    run(parse_args(["--signals-to-handle", SIGNALS, *sys.argv[1:]]))
 except ChildFailedError as error:
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:

@@ -107,12 +107,16 @@ def save(*_):
 
 here = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, save)
 (here / "started").touch()
 signal.pause()
 """
 
 
-def test_a_job_lasts_until_its_work_has_ended(records: Records, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_lasts_until_its_work_has_ended(
+    records: Records, tmp_path: Path, number: signal.Signals
+) -> None:
     """Otherwise PBS would kill work that still saves, or a second job would run in parallel."""
     (tmp_path / "work.py").write_text(SAVES)
     path = prepare(records, f"'{sys.executable}' '{tmp_path}/work.py' '{tmp_path}'")
@@ -120,7 +124,7 @@ def test_a_job_lasts_until_its_work_has_ended(records: Records, tmp_path: Path) 
         ["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, start_new_session=True
     )
     wait_for((tmp_path / "started").exists, "the job to start")
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, number)
     assert process.wait(30) == 3
     assert (tmp_path / "saved").exists()
     assert records.exit_status(RECORD) == 3

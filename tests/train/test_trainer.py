@@ -231,7 +231,7 @@ def test_other_validation_samples_do_not_restart_the_run(
     assert not list(tmp_path.glob("run/training.*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_the_run_resumes(
     root: Path,
     single: Path,

@@ -88,7 +88,7 @@ def test_the_local_rank_of_a_launcher_is_ignored(option: str) -> None:
 RANK = """
 import os, signal, sys
 # Waited for, not handled: a signal between `ready` and the waiting would never wake it.
-asked = {signal.SIGTERM, signal.SIGINT}
+asked = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, asked)
 os.write(1, b"ready\\n")  # one write; unbuffered print makes two
 signal.sigwait(asked)
@@ -119,7 +119,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "early"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)],
+    [
+        *((signal.SIGTERM, False), (signal.SIGTERM, True)),
+        *((signal.SIGINT, False), (signal.SIGUSR1, False)),
+    ],
 )
 def test_the_local_launcher_forwards_signals_without_a_traceback(
     number: signal.Signals, early: bool

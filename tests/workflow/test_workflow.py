@@ -181,6 +181,11 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
         how = "finetuned: weights alone, at step 0" if finetune else "continued at step 40: weights"
         assert f"start     results/smoke/training/global_step40, {how}" in log
         lines = (finished / f"results/{name}/training/metrics.jsonl").read_text().splitlines()
+        again = snakemake(finished, "--forcerun", "train", *run)
+        assert again.returncode == 0, again.stderr
+        kept = (finished / f"logs/{name}/train.log").read_text()
+        assert kept.startswith(log)
+        assert f"already at step {steps}, the last; nothing to train" in kept.removeprefix(log)
         records[finetune] = [entry for line in lines if "loss" in (entry := json.loads(line))]
     assert [record["step"] for record in records[False]] == [*range(41, 51)]
     assert [record["step"] for record in records[True]] == [*range(1, 9)]

@@ -78,8 +78,10 @@ rule train:
             or segments.end_option(wildcards)
         ),
     # A signal goes to all processes at once. It must not end the shell while ranks save.
+    # Snakemake removes the log before a job. A second link keeps what earlier jobs of the run wrote.
     shell:
-        "trap : TERM INT;"
+        "trap : TERM INT USR1;"
+        " kept=$(dirname {log})/.$(basename {log}); touch $kept; ln -f $kept {log} || ln -s $(basename $kept) {log};"
         " python -m tokamake.runtime.restarts {resources.restarts} results/{wildcards.run}/training"
         " {resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake train --config {input.run} {params.end} 2>&1 | (trap '' TERM INT; exec tee -a {log})"
+        " tokamake train --config {input.run} {params.end} 2>&1 | (trap '' TERM INT USR1; exec tee -a {log})"

@@ -179,6 +179,24 @@ def check_until_step(run: Run, until_step: int | None) -> None:
         )
 
 
+def step_of_samples(run: Run, samples: int) -> int:
+    """Last step of a job that ends before it consumes more samples than these.
+
+    Raises:
+        UserError: they are not within the run.
+    """
+    first, last = run.consumed_samples, run.train.batch_sizes.samples(run.train.train_steps)
+    if first < samples <= last:
+        step = run.train.batch_sizes.whole_steps(samples)
+        if step > run.step:
+            return step
+    length = run.train.sequence_length
+    raise UserError(
+        f"until_samples: {samples} ({samples * length:,} tokens): the run goes from {first} to "
+        f"{last} samples, {run.train.global_batch_size} a step; give a number between them"
+    )
+
+
 def check_trial_samples(run: Run, index: Index, num_steps: int) -> None:
     """Check that the index has enough training samples for a trial."""
     num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size

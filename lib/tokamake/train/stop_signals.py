@@ -1,6 +1,6 @@
-"""SIGTERM of a batch system and Ctrl-C: how they stop a training.
+"""SIGTERM and SIGUSR1 of a batch system, and Ctrl-C: how they stop a training.
 
-`train` and the trainer install handlers. The trainer looks at its `StopRequest` in each step.
+`train` and the trainer install handlers. The trainer looks at its `Stopping` in each step.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _REPEAT_SECONDS = 1.0
 """A second signal within this time is the same Ctrl-C: the terminal sends it to all processes, and
 launchers send it again to theirs."""

@@ -10,23 +10,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tokamake.errors import UserError
+
 if TYPE_CHECKING:
     from tokamake.runtime.ranks import Ranks
 
 
-def train(*, config: Path, until_step: int | None = None, minutes: float | None = None) -> None:
+def train(
+    *,
+    config: Path,
+    until_step: int | None = None,
+    until_samples: int | None = None,
+    until_tokens: int | None = None,
+    minutes: float | None = None,
+) -> None:
     """Train a model, or resume a run that was interrupted.
 
     Start it alone or on several ranks: `torchrun --nproc-per-node 2 -m tokamake train --config
     run.yaml`, or through mpiexec or srun. After any interruption, the same command resumes from the
-    last checkpoint, with the same result. On SIGTERM or Ctrl-C, and before the time of its job
-    ends, a run saves a checkpoint and exits with a status of 80 or more (torchrun makes it 1),
-    because it is not finished: only a finished run has a train.json. A second Ctrl-C ends it at
-    once.
+    last checkpoint, with the same result. On SIGTERM, SIGUSR1 or Ctrl-C, before the time of its job
+    ends, and when a file `stop` appears in the output folder, a run saves a checkpoint and exits
+    with a status of 80 or more (torchrun makes it 1), because it is not finished: only a finished
+    run has a train.json. A second Ctrl-C ends it at once.
 
     Args:
         config: The run, as `tokamake resolve` writes it.
         until_step: Where to end, with a checkpoint and train.STEP.json; by default the run's end.
+        until_samples: The same in consumed samples, rounded down to a whole step.
+        until_tokens: The same in tokens.
         minutes: How long this may take; by default what Slurm, or the executor for PBS,
             gives the job.
 
@@ -47,16 +58,31 @@ def train(*, config: Path, until_step: int | None = None, minutes: float | None 
     ):
         with raise_on_all_ranks():
             run = read_decision(config, read_run(config))
+            _check_limits(until_step, until_samples, until_tokens)
         # Imported late: torch's distributed modules take seconds.
         from tokamake.train.trainer import train_run
 
-        code = train_run(run, ranks, device, until_step=until_step, minutes=minutes)
+        if until_tokens is not None:
+            until_samples = until_tokens // run.train.sequence_length
+        code = train_run(
+            run,
+            ranks,
+            device,
+            until_step=until_step,
+            until_samples=until_samples,
+            minutes=minutes,
+        )
     leave(ranks, code)
+
+
+def _check_limits(*limits: int | None) -> None:
+    if sum(limit is not None for limit in limits) > 1:
+        raise UserError("--until-step, --until-samples and --until-tokens: give one of them")
 
 
 @contextmanager
 def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
-    """Exit on SIGTERM or Ctrl-C while there is nothing to save.
+    """Exit on a signal while there is nothing to save.
 
     That is before the first step and after the last; in between, the trainer has its own handler.
     """

@@ -18,16 +18,12 @@ from tokamake.data.samples.loader import Step
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.exit_status import Stopped
-from tokamake.runtime.rank_errors import (
-    first_of_ranks,
-    raise_on_all_ranks,
-    report_from_any_rank,
-)
+from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress, resume
 from tokamake.train.batch import steps_of_rank
-from tokamake.train.checks import check_run, check_until_step
+from tokamake.train.checks import check_run, check_until_step, step_of_samples
 from tokamake.train.data_verification import verify_data
 from tokamake.train.deadline import Deadline
 from tokamake.train.heartbeat import Heartbeat, watched
@@ -39,7 +35,8 @@ from tokamake.train.saving import CheckpointSaver
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_guard import StepGuard
 from tokamake.train.step_result import NOTHING, StepResult
-from tokamake.train.stop_signals import StopRequest, on_signals
+from tokamake.train.stop_signals import on_signals
+from tokamake.train.stopping import Stopping, describe
 from tokamake.train.stragglers import Stragglers
 from tokamake.train.summary import write_summary
 from tokamake.train.training_log import TrainingLog
@@ -55,6 +52,7 @@ def train_run(
     device: "torch.device",
     *,
     until_step: int | None = None,
+    until_samples: int | None = None,
     minutes: float | None = None,
 ) -> int:
     """Train a run from its start or its last checkpoint; do nothing if it is already finished.
@@ -64,6 +62,7 @@ def train_run(
         ranks: this process among its peers, all in one process group.
         device: device of the model.
         until_step: step to end at; None: the end of the run.
+        until_samples: consumed samples to end at, rounded down to a whole step.
         minutes: how long this job may take; None: what its scheduler says.
 
     Returns:
@@ -87,6 +86,8 @@ def train_run(
         with resume.claimed(run, ranks, index, beat=heartbeat.beat) as start:
             state, counted = start.state, counted_run(run, start.state)
             with raise_on_all_ranks():
+                if until_samples is not None:
+                    until_step = step_of_samples(counted, until_samples)
                 check_until_step(counted, until_step)
             last_step = until_step or counted.train.train_steps
             if state.step >= last_step and not start.unvalidated:
@@ -110,6 +111,7 @@ def train_run(
                 state = trainer.train()
                 counted, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
+                assert trainer.stopped
                 return trainer.stopped
 
             # train.json tells the workflow that this segment of the run is finished.
@@ -127,7 +129,7 @@ class Trainer:
         state: finished steps, consumed samples and training time.
         last_step: step to end at.
         unvalidated: whether an earlier job stopped before the validation of its last step.
-        stopped: why it stopped before `last_step`, once it has.
+        stopped: why it was asked to stop, if it was.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -153,9 +155,8 @@ class Trainer:
         self.ranks, self._resolved, self._until_step = ranks, run, until_step
         self.unvalidated = start.unvalidated
         self.deadline, self.heartbeat = deadline, heartbeat
-        self.stop_request = StopRequest(reports=ranks.rank == 0)
-        self._stop_reason = ""
-        self.stopped = Stopped.TIME
+        self.stopping = Stopping(run.output, ranks, deadline)
+        self.stopped: Stopped | None = None
         hosts = heartbeat.hosts
         self.stragglers = Stragglers(run.output, hosts, rank=ranks.rank, device=device)
 
@@ -207,7 +208,7 @@ class Trainer:
         with (
             closing(self),
             job_progress.retracted_on_error(self.ranks),
-            on_signals(self.stop_request.note),
+            on_signals(self.stopping.signals.note),
         ):
             if self.state.step == 0 or self.unvalidated:
                 self.validate()
@@ -218,22 +219,24 @@ class Trainer:
                     continue
                 if result.saved:
                     self.saver.finish()
-                is_due = self._due(train.log_interval) or self.state.step == 1
+                is_due = self._due(train.log_interval) or self.state.step == 1 or result.stop
                 if is_due and math.isfinite(result.loss):
                     self.log.training(self.state, result, learning_rate)
                 if result.stop:
                     # The system may not wait for a validation before it kills the job.
                     self.save()
                     self.saver.finish()
-                if self._due(train.evaluation_interval):
+                    self.stopped = self.stopping.agree()
+                # A person who creates a file is in no hurry.
+                if self._due(train.evaluation_interval) or self.stopped is Stopped.FILE:
                     self.validate()
                 if result.stop:
                     break
                 if self._due(train.save_interval) or self.state.step == self.last_step:
                     self.save()
             self.saver.finish()
-            if self.state.step < self.last_step:
-                self._print_why_stopped()
+            if self.stopped and self.state.step < self.last_step:
+                self._print_why_stopped(self.stopped)
             else:
                 self.log.sync()  # for a validation after the save
         return self.state
@@ -261,7 +264,7 @@ class Trainer:
             learning_rate=learning_rate,
             weight_decay=self.weight_decay(),
             judge=self.guard.judge,
-            stop=self._is_asked_to_stop(),
+            stop=self.stopping.is_asked(),
             saved=self.saver.written,
         )
         if result.bad and (checkpoint := self._respond(result, batch)):
@@ -351,16 +354,8 @@ class Trainer:
         self.log.close()
         self.guard.close()
 
-    def _is_asked_to_stop(self) -> bool:
-        self._stop_reason = self.stop_request.by or ("TIME" if self.deadline.near() else "")
-        return bool(self._stop_reason)
-
-    def _print_why_stopped(self) -> None:
-        # Ranks get signals at different times, and rank 0 alone knows the time of the job.
-        self.stopped = Stopped[first_of_ranks(self._stop_reason)]
-        is_time = self.stopped is Stopped.TIME
-        reason = "before the end of the job" if is_time else f"by {self.stopped.name}"
+    def _print_why_stopped(self, reason: Stopped) -> None:
         self.ranks.print_once(
-            f"stopped {reason}: saved at step {self.state.step}, run the same command again to "
-            "go on"
+            f"stopped {describe(reason)}: saved at step {self.state.step}, run the same command "
+            "again to go on"
         )
