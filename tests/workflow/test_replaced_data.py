@@ -74,6 +74,16 @@ def test_settings_that_would_write_the_data_again_are_refused() -> None:
 RAW_TABLE_OF_JSONL = "corpus\tfiles\tformat\tweight\nweb\traw/*.jsonl\tjsonl\t1\n"
 
 
+def test_a_corpus_that_the_run_does_not_use_may_change() -> None:
+    Path("x.jsonl").write_text('{"text": "another document"}\n')
+    header = "corpus\tfiles\tweight\tformat\nweb\traw/*.jsonl\t1\t\n"
+    sections = {"tokenizer": {"path": "results/tokenizer"}}
+    config = read_config(**{**CHECK, "table": f"{header}web.x\tx.jsonl\t1\t\n"}, **sections)
+    write_plan(Path(config.data_set.plan), config.plan)
+    write_settings(config)
+    check(table=f"{header}web.x\tx.jsonl\t1\tjsonl\n", **sections)
+
+
 def test_another_tokenizer_is_refused() -> None:
     path = make_tokenizer("mine", "x", "y", "z")
     assert refused(tokenizer={"path": path}).startswith("data set default: tokenizer ")

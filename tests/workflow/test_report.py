@@ -1,10 +1,16 @@
 """Figures of the report, and the params of its rule."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.support.paths import ROOT
-from tokamake.workflow.report import FIGURES, figure_rules
+from tests.support.workflow_configs import read_config, wildcards
+from tests.support.workflows import CONFIG
+from tokamake.workflow.report import FIGURES, ReportRules, figure_rules
 
 
 def test_captions_exist_for_all_figures() -> None:
@@ -24,3 +30,32 @@ def test_several_runs_are_compared() -> None:
     assert figure_rules(config) == ["plot"]
     config.runs["b"] = 2
     assert figure_rules(config) == ["plot", "compare"]
+
+
+@pytest.mark.usefixtures("workspace_here")
+@pytest.mark.parametrize("is_main", [True, False])
+def test_runs_that_the_next_report_leaves_out_are_named_once(
+    is_main: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snakemake: Any = SimpleNamespace(is_main_process=is_main, main_config={"run": "smoke"})
+
+    def messages() -> list[str]:
+        rules = ReportRules(read_config(), snakemake)
+        assert (
+            rules.config_text(wildcards()) == rules.config_text(wildcards()) == '{"run": "smoke"}'
+        )
+        return capsys.readouterr().err.splitlines()
+
+    path = Path("results/config.json")
+    path.parent.mkdir()
+    assert messages() == []
+    path.write_text(json.dumps(CONFIG))
+    assert messages() == []
+    path.write_text(json.dumps({**CONFIG, "run": "first"}))
+    line = (
+        "tokamake: results/report.html: shows first now; the next report has only the runs of this "
+        "config. `tokamake compare` compares any runs"
+    )
+    assert messages() == [line] * is_main
+    path.write_text(json.dumps({**CONFIG, "runs": "gone.tsv"}))
+    assert messages() == []

@@ -1,6 +1,5 @@
 # What the rules share: the checked config, input functions and options, wildcards.
 
-import json
 import re
 
 from tokamake.config.training import INDEX_SETTINGS
@@ -23,6 +22,7 @@ segments = FUNCTIONS.segments
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
 run_changes = FUNCTIONS.changes
+report_rules = FUNCTIONS.report
 
 DATA_SET = CONFIG.data_set
 DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights

@@ -80,8 +80,7 @@ rule report:
     benchmark:
         f"{DATA_SET.benchmarks}/report.tsv"
     params:
-        # The whole config, so that Snakemake reads the same workflow again, whatever its arguments were.
-        config=lambda wildcards: json.dumps(SNAKEMAKE.main_config, sort_keys=True),
+        config=report_rules.config_text,
         # A function, since its folder may have braces. A function of the output is not among the
         # params that make the report again when they change, as when the repository moves.
         snakefile=lambda wildcards, output: SNAKEMAKE.main_snakefile,

@@ -64,16 +64,16 @@ def check_replaced(config: WorkflowConfig) -> None:
     if not replaced.lines or not (runs := _dependents(config, replaced)):
         return
     data_set, named = config.data_set, ", ".join(runs)
-    has = "runs" if len(runs) > 1 else "run"
+    noun = "runs" if len(runs) > 1 else "run"
     if config.shared.replace_data:
         print(
             f"tokamake: data set {data_set.name}: {replaced}. replace_data is true: "
-            f"{data_set.folder} is written again, and the data of {has} {named} are lost",
+            f"{data_set.folder} is written again, and the data of {noun} {named} are lost",
             file=sys.stderr,
         )
         return
     raise UserError(
-        f"data set {data_set.name}: {replaced}. The data of {has} {named} in {data_set.folder} "
+        f"data set {data_set.name}: {replaced}. The data of {noun} {named} in {data_set.folder} "
         "would be written again: give this config a data set of its own (data_set: NAME), undo "
         "the change, or replace them (--config replace_data=true)"
     )
@@ -96,11 +96,12 @@ def find_replaced(config: WorkflowConfig) -> Replaced:
     recorded, current = _on_disk(config), _current(config)
     common = {name: value for name, value in current.items() if name in recorded}
     lines = compare_settings(recorded, common).lines
-    sections = [line.partition(" ")[0].split(".") for line in lines]
-    corpora = {section[1] for section in sections if section[0] == "corpora"}
-    if any(section[0] != "corpora" for section in sections):
+    names = [line.partition(" ")[0] for line in lines]
+    columns = [name.removeprefix("corpora.") for name in names if name.startswith("corpora.")]
+    corpora = {column.rpartition(".")[0] for column in columns}
+    if len(columns) < len(names):
         corpora |= config.corpora.keys()
-    has_tokenizer = any(len(section) > 1 and section[0] == "tokenizer" for section in sections)
+    has_tokenizer = any(name.startswith("tokenizer.") for name in names)
     if _trains_on_other_corpora(config):
         lines, has_tokenizer = lines or ("the tokenizer is trained on other corpora",), True
     changed = {

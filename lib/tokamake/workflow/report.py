@@ -1,9 +1,16 @@
-"""Figures that the rule `plot` draws, and where Snakemake's report shows them."""
+"""Figures that the rule `plot` draws, and Snakemake's report, which shows them."""
 
+import json
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tokamake import files
+from tokamake.config.runs import read_runs
+from tokamake.errors import UserError
 from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.snakemake_internals import Snakemake
 
 
 class Figure(NamedTuple):
@@ -40,3 +47,37 @@ FIGURES = (
 def figure_rules(config: WorkflowConfig) -> list[str]:
     """Rules whose outputs the report shows; runs are compared if there are several."""
     return ["plot", "compare"] if len(config.runs) > 1 else ["plot"]
+
+
+class ReportRules:
+    """Params of the rule `report`."""
+
+    def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
+        self._config = config
+        self._snakemake = snakemake
+        self._is_checked = not snakemake.is_main_process
+
+    def config_text(self, wildcards: Any) -> str:  # noqa: ARG002
+        """The whole config, so that Snakemake reads the same workflow again for its report.
+
+        Snakemake calls this only if the report is part of what it builds.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            self._name_lost_runs()
+        return json.dumps(self._snakemake.main_config, sort_keys=True)
+
+    def _name_lost_runs(self) -> None:
+        """Say which runs of another config the report shows, and the next one will not."""
+        folder = Path(self._config.data_set.shared)
+        path = folder / "config.json"
+        if not path.is_file():
+            return
+        with suppress(UserError):  # of another version, or its table of runs is gone
+            shown = read_runs(files.read_json(path, "remove it"), str(path))
+            if lost := [run for run in shown if run not in self._config.runs]:
+                print(
+                    f"tokamake: {folder}/report.html: shows {', '.join(lost)} now; the next report "
+                    "has only the runs of this config. `tokamake compare` compares any runs",
+                    file=sys.stderr,
+                )

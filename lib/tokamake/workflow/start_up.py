@@ -19,6 +19,7 @@ from tokamake.workflow.layouts import Layouts
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import RUN, check_writable
 from tokamake.workflow.replaced_data import check_replaced, write_settings
+from tokamake.workflow.report import ReportRules
 from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import Segments
 from tokamake.workflow.snakemake_internals import (
@@ -42,6 +43,7 @@ class RuleFunctions:
     doctor: DoctorRules
     layouts: Layouts
     changes: RunChanges
+    report: ReportRules
 
 
 def shell_prefix() -> str:
@@ -85,6 +87,7 @@ def rule_functions(
             doctor=DoctorRules(snakemake),
             layouts=Layouts(checked, snakemake),
             changes=RunChanges(checked, is_main_process=is_main),
+            report=ReportRules(checked, snakemake),
         )
 
 

@@ -1,0 +1,72 @@
+"""What a run was made from, as its files say."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.finished_run import RUN
+from tokamake.config.data_set import DataSet
+from tokamake.data.indexed.manifest import write_manifest
+from tokamake.status.run_data import Origin, data_set_of, read_origin
+
+PREFIX = "merged/web-0000_text_document"
+
+
+def write_run(folder: Path, **settings: str) -> None:
+    """Write the run.yaml of the run `big` and its sample index of one dataset."""
+    (folder / "results/big/index").mkdir(parents=True, exist_ok=True)
+    run = {**RUN, "run": "big", "data_root": "results/data", **settings}
+    (folder / "results/big/run.yaml").write_text(yaml.safe_dump(run))
+    index = folder / "results/big/index/index.json"
+    index.write_text(json.dumps({"pairs": {PREFIX: {"sha256": {"bin": "of big"}}}}))
+    os.utime(index, (100, 100))
+
+
+def write_dataset(data: Path, *, sha256: str, time: float) -> None:
+    path = data / f"{PREFIX}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_manifest(path, {"sha256": {"bin": sha256}})
+    os.utime(path, (time, time))
+
+
+def test_a_run_names_its_data_set_and_its_parent(tmp_path: Path) -> None:
+    write_run(tmp_path, data_root="results/data/gpt2", parent="small")
+    assert read_origin(tmp_path, "big") == Origin("gpt2", [], "small")
+
+
+def test_before_there_is_a_run_its_weights_tell_the_data_set(tmp_path: Path) -> None:
+    assert data_set_of(tmp_path, "big") == DataSet()
+    weights = tmp_path / "results/data/gpt2/big.weights.txt"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    assert data_set_of(tmp_path, "big") == DataSet("gpt2")
+    assert data_set_of(tmp_path, "other") == DataSet()
+
+
+@pytest.mark.parametrize(
+    ("sha256", "time", "is_replaced"),
+    [("of big", 50, False), ("of big", 200, False), ("another", 200, True)],
+    ids=["older than the index", "written again alike", "written again with other content"],
+)
+def test_replaced_datasets_are_named(
+    tmp_path: Path, sha256: str, time: float, is_replaced: bool
+) -> None:
+    write_run(tmp_path)
+    write_dataset(tmp_path / "results/data", sha256=sha256, time=time)
+    assert read_origin(tmp_path, "big").replaced == [PREFIX] * is_replaced
+
+
+def test_the_same_name_in_another_data_set_replaces_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    write_dataset(tmp_path / "results/data/gpt2", sha256="another", time=200)
+    assert read_origin(tmp_path, "big").replaced == []
+
+
+def test_a_damaged_dataset_is_not_replaced(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    write_dataset(tmp_path / "results/data", sha256="another", time=200)
+    (tmp_path / f"results/data/{PREFIX}.json").write_text("{}")
+    assert read_origin(tmp_path, "big").replaced == []
