@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,20 @@ PACKAGES = {"snakemake", "torch", "deepspeed", "tokenizers", "transformers"}
 INTERNALS = [path for path in MODULES + EXECUTOR if path.stem.endswith("_internals")]
 STANDARD = {"_replace", "_asdict", "_fields", "_field_defaults", "_exit"}
 """Names of the standard library that begin with an underscore but are public."""
-OWN_NAMES = {
-    name
-    for path in MODULES + EXECUTOR
-    for node in ast.walk(ast.parse(path.read_text()))
-    for name in [getattr(node, "name", None), getattr(node, "id", None), getattr(node, "attr", "")]
-    if not isinstance(node, ast.Attribute | ast.Name) or isinstance(node.ctx, ast.Store)
-}
-"""Names that the library defines."""
 # A subclass of torchao's optimizer; this module alone uses torchao.
 PRIVATE_EXCEPTIONS = {("adamw_8bit.py", "_new_buffer")}
+
+
+@cache
+def own_names() -> set[str]:
+    """Names that the library defines."""
+    return {
+        name
+        for path in MODULES + EXECUTOR
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in [getattr(node, key, "") for key in ("name", "id", "attr")]
+        if not isinstance(node, ast.Attribute | ast.Name) or isinstance(node.ctx, ast.Store)
+    }
 
 
 def is_private(name: object) -> bool:
@@ -50,7 +55,7 @@ def private_names(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         # Objects of other packages also come as arguments: a name that we do not define is theirs.
         if isinstance(node, ast.Attribute) and node.attr not in STANDARD:
-            is_theirs = root_of(node.value) in imported or node.attr not in OWN_NAMES
+            is_theirs = root_of(node.value) in imported or node.attr not in own_names()
             names |= {node.attr} if is_theirs else set()
         if isinstance(node, ast.Call) and root_of(node.func) in ("getattr", "setattr", "hasattr"):
             names |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
