@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE, name_of
 from tokamake import cli, plugins
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.workflow.data import DataRules
-
-PACKAGE = ROOT / "lib/tokamake"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/*.py"))
-RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
-SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
 
 COMMANDS = cli.COMMANDS
 STAGES, TOOLS = cli.commands(cli.STAGES), cli.commands(cli.TOOLS)
@@ -105,10 +100,6 @@ def test_options_from_the_config_exist() -> None:
     left_out = re.findall(r"options\(CONFIG.shared.tokenize, leave_out=\(\"(\w+)\",\)\)", RULES)
     assert left_out == ["deduplicate"]
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else PACKAGE.parent))
 
 
 @pytest.mark.parametrize("path", MODULES + EXECUTOR, ids=name_of)
@@ -199,104 +190,6 @@ def test_some_packages_are_imported_in_one_place() -> None:
         "mpi4py": {"runtime/ranks.py"},
         "snakemake": {"workflow/snakemake_internals.py"},
     }
-
-
-PACKAGES = {"snakemake", "torch", "deepspeed", "tokenizers", "transformers"}
-INTERNALS = [path for path in MODULES + EXECUTOR if path.stem.endswith("_internals")]
-STANDARD = {"_replace", "_asdict", "_fields", "_field_defaults", "_exit"}
-"""Names of the standard library that begin with an underscore but are public."""
-OWN_NAMES = {
-    name
-    for path in MODULES + EXECUTOR
-    for node in ast.walk(ast.parse(path.read_text()))
-    for name in [getattr(node, "name", None), getattr(node, "id", None), getattr(node, "attr", "")]
-    if not isinstance(node, ast.Attribute | ast.Name) or isinstance(node.ctx, ast.Store)
-}
-"""Names that the library defines."""
-# A subclass of torchao's optimizer; this module alone uses torchao.
-PRIVATE_EXCEPTIONS = {("adamw_8bit.py", "_new_buffer")}
-
-
-def is_private(name: object) -> bool:
-    return isinstance(name, str) and name.startswith("_") and not name.endswith("__")
-
-
-def root_of(node: ast.AST) -> str | None:
-    """First name of an expression such as `torch.ops.aten` or `tokenizers.Tokenizer().model`."""
-    while isinstance(node, ast.Attribute | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def private_names(tree: ast.AST) -> set[str]:
-    """Private names of other packages that a module imports or uses."""
-    names, imported = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases = [alias for alias in node.names if alias.name.partition(".")[0] in PACKAGES]
-            imported |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-            names |= {part for alias in aliases for part in alias.name.split(".")}
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
-            imported |= {alias.asname or alias.name for alias in node.names}
-            names |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
-    for node in ast.walk(tree):
-        # Objects of other packages also come as arguments: a name that we do not define is theirs.
-        if isinstance(node, ast.Attribute) and node.attr not in STANDARD:
-            is_theirs = root_of(node.value) in imported or node.attr not in OWN_NAMES
-            names |= {node.attr} if is_theirs else set()
-        if isinstance(node, ast.Call) and root_of(node.func) in ("getattr", "setattr", "hasattr"):
-            names |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
-    return {name for name in names if is_private(name)}
-
-
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
-        ("from torch._utils import _flatten", {"_utils", "_flatten"}),
-        ("import torch.distributed._shard as shard", {"_shard"}),
-        ("import torch as t\nt.ops.aten._attention(1)", {"_attention"}),
-        ("from tokenizers import Tokenizer\nTokenizer().model._inner", {"_inner"}),
-        ("def f(optimizer): optimizer._partition_them()", {"_partition_them"}),
-        ("getattr(parameter, '_hp_mapping', None)", {"_hp_mapping"}),
-        ("from torch import nn\nnn.Linear(1, 1).__class__; row._replace(a=1)", set()),
-    ],
-)
-def test_private_names_are_recognized(code: str, names: set[str]) -> None:
-    assert private_names(ast.parse(code)) == names
-
-
-@pytest.mark.parametrize("path", sorted({*MODULES, *EXECUTOR} - {*INTERNALS}), ids=name_of)
-def test_private_names_of_other_packages_are_in_internals_modules_alone(path: Path) -> None:
-    names = {(path.name, name) for name in private_names(ast.parse(path.read_text()))}
-    assert not names - PRIVATE_EXCEPTIONS
-
-
-def test_rules_touch_snakemake_through_the_internals_module_alone() -> None:
-    for line in (SNAKEFILE + RULES).splitlines():
-        assert not re.search(r"\bworkflow\.(?!\w+\.?\w* import|rst)", line.partition("#")[0]), line
-
-
-def test_the_executor_uses_the_interface_of_snakemake_and_its_internals_module() -> None:
-    from snakemake_interface_executor_plugins.workflow import WorkflowExecutorInterface
-
-    # `executor_settings` is in the template of executor plug-ins, but not in the interface.
-    public = {*dir(WorkflowExecutorInterface), "executor_settings"}
-    for path in {*EXECUTOR} - {*INTERNALS}:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("workflow"):
-                assert node.attr in public, f"{path}:{node.lineno}: workflow.{node.attr}"
-
-
-@pytest.mark.parametrize("path", INTERNALS, ids=name_of)
-def test_internals_modules_have_tests_and_name_the_version_of_their_package(path: Path) -> None:
-    name = path.stem.lstrip("_")
-    package = name.removesuffix("_internals")
-    pinned = re.search(
-        rf"^{package}==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
-    )
-    assert pinned
-    assert pinned[1] in (ast.get_docstring(ast.parse(path.read_text())) or "")
-    assert [*(ROOT / "tests").rglob(f"test_{name}.py")]
 
 
 def test_the_executor_is_a_package_of_its_own() -> None:
@@ -436,7 +329,7 @@ TESTED_THROUGH = {
 
 NO_MODULE = [
     # The repository as a whole.
-    *("test_docs.py", "test_fresh.py", "test_house.py"),
+    *("test_docs.py", "test_fresh.py", "test_house.py", "test_private_names.py"),
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm")),

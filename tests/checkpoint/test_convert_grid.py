@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import cycle, product
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from tests.support import gpts, llamas, qwens
+from tests.support.grids import cover, params
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
@@ -60,6 +61,10 @@ def shapes() -> Iterator[tuple[str, Architecture]]:
         yield f"{name}-{'tied' if tied else 'untied'}-{shape.vocab_size}", shape
 
 
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("num_hidden_layers", "head_dim"),
+)
 SHAPES = dict(shapes())
 LAYOUTS = {
     "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
@@ -94,7 +99,19 @@ def sums(folder: Path) -> dict[str, str]:
     return digests
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[Hashable]:
+    """What a family's tensors and files depend on, but for sizes."""
+    shape = shapes[name]
+    values = {
+        **shape.model_dump(exclude={*SIZES}),
+        "type": config_json.format_for(shape).model_type,
+        "groups": shape.num_key_value_heads == shape.num_attention_heads,
+        "wide": not shape.has_default_head_dim,
+    }
+    return {(shape.family, key, str(value)) for key, value in values.items()}
+
+
+@pytest.fixture(scope="module", params=params(SHAPES, cover(SHAPES, features)))
 def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face checkpoint; do not write there."""
     folder = tmp_path_factory.mktemp("start") / request.param

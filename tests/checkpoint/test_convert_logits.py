@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoint.test_convert_grid import SHAPES
+from tests.checkpoint.test_convert_grid import SHAPES, features
 from tests.support.engines import build
 from tests.support.families import FAMILIES, weights
+from tests.support.grids import cover, params
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import STARTS
 from tests.support.ranks import spawn
@@ -65,7 +66,9 @@ def of_the_trainer(folder: Path) -> Tensor:
         return model_tensors.to_model(opened.architecture, read).eval()(SAMPLES)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family", params(MODELS, cover(MODELS, lambda name: features(name, MODELS)))
+)
 def test_logits_equal_those_of_transformers_after_every_conversion(
     family: str, tmp_path: Path
 ) -> None:

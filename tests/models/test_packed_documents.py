@@ -9,9 +9,10 @@ import yaml
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.forked import train
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
-from tests.support.runs import ARCHITECTURE, launch, losses, make_run, prepare
+from tests.support.runs import ARCHITECTURE, losses, make_run, prepare
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.resolved_run import read_run
@@ -83,7 +84,7 @@ def test_a_run_separates_documents(root: Path) -> None:
     described = yaml.safe_load(config.read_text())
     described["train"].update(dict.fromkeys(PACKING_SETTINGS, True))
     config.write_text(yaml.safe_dump({**described, "eod": EOD}))
-    launch(config)
+    train(config)
     run = read_run(config)
     values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
     rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}

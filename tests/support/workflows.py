@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.support import snakemake_server
 from tests.support.paths import ROOT
 
 ARCHITECTURE = {
@@ -54,17 +55,8 @@ def make_workspace(folder: Path) -> Path:
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*SNAKEMAKE, *arguments]
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return snakemake_server.start(["--profile", "profiles/local", *arguments], folder, environment)
 
 
 def jobs(result: subprocess.CompletedProcess[str]) -> dict[str, int]:

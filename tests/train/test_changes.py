@@ -1,24 +1,27 @@
 """Runs whose settings or data change: refused, continued or started again, and nothing is lost."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.support.changed_runs import (
+    CONTINUE,
+    LOWER,
+    Settings,
+    hashes,
+    output,
+    stop_at,
+    stopped,
+)
 from tests.support.forked import killed_in_backward, train
 from tests.support.runs import (
     ARCHITECTURE,
     losses,
-    make_index,
     make_run,
-    prepare,
     records,
     summary,
     train_here,
-    vouch,
     write_start,
 )
 from tokamake import files, plugins
@@ -27,44 +30,10 @@ from tokamake.config.fields import dotted
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
-from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.errors import UserError
 from tokamake.train import changes
 from tokamake.train.initial_checkpoint import state_keys
 from tokamake.train.run_digest import WITHOUT_EFFECT
-
-Settings = dict[str, Any]
-LOWER: Settings = {"optimizer": {"learning_rate": 0.002}}
-CONTINUE: Settings = {"on_change": "continue"}
-
-
-def output(config: Path) -> Path:
-    return read_run(config).output
-
-
-def hashes(config: Path, step: int = 6) -> dict[str, str]:
-    """Hashes of a checkpoint's files: weights, optimizer states, states of ranks."""
-    folder = output(config) / f"global_step{step}"
-    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert digests
-    return digests
-
-
-def stop_at(config: Path, step: int) -> None:
-    """Turn a finished run into one that was stopped at an earlier step."""
-    for folder in output(config).glob("global_step*"):
-        if int(folder.name.removeprefix("global_step")) > step:
-            shutil.rmtree(folder)
-    config.with_name("train.json").unlink(missing_ok=True)
-    (output(config) / "latest").write_text(f"global_step{step}")
-
-
-def stopped(root: Path, name: str, *, ranks: int = 1, **settings: Any) -> Path:
-    """A run of 6 steps that was stopped at step 4."""
-    config = make_run(root, name, **settings)
-    train(config, ranks=ranks)
-    stop_at(config, 4)
-    return config
 
 
 def content(folder: Path) -> dict[Path, str]:
@@ -337,87 +306,6 @@ def test_momentum_alone_decides_which_states_an_optimizer_has() -> None:
                 continue
             old, new = {f"train.optimizer.{setting}": 0.9}, {f"train.optimizer.{setting}": 0.0}
             assert not changed or changes.compare_settings(old, new).obstacles, (name, setting)
-
-
-# Data.
-
-
-def add_dataset(root: Path, name: str) -> None:
-    generator = np.random.default_rng(7)
-    lengths = generator.integers(5, 40, 200)
-    tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
-    with DatasetWriter(root / f"{name}.bin", root / f"{name}.idx", np.uint16) as writer:
-        writer.add(tokens, lengths.astype(np.int32))
-    vouch(root / name, vocab_size=120, tokenizer="a")
-
-
-def rewrite_index(root: Path, lines: str) -> None:
-    (root / "weights.txt").write_text(lines)
-    shutil.rmtree(root / "index")
-    options: Settings = {"sequence_length": 16, "split": "80,20,0", "seed": 3}
-    make_index(root, **options, train_samples=80, valid_samples=16)
-
-
-BOTH = "0.5 corpus corpus\n0.5 more web\n"
-
-
-def test_added_data_are_trained_on_from_the_same_position(tmp_path: Path) -> None:
-    root = prepare(tmp_path)
-    config = stopped(root, "data")
-    add_dataset(root, "more")
-    rewrite_index(root, BOTH)
-    make_run(root, "data")
-    assert "corpus web: added more; 4 steps are trained" in train(config, code=2)
-    start = output(config) / "global_step4"
-    by_hand = make_run(root, "by-hand", start=start, finetune=False)
-    train(by_hand)
-    make_run(root, "data", **CONTINUE)
-    train(config)
-    assert hashes(config) == hashes(by_hand)
-    assert losses(config)[4:] == losses(by_hand)
-
-
-DATA_CHANGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "removed": (
-        BOTH,
-        lambda root: rewrite_index(root, "1 more web\n"),
-        "corpus corpus: removed corpus",
-    ),
-    "weights": (
-        BOTH,
-        lambda root: rewrite_index(root, BOTH.replace("0.5 more", "0.25 more")),
-        "weights of the corpora",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", DATA_CHANGES)
-def test_changes_of_data_are_named(tmp_path: Path, change: str) -> None:
-    before, apply, expected = DATA_CHANGES[change]
-    root = prepare(tmp_path)
-    add_dataset(root, "more")
-    rewrite_index(root, before)
-    config = stopped(root, "data")
-    apply(root)
-    make_run(root, "data")
-    message = train(config, code=2).splitlines()[-1]
-    assert message.startswith(f"tokamake train: {expected}; 4 steps")
-
-
-def test_changed_data_are_named_and_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    root = prepare(tmp_path)
-    add_dataset(root, "more")
-    rewrite_index(root, BOTH)
-    config = stopped(root, "data")
-    vouch(root / "corpus", vocab_size=120)
-    with DatasetWriter(root / "more.bin", root / "more.idx", np.uint16) as writer:
-        writer.add(np.arange(4000) % 120, np.full(200, 20, np.int32))
-    vouch(root / "more", vocab_size=120, tokenizer="b")
-    rewrite_index(root, BOTH)
-    make_run(root, "data", **CONTINUE)
-    message = train(config, code=2)
-    assert "corpus web: changed more; 4 steps are trained" in message
-    assert "the run cannot continue (the data have another tokenizer)" in message
 
 
 # Jobs of a chain, damaged checkpoints, and the note of the workflow.

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from tests.support.runs import SETTINGS, launch, losses, make_run, prepare
+from tests.support.forked import train
+from tests.support.runs import SETTINGS, losses, make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.fim.samples import FimSamples, training_samples
 from tokamake.data.samples.loader import Samples
@@ -46,7 +47,7 @@ def test_a_run_trains_on_rearranged_documents(root: Path) -> None:
     fim = {"fim": FIM, "tokenizer": root / "tokenizer"}
     plain, rearranged = make_run(root, "plain"), make_run(root, "rearranged", **fim)
     for config in (plain, rearranged):
-        launch(config)
+        train(config)
     # Validation samples are not rearranged: before the first step the loss is the same.
     assert losses(plain, "validation_loss")[0] == losses(rearranged, "validation_loss")[0]
     assert losses(plain)[0] != losses(rearranged)[0]

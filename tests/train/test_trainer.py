@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemWriter
 
-from tests.support.paths import SUPPORT
+from tests.support.forked import killed_in_commit, train
 from tests.support.proofs import loss_of
 from tests.support.runs import (
     ARCHITECTURE,
@@ -37,9 +38,6 @@ from tokamake.schedules import cosine
 from tokamake.train import trainer
 from tokamake.train.metrics import Metrics, Record
 
-DYING = (str(SUPPORT / "dying.py"),)
-
-
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
@@ -55,7 +53,7 @@ def single(root: Path) -> Path:
 def double(root: Path) -> Path:
     """A finished run of two ranks; do not write here."""
     config = make_run(root, "double")
-    launch(config, ranks=2)
+    train(config, ranks=2)
     return config
 
 
@@ -147,7 +145,7 @@ def test_a_batch_size_ramp_up_equals_torch(root: Path, zero_stage: int) -> None:
 @pytest.mark.ranks
 def test_a_batch_size_ramp_up_is_the_same_over_ranks(root: Path) -> None:
     config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
-    launch(config, ranks=2)
+    train(config, ranks=2)
     expected, *_ = plain_training(root, (4, 4, 4, 8, 8, 8))
     assert losses(config) == pytest.approx(expected, rel=1e-5)
 
@@ -347,7 +345,7 @@ def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
     config = make_run(root, f"zero{stage}", zero_stage=stage)
-    launch(config, ranks=2)
+    train(config, ranks=2)
     assert losses(config) == pytest.approx(losses(single), rel=1e-5)
     assert losses(config, "grad_norm") == pytest.approx(losses(single, "grad_norm"), rel=1e-5)
     assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
@@ -363,7 +361,7 @@ def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
 def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
     settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
     expected = make_run(root, "uninterrupted", **settings)
-    launch(expected, ranks=2)
+    train(expected, ranks=2)
     assert losses(expected) == pytest.approx(losses(single), rel=1e-3)
     assert losses(expected) != losses(single)
     # Checkpoints keep fp32 weights in every precision.
@@ -373,20 +371,20 @@ def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single:
 
 def assert_survives_kill(config: Path, expected: Path) -> None:
     """Kill rank 0 while it saves step 4, then resume, and compare with an uninterrupted run."""
-    launch(config, ranks=2, code=1, program=DYING)
+    train(config, ranks=2, fault=partial(killed_in_commit, 1), code=-9)
     output = read_run(config).output
     assert (output / "latest").read_text() == "global_step2"
     # Training went on while the checkpoint was written.
     done = [record["step"] for record in records(config) if "loss" in record]
     assert done[:4] == [1, 2, 3, 4]
-    assert "continuing at step 2" in launch(config, ranks=2)
+    assert "continuing at step 2" in train(config, ranks=2)
     assert_same_run(config, expected)
 
 
 @pytest.mark.ranks
 def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
     config = make_run(root, "indivisible", global_batch_size=6)
-    printed = launch(config, ranks=2, code=1)
+    printed = train(config, ranks=2, code=2)
     message = "6 samples cannot be shared by 2 data-parallel ranks in micro batches of 2; make it"
     assert printed.count(message) == 1
 
@@ -410,10 +408,10 @@ def test_a_run_moves_to_another_layout_and_back(
     config = copy(single, tmp_path / "run")
     latest, alone = read_run(config).output / "latest", config.read_text()
     latest.write_text("global_step2")
-    train = read_run(config).train.model_dump(mode="json")
-    value = {**yaml.safe_load(alone), "train": {**train, **settings, "micro_batch_size": 1}}
+    before = read_run(config).train.model_dump(mode="json")
+    value = {**yaml.safe_load(alone), "train": {**before, **settings, "micro_batch_size": 1}}
     config.write_text(yaml.safe_dump(value))
-    assert "continuing at step 2" in launch(config, ranks=2)
+    assert "continuing at step 2" in train(config, ranks=2)
     assert losses(config) == pytest.approx(losses(single), rel=1e-5)
     assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
     latest.write_text("global_step4")

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tests.support.forked import killed_in_backward, train
-from tests.support.runs import ARCHITECTURE, launch, losses, make_run, summary, train_here
+from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_here
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
@@ -271,10 +271,10 @@ def test_an_initial_checkpoint_that_has_changed_is_refused(root: Path, first: Pa
     config = make_run(root, "moved", start=step(first, 2), finetune=False)
     text = config.read_text()
     config.write_text(text.replace("global_step2", "global_step4"))
-    message = launch(config, code=2)
+    message = train(config, code=2)
     assert "global_step4: is not at the step or of the architecture that the run was" in message
     config.write_text(text.replace(str(step(first, 2)), str(root / "start")))
-    assert "has no optimizer states of adamw to continue with" in launch(config, code=2)
+    assert "has no optimizer states of adamw to continue with" in train(config, code=2)
 
 
 def test_trials_take_weights_without_optimizer_states(

@@ -1,10 +1,12 @@
 """Fixtures of the workflow's tests."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.workflows import make_workspace
+from tests.support.workflows import MINE, jobs, make_workspace, snakemake
 
 
 @pytest.fixture
@@ -12,3 +14,32 @@ def workspace_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder, which is the current one."""
     monkeypatch.chdir(make_workspace(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which everything has been built once; do not write here.
+
+    The first worker of pytest-xdist builds it, and the others wait.
+    """
+    temporary = tmp_path_factory.getbasetemp()
+    folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / "built"
+    with folder.with_name("built.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.with_name("building").mkdir()
+            build(folder.with_name("building")).rename(folder)
+    return folder
+
+
+def build(folder: Path) -> Path:
+    before = jobs(snakemake(make_workspace(folder), "-n", *MINE, "all"))
+    assert before == {
+        "sample_corpus": 1, "train_tokenizer": 1, "tokenize": 6, "merge": 4, "describe": 1,
+        "weigh": 1, "index": 1, "init_model": 1, "import_checkpoint": 1, "resolve": 1, "train": 1,
+        "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1, "all": 1,
+    }  # fmt: skip
+    assert not (folder / "results").exists()
+    result = snakemake(folder, *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import stand_in
+from tests.support.snakemake_server import start
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 
 CLUSTERS = ("aurora", "aws-parallelcluster", "perlmutter", "polaris", "slurm", "sunspot")
@@ -58,13 +58,10 @@ def run(
 ) -> tuple[subprocess.CompletedProcess[str], str]:
     launch = "launch=\"'./launch.sh'\""
     command = [
-        sys.executable, "-m", "snakemake", "--cores", "1", "--show-failed-logs",
+        "--cores", "1", "--show-failed-logs",
         "--default-resources", launch, "nodes=2", "tasks=8", "runtime=5", *arguments,
     ]  # fmt: skip
-    process = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    process = start(command, folder, {**os.environ, **environment})
     return process, process.stdout + process.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import train
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
 from tests.support.runs import MPICH, launch, losses, make_run, prepare, summary, weights
@@ -22,15 +23,15 @@ MODULE = ("--module", "tokamake")
 
 
 @pytest.mark.ranks
-def test_deepspeed_starts_the_same_run_as_torchrun(tmp_path: Path) -> None:
+def test_deepspeed_starts_the_same_run(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     config, expected = (
         make_run(root, name, backend="deepspeed", zero_stage=2)
-        for name in ("deepspeed", "torchrun")
+        for name in ("deepspeed", "expected")
     )
     printed = launch(config, ranks=2, launcher="deepspeed", program=MODULE)
     assert printed.count("layout    2 ranks = data 2 on cpu, fp32, deepspeed, ZeRO stage 2") == 1
-    launch(expected, ranks=2)
+    train(expected, ranks=2)
     assert summary(config)["world_size"] == 2
     for key in ("loss", "grad_norm", "validation_loss"):
         assert losses(config, key) == losses(expected, key)
@@ -50,11 +51,12 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
         str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
         "--master_addr", "localhost", "--master_port", str(free_port()),
     ]  # fmt: skip
-    train = [*MODULE, "train", "--config", str(config)]
+    command = [*MODULE, "train", "--config", str(config)]
     started = [
         subprocess.Popen(
-            [*line, "--node_rank", str(number), *train], env={**os.environ, "OMP_NUM_THREADS": "1"},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*line, "--node_rank", str(number), *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for number in range(2)
     ]  # fmt: skip

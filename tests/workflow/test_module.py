@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.paths import ROOT
+from tests.support.snakemake_server import start
 from tests.support.workflows import ARCHITECTURE, CONFIG, CORPORA, jobs
 
 HOST = f"""
@@ -42,12 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles/local")]
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
-    return subprocess.run(
-        [*command, *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return start(["--profile", str(ROOT / "profiles/local"), *arguments], folder, environment)
 
 
 def test_from_another_folder_the_launch_script_is_found(folder: Path) -> None:

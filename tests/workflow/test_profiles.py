@@ -13,6 +13,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import Pbs, stand_in
+from tests.support.snakemake_server import start
 from tests.support.workflows import make_workspace
 
 MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
@@ -151,13 +152,11 @@ def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, pro
     folder = make_workspace(tmp_path / "work")
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}",
-             "--configfile", "my.yaml", "--seconds-between-status-checks", "1",
-             "--", "results/raw/code/code-00.jsonl"],
-            cwd=folder, env={**pbs.environment, "HOME": str(tmp_path)}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        arguments = [
+            "--profile", f"profiles/{profile}", "--configfile", "my.yaml",
+            "--seconds-between-status-checks", "1", "--", "results/raw/code/code-00.jsonl",
+        ]  # fmt: skip
+        return start(arguments, folder, {**pbs.environment, "HOME": str(tmp_path)})
 
     result = run()
     assert result.returncode == 2

@@ -4,15 +4,14 @@ If a version of Snakemake changes one of them, a test here fails by its name.
 """
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.pbs_servers import stand_in
+from tests.support.snakemake_server import start
 from tokamake.workflow.snakemake_internals import has_wildcard
 
-SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
 HEAD = """
 from tokamake.workflow.snakemake_internals import Snakemake
 SNAKEMAKE = Snakemake(workflow)
@@ -28,10 +27,7 @@ def run(
     folder: Path, snakefile: str, *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     (folder / "Snakefile").write_text(HEAD + snakefile)
-    command = [*SNAKEMAKE, *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return start(["--cores", "1", *arguments], folder, environment)
 
 
 def printed(folder: Path, expression: str, *arguments: str, before: str = "") -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,11 @@ def _index(content: str) -> Callable[[Path], None]:
     return change
 
 
+def _truncated_shard(folder: Path) -> None:
+    _index('{"weight_map": {"model.norm.weight": "a.safetensors"}}')(folder)
+    (folder / "a.safetensors").write_bytes(b"123")
+
+
 def _bin(content: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
@@ -87,16 +93,22 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (shutil.rmtree, r"config\.json: no such file; fetch or export"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config\.json: model_type: None"),
         (lambda f: (f / "config.json").write_text("{"), r"config\.json: not valid JSON"),
         (lambda f: (f / "config.json").write_text("[" * 200_000), r"config\.json: not valid JSON"),
         (lambda f: (f / "config.json").write_text("9" * 5000), r"config\.json: not valid JSON"),
         (_config(num_hidden_layers=30_000_000), r"config\.json: num_hidden_layers: .*10000"),
-        (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor .*; fetch"),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            r"neither model\.safetensors nor .*; fetch or export",
+        ),
         (_bytes(lambda content: content[:-1000]), DAMAGED),
         (_bytes(lambda content: content + b"1"), DAMAGED),
         (_bytes(lambda content: content[:100]), DAMAGED),
         (_bytes(lambda _: b""), DAMAGED),
         (_bytes(lambda _: b"123"), DAMAGED),
+        (_truncated_shard, r"a\.safetensors: damaged"),
         (_bytes(lambda _: b"garbage " * 100), DAMAGED),
         (_bytes(lambda content: content[:8] + b"x" + content[9:]), DAMAGED),
         (_bytes(lambda content: b"\xff" * 8 + content[8:]), DAMAGED),
@@ -119,6 +131,10 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
         (
             edited(lambda t: t.update({NORM: torch.ones(65)})),
             r"model\.safetensors: tensor model\.norm\.weight has shape \[65\], .* for \[64\]",
+        ),
+        (
+            edited(lambda t: [t.pop(key) for key in list(t) if "layers.2" in key]),
+            r"tensor model\.layers\.2\.input_layernorm\.weight \(and 8 more\) is missing",
         ),
         (_index("{"), r"index\.json: not valid JSON"),
         (_index("{}"), r"index\.json: no weight_map"),

@@ -27,7 +27,11 @@ ASSIGNED_PLANES = [*range(0x40000), *range(0xE0000, 0xE1000)]
 
 @pytest.mark.parametrize(
     ("name", "points"),
-    [("o200k", range(0x110000)), ("GPT-2", ASSIGNED_PLANES), ("Llama-3", ASSIGNED_PLANES)],
+    [
+        ("o200k", range(0x110000)),
+        pytest.param("GPT-2", ASSIGNED_PLANES, marks=pytest.mark.grid),
+        pytest.param("Llama-3", ASSIGNED_PLANES, marks=pytest.mark.grid),
+    ],
 )
 def test_the_table_holds_the_code_points_that_differ(name: str, points: list[int]) -> None:
     differing = differing_points(points, *load_encoders(probe_tokenizer(REGEXES[name])))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.support.grids import params
 from tokamake import _csrc
 from tokamake.data.tokenize import encoder as tokenize_encoder
 from tokamake.data.tokenize.encoder import Encoder
@@ -45,17 +46,17 @@ def write_vocabulary(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.fixture(
-    params=[
-        {},
-        {"do_lower_case": False},
-        {"do_lower_case": False, "strip_accents": True},
-        {"tokenize_chinese_chars": False},
-    ],
-    ids=["uncased", "cased", "stripped", "Chinese in words"],
-)
+KINDS: dict[str, dict[str, bool]] = {
+    "uncased": {},
+    "cased": {"do_lower_case": False},
+    "stripped": {"do_lower_case": False, "strip_accents": True},
+    "Chinese in words": {"tokenize_chinese_chars": False},
+}
+
+
+@pytest.fixture(params=KINDS)
 def bert(tmp_path: Path, request: pytest.FixtureRequest) -> Tokenizer:
-    return open_tokenizer(write_vocabulary(tmp_path / "bert", **request.param))
+    return open_tokenizer(write_vocabulary(tmp_path / "bert", **KINDS[request.param]))
 
 
 def by_words(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -74,6 +75,7 @@ def test_random_texts_give_the_same_tokens(bert: Tokenizer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bert", params(KINDS, ["uncased"]), indirect=True)
 def test_every_code_point_gives_the_same_tokens(bert: Tokenizer) -> None:
     points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     # Unassigned and private code points are alike: test a sample of them.

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.test_init_model import words
 from tests.support import runs
+from tests.support.forked import train
 from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import config_json, hf_folder
@@ -175,7 +176,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
         ("two", 2, {"tensor_parallel_size": 2, "sequence_parallel": True}),
     ):
         run = runs.make_run(root, name, train_steps=4, save_interval=4, parallel=parallel)
-        runs.launch(run, ranks=ranks)
+        train(run, ranks=ranks)
         convert(source=root / name / "training", target=root / name / "hf", format="hf")
         trained.append(hf_folder.read(root / name / "hf")[1])
         model = AutoModelForCausalLM.from_pretrained(root / name / "hf")

@@ -9,13 +9,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.forked import train
 from tests.support.layouts import Layout, parallel, train_all
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.ranks import spawn
-from tests.support.runs import launch, losses, make_run, prepare, write_start
+from tests.support.runs import losses, make_run, prepare, write_start
 from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
@@ -139,7 +140,7 @@ def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
 
 def test_tokamake_train_trains_a_qwen3(tmp_path: Path) -> None:
     config = run_of(tmp_path, "trained")
-    launch(config)
+    train(config)
     history = losses(config)
     assert len(history) == 24
     assert history[-1] < history[0]

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tests.support.engines import RATES, assert_equal, build, coming, go, states, weights
+from tests.support.forked import train
 from tests.support.layouts import laid_out, parallel
 from tests.support.layouts import train as train_layout
 from tests.support.layouts import train_all as train_layouts
 from tests.support.ranks import spawn
-from tests.support.runs import launch, make_run, prepare
+from tests.support.runs import make_run, prepare
 from tokamake.checkpoint.convert import convert
 from tokamake.config.resolved_run import read_run, write_run
 
@@ -143,7 +144,7 @@ def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) 
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
 def test_a_converted_bf16_run_has_fp32_weights_by_default(backend: str, tmp_path: Path) -> None:
     settings = {"backend": backend, "train_steps": 2, "save_interval": 2, "precision": "bf16"}
-    launch(make_run(prepare(tmp_path), "run", **settings))
+    train(make_run(prepare(tmp_path), "run", **settings))
     for dtype, name in ((None, "float32"), ("bf16", "bfloat16")):
         folder = tmp_path / name
         convert(source=tmp_path / "run/training", target=folder, format="hf", dtype=dtype)  # type: ignore
