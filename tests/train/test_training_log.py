@@ -1,5 +1,6 @@
 """Records and lines of training and validation."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,8 +39,15 @@ class Lagging:
         return [f"slow at step {step}"]
 
 
-def log(folder: Path, *, rank: int = 0, done: int = 0, stragglers: Any = None) -> TrainingLog:
-    train = SimpleNamespace(train_steps=10, sequence_length=16)
+def log(
+    folder: Path,
+    *,
+    rank: int = 0,
+    done: int = 0,
+    precision: str = "bf16",
+    stragglers: Any = None,
+) -> TrainingLog:
+    train = SimpleNamespace(train_steps=10, sequence_length=16, precision=precision)
     run: Any = SimpleNamespace(output=folder, train=train)
     stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])
     return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, stragglers=stragglers)
@@ -94,15 +102,21 @@ def test_slow_ranks_are_named_before_the_record(
     ]
 
 
-def test_a_skipped_step_has_no_gradient_norm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     training_log = log(tmp_path)
     training_log.count_step(8, 1.0)
-    training_log.training(state(1), RESULT._replace(skipped=True), 0.01)
+    training_log.training(state(1), RESULT._replace(grad_norm=math.inf, skipped=True), 0.01)
     training_log.close()
     assert "grad_norm" not in read(tmp_path / "metrics.jsonl")[0]
-    assert "skipped: gradients overflow" in capsys.readouterr().out
+
+
+def test_fp16_records_its_loss_scale(tmp_path: Path) -> None:
+    for precision, expected in (("bf16", None), ("fp16", 128.0)):
+        training_log = log(tmp_path / precision, precision=precision)
+        training_log.count_step(8, 1.0)
+        training_log.training(state(1), RESULT._replace(loss_scale=128.0), 0.01)
+        training_log.close()
+        assert read(tmp_path / precision / "metrics.jsonl")[0].get("loss_scale") == expected
 
 
 def test_validation_losses_have_the_names_of_their_splits(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from tokamake.checkpoint.tensors import chunks
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, common_slices, slabs
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, OF_WEIGHTS, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, whole_slices
+from tokamake.checkpoint.tensors.source import TensorSource
 
 SHAPE = (3, 4, 5)
 WHOLE = np.arange(60, dtype="<f4").reshape(SHAPE)
@@ -77,14 +79,47 @@ def test_parts_of_another_dtype_are_cast(tmp_path: Path, opened: OpenFiles) -> N
     assert (read(reader, whole_slices(SHAPE)) == WHOLE).all()
 
 
-@pytest.mark.parametrize("stride", [None, (4, 1, 12), (1, 15, 3)])
+@pytest.mark.parametrize("map_once", [False, True])
+def test_a_chunk_is_mapped_once_if_asked(
+    tmp_path: Path, opened: OpenFiles, map_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_chunk = store(tmp_path / "a.bin", WHOLE, Chunk("w", whole_slices(SHAPE)))
+    view, mapped = opened.view, list[Any]()
+    monkeypatch.setattr(opened, "view", lambda *which: (mapped.append(which[1]), view(*which))[1])
+    reader = ChunkReader(opened, [file_chunk], FLOAT32, map_once=map_once)
+    rows = [(slice(row, row + 1), slice(0, 4), slice(0, 5)) for row in range(3)]
+    for slices in rows:
+        assert (read(reader, slices) == WHOLE[slices]).all()
+    assert mapped == ([whole_slices(SHAPE)] if map_once else rows)
+
+
+def test_a_tensor_and_a_number_in_memory_are_read_without_files(opened: OpenFiles) -> None:
+    memory = {"w": torch.from_numpy(WHOLE.copy()).mT, "n": 2.5}  # a view that is not contiguous
+    source = TensorSource([], {}, memory)
+    slices = (slice(1, 3), slice(0, 2), slice(1, 4))
+    reader = ChunkReader.for_tensor(source, "w", opened)
+    for order in permutations(range(3)):
+        expected = WHOLE.transpose(0, 2, 1)[slices].transpose(order)
+        assert (read(reader, slices, order) == expected).all()
+    number = ChunkReader.for_tensor(source, "n", opened)
+    assert read(number, (), ()) == 2.5
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        (slice(1, 3), slice(0, 3), slice(1, 5)),
+        (slice(0, 2), slice(1, 2), slice(1, 5)),
+        whole_slices(SHAPE),
+    ],
+)
+@pytest.mark.parametrize("stride", [None, (4, 1, 12), (1, 15, 3), (40, 10, 2)])
 def test_a_written_slice_changes_its_elements_only(
-    tmp_path: Path, opened: OpenFiles, stride: tuple[int, ...] | None
+    tmp_path: Path, opened: OpenFiles, stride: tuple[int, ...] | None, slices: Any
 ) -> None:
     chunk = Chunk("w", whole_slices(SHAPE), 0, stride)
     path = tmp_path / "a.bin"
-    file_chunk = store(path, np.zeros(60, "<f4"), chunk, offset=4)
-    slices = (slice(1, 3), slice(0, 3), slice(1, 5))
+    file_chunk = store(path, np.zeros(120, "<f4"), chunk, offset=4)
     order = chunks.order_of(chunk)
     content = np.ascontiguousarray(WHOLE[slices].transpose(order)).view("V4")
     opened.write(file_chunk, slices, content)
@@ -92,7 +127,8 @@ def test_a_written_slice_changes_its_elements_only(
     expected[slices] = WHOLE[slices]
     assert (read(ChunkReader(opened, [file_chunk], FLOAT32), whole_slices(SHAPE)) == expected).all()
     assert path.read_bytes()[:4] == b"xxxx"
-    assert path.stat().st_size == 4 + 240
+    assert path.stat().st_size == 4 + 480
+    assert np.count_nonzero(np.fromfile(path, "<f4", offset=4)) == np.count_nonzero(expected)
 
 
 def test_a_part_without_dimensions_is_one_element(tmp_path: Path, opened: OpenFiles) -> None:

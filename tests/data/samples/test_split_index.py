@@ -10,6 +10,7 @@ import pytest
 from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.samples import split_index
+from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.split_index import (
     IndexSettings,
     WeightedDataset,
@@ -161,7 +162,7 @@ def test_a_validation_split_that_repeats_samples_gets_a_warning(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     datasets = find(root, "1 a x\n1 b y\n", split="50,50,0")
-    for name, num_samples in (("train", 20), ("valid", 2), ("more", 20)):
+    for name, num_samples in (("train", 20), ("valid", 2), ("more", 4)):
         found = datasets.get(name, datasets["valid"])
         options: dict[str, Any] = {"settings": SETTINGS, "epochs_of": {}}
         write_split(root / name, datasets=found, num_samples=num_samples, **options)
@@ -188,6 +189,21 @@ def test_epochs_decide_the_samples_of_each_corpus(
     assert "tiny: left out of the train split: its 8 tokens do not fill a sample of 8" in (
         caplog.text
     )
+
+
+def test_whole_epochs_are_separate_but_counted_samples_mix_the_last_two(root: Path) -> None:
+    """9 documents of 4 tokens: 8 samples of 8 tokens take two epochs either way."""
+    datasets = find(root, "1 a x\n", split="90,10,0")["train"]
+    options: dict[str, Any] = {"datasets": datasets, "settings": SETTINGS}
+    epochs_of = {"x": Fraction(2)}
+    for name, num_samples, is_separate in (("epochs", None, True), ("samples", 7, False)):
+        described = write_split(
+            root / name, num_samples=num_samples, epochs_of=epochs_of, **options
+        )
+        (dataset,) = described["files"]
+        documents = ArrayFile(root / name).index(dataset["arrays"]).document.tolist()
+        assert (dataset["epochs"], dataset["num_samples"]) == (2, 8)
+        assert (sorted(documents[:9]) == [*range(9)]) == is_separate
 
 
 def test_epochs_without_a_sample_are_refused(root: Path) -> None:
