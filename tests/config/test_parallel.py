@@ -197,7 +197,7 @@ def test_split_backward_schedules_refuse_zero_3(schedule: str) -> None:
     sizes = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
     parallel = {**sizes, "pipeline_schedule": schedule}
     assert TrainSettings(zero_stage=2, parallel=parallel).zero_stage == 2  # type: ignore[arg-type]
-    with pytest.raises(ValidationError, match=f"zero_stage: 3: with pipeline_schedule {schedule}"):
+    with pytest.raises(ValidationError, match=f"wrong, because pipeline_schedule {schedule}"):
         TrainSettings(zero_stage=3, parallel=parallel)  # type: ignore[arg-type]
 
 
