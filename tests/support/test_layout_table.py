@@ -55,7 +55,7 @@ def test_refusals_name_the_reason() -> None:
     assert "gradients would be wrong" in refusal("native", "ZeRO 3", "pipeline, zbv")
     assert "shards nothing" in refusal("native", "HSDP", "ZeRO 0")
     assert not refusal("deepspeed", "ZeRO 1", "pipeline, zbv")
-    assert "while passes go on" in refusal("deepspeed", "pipeline, gpipe", "ZeRO 2")
+    assert "after each backward pass" in refusal("deepspeed", "pipeline, gpipe", "ZeRO 2")
 
 
 def test_a_pair_cannot_be_both_proved_and_refused() -> None:
