@@ -293,7 +293,7 @@ TESTED_THROUGH = {
         *("report/length_figure", "report/metrics_history", "report/mixture", "report/style"),
     ],
     "report/test_plot.py": ["report/html_pages", "report/tables"],
-    "status/test_status.py": ["status/run_data", "status/training"],
+    "status/test_status.py": ["status/training"],
     # Plug-ins of a kind and what they share, compared with packages that others wrote.
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],
     "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],

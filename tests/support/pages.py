@@ -1,7 +1,7 @@
 """Commands of a documentation page: read from its fenced blocks, classified, and run in order.
 
 A block with a title is a file of that name. Other `sh` blocks are commands, `python` blocks are
-programs. A command that no table here names is an error, so that a page has no untested command.
+programs, `text` blocks are output. A command that no table here names is an error, so that a page has no untested command.
 """
 
 import os
@@ -19,8 +19,8 @@ RUN = (
     "python -", "rsync", "sed", "snakemake", "tokamake",
 )  # fmt: skip
 """Commands that run."""
-PARSED = (".", "module load", "pip install", "python -m venv", "tensorboard")
-"""Commands that install something or do not end: bash only checks their syntax."""
+PARSED = (".", "module load", "pip install", "python -m venv", "tensorboard", "touch")
+"""Commands that install something, do not end, or stop a run: bash only checks their syntax."""
 REPLACED = {
     r"/lus/flare/projects/MyProject|/project/me": "$SITE",  # folders of a site
     r"\w+:(?=\$SITE)": "",  # another machine
@@ -74,6 +74,8 @@ def _parts(block: Block, page: str) -> list[str]:
         return [f"cat > {shlex.quote(block.title)} <<'END'\n{block.text}END"]
     if block.language == "python":
         return [f"python - <<'END'\n{block.text}END"]
+    if block.language == "text":  # what a command prints
+        return []
     assert block.language == "sh", f"{page}: name the language or the file of:\n{block.text}"
     commands = [match[0].rstrip("\n") for match in _COMMAND.finditer(block.text)]
     return [_runnable(command, page) for command in commands]

@@ -103,7 +103,7 @@ def test_gradients_are_not_added_up_in_low_precision(
     if fits:
         checks.check_precision(train)
         return
-    with pytest.raises(UserError, match=f"would add up gradients in {precision}; take"):
+    with pytest.raises(UserError, match=f"would add up gradients in {precision}; use"):
         checks.check_precision(train)
 
 

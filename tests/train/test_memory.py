@@ -163,7 +163,7 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert "sequence_length 16" in lines[3]
     assert "optimizer.learning_rate 0.01" in lines[3]
     assert "zero_stage" not in lines[3]
-    assert re.search(r"about \S+ MB a rank \(.*\); the device has \S+ GB for it$", lines[4])
+    assert re.search(r"about \S+ kB a rank \(.*\); the device has \S+ GB for it$", lines[4])
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
     log = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in log

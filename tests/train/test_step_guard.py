@@ -18,6 +18,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.documents import documents_of
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.errors import UserError
+from tokamake.runtime.exit_status import Stopped
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.step_guard import StepGuard
@@ -156,7 +157,7 @@ def test_the_rate_is_lower_after_each_bad_step(
     poison(config, {16: math.nan, 35: math.nan}, patch=monkeypatch)
     with monkeypatch.context() as patch:
         stop_after(4, patch)
-        assert train_here(config) == 75
+        assert train_here(config) == Stopped.SIGTERM
     assert train_here(config) == 0
     rates = dict(zip(steps(config), losses(config, "learning_rate"), strict=True))
     expected = losses(plain, "learning_rate")

@@ -294,7 +294,7 @@ def test_the_error_of_a_failed_job_is_printed(finished: Path) -> None:
     result = snakemake(finished, "--configfile", "other.yaml", "--", "train")
     text = result.stdout + result.stderr
     assert result.returncode == 1
-    assert "tokamake train: train.backend: deepspeed: with train.precision: fp16: has no" in text
+    assert "tokamake train: train.backend: deepspeed: with train.precision: fp16: DeepSpeed" in text
     assert "non-zero exit status 2" in text
     assert "MissingOutputException" not in text
     assert "Traceback" not in text

@@ -194,7 +194,7 @@ def test_epochs_decide_the_samples_of_each_corpus(
 def test_whole_epochs_are_separate_but_counted_samples_mix_the_last_two(root: Path) -> None:
     """9 documents of 4 tokens: 8 samples of 8 tokens take two epochs either way."""
     datasets = find(root, "1 a x\n", split="90,10,0")["train"]
-    options: dict[str, Any] = {"datasets": datasets, "settings": SETTINGS}
+    options: dict[str, Any] = {"datasets": datasets, "settings": SETTINGS.of("train")}
     epochs_of = {"x": Fraction(2)}
     for name, num_samples, is_separate in (("epochs", None, True), ("samples", 7, False)):
         described = write_split(
