@@ -1,7 +1,8 @@
 """Commands of a documentation page: read from its fenced blocks, classified, and run in order.
 
 A block with a title is a file of that name. Other `sh` blocks are commands, `python` blocks are
-programs, `text` blocks are output. A command that no table here names is an error, so that a page has no untested command.
+programs, `text` blocks are output. A command that no table here names is an error, so that a page
+has no untested command.
 """
 
 import os
