@@ -38,7 +38,7 @@ def test_ranks_with_fewer_notes_lag() -> None:
     reports = {rank: report(9, "trains") for rank in (0, 1, 3)}
     lines = lines_of({**reports, 2: report(8, "reads samples", "line 5 in read")})
     assert lines == [
-        "tokamake train: no rank has got on for 30 s; the run ends with 75",
+        "tokamake train: no rank has made progress for 30 s; the run ends with 75",
         "  lags, reads samples after step 7: rank 2 on n2, in line 5 in read",
         "  waits, trains after step 7: rank 0 on n1, rank 1 on n1, rank 3 on n2, in line 1 in wait",
         "  stacks of 4 ranks: hangs/1",

@@ -6,7 +6,7 @@ docs/reference/exit-status.md has the table of all.
 from enum import IntEnum
 
 HUNG = 75
-"""No rank got on: EX_TEMPFAIL of sysexits.h, so try again."""
+"""No rank made progress: EX_TEMPFAIL of sysexits.h, so try again."""
 
 
 class Stopped(IntEnum):

@@ -4,7 +4,7 @@ Each rank notes in its memory what it does; a thread beside it looks at the note
 for each other, a rank that hangs soon stops them all. When nothing has changed for the time-out of
 the run, each rank writes its note and the stacks of its threads into a folder that all hosts see.
 One of them reads these files and prints which ranks lag; all exit with `HUNG`, so that the run
-is tried again from its last checkpoint. A run that gets on writes no file.
+is tried again from its last checkpoint. A run that makes progress writes no file.
 """
 
 import faulthandler
@@ -92,7 +92,7 @@ class Heartbeat:
     # ---- What the training calls ----
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
-        """Note that this rank gets on.
+        """Note that this rank makes progress.
 
         Args:
             phase: what it does from now on; None: the same as before.
@@ -159,7 +159,7 @@ class Heartbeat:
 
 
 class Silence:
-    """How long a rank has not got on, as far as this process was awake.
+    """How long a rank has made no progress, as far as this process was awake.
 
     Args:
         beat: first note.
@@ -262,7 +262,7 @@ def describe(
         folder: folder of the reports.
         seconds: time-out of the run.
     """
-    lines = [f"tokamake train: no rank has got on for {seconds:g} s; the run ends with {HUNG}"]
+    lines = [f"tokamake train: no rank has made progress for {seconds:g} s; the run ends with {HUNG}"]
     if silent := [rank for rank in range(len(hosts)) if rank not in reports]:
         lines.append(f"  lags, stopped or stuck, without a report: {_named(silent, hosts)}")
     groups: dict[tuple[Beat, str], list[int]] = defaultdict(list)
