@@ -112,7 +112,9 @@ def make_datasets(folder: Path, number: int, options: argparse.Namespace) -> Pat
     lines = []
     for file in range(number):
         lengths = rng.integers(1, 1200, options.tokens // number // 600).astype(np.int32)
-        with DatasetWriter(folder / f"p{file}.bin", folder / f"p{file}.idx", np.uint16) as writer:
+        with DatasetWriter(
+            folder / f"p{file}.bin", folder / f"p{file}.idx", dtype=np.uint16
+        ) as writer:
             writer.add(rng.integers(0, 50_000, lengths.sum()).astype(np.uint16), lengths)
         lines.append(f"{rng.random() + 0.5} p{file} corpus\n")
     (folder / "weights.txt").write_text("".join(lines))

@@ -87,7 +87,7 @@ def make_shards(options: argparse.Namespace) -> list[Path]:
 
 def _make_shard(prefix: Path, tokens: int, mean: int, rng: np.random.Generator) -> None:
     paths = bin_path(prefix), idx_path(prefix)
-    with DatasetWriter(*paths, np.uint16) as writer:
+    with DatasetWriter(*paths, dtype=np.uint16) as writer:
         while writer.index.tokens < tokens:
             lengths = rng.integers(1, 2 * mean, 10_000_000 // mean).astype(np.int32)
             ends = lengths.cumsum()

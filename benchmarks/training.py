@@ -257,7 +257,7 @@ def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
     stack.enter_context(process_group(ranks))
     import torch
 
-    engine: Any = Engine(run, ranks, torch.device("cpu"))
+    engine: Any = Engine(run, ranks, device=torch.device("cpu"))
     spent = [0.0]
     timed(engine._stages, "forward_backward", spent)
     timed(engine._optimizer, "step", spent)

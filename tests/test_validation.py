@@ -69,12 +69,12 @@ def test_a_key_that_is_a_number_comes_from_commas() -> None:
 
 
 def test_json_has_the_same_messages() -> None:
-    assert parse_json(Outer, '{"size": 2}', "--settings") == Outer(size=2)
-    assert parse_json(list[int], "[1, 2]", "--sizes") == [1, 2]
+    assert parse_json(Outer, '{"size": 2}', where="--settings") == Outer(size=2)
+    assert parse_json(list[int], "[1, 2]", where="--sizes") == [1, 2]
     with pytest.raises(UserError, match=r"^--settings: siez: unknown key; did you mean size"):
-        parse_json(Outer, '{"size": 2, "siez": 1}', "--settings")
+        parse_json(Outer, '{"size": 2, "siez": 1}', where="--settings")
     with pytest.raises(UserError, match=r"^--settings: '\{': invalid JSON"):
-        parse_json(Outer, "{", "--settings")
+        parse_json(Outer, "{", where="--settings")
 
 
 def test_up_to_two_near_keys_are_named() -> None:

@@ -143,7 +143,7 @@ class Commands:
         if self._history and _NO_HISTORY in errors:
             self._history = []
             return self._ask(ids)
-        answer = parse(result.code, result.output, result.errors)
+        answer = parse(result.code, result.output, errors=result.errors)
         if self._express and answer.unknown and not answer.jobs and not answer.fault:
             # The only error names one of the ids, but is about all of them.
             answer.unknown = {number(job_id) for job_id in ids}

@@ -92,7 +92,7 @@ class Evidence:
             bundled: whether the server's answer is about a bundle that includes this job.
         """
         if bundled and self.exit_status is not None:
-            return self._in_bundle(self.exit_status, now, patience)
+            return self._in_bundle(self.exit_status, now, patience=patience)
         if self.denials >= REPEATS:
             return self._unknown_to_server(now, patience)
         if self.status and self.answered and not self.denials:
@@ -109,7 +109,7 @@ class Evidence:
             return self._by_exit_status("the server has not confirmed it")
         return OPEN
 
-    def _in_bundle(self, exit_status: int, now: float, patience: float) -> tuple[Verdict, str]:
+    def _in_bundle(self, exit_status: int, now: float, *, patience: float) -> tuple[Verdict, str]:
         """Decide by the file alone, unless the end of the bundle explains a failure."""
         if exit_status == 0:
             return Verdict.SUCCEEDED, "finished"

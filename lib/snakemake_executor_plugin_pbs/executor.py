@@ -79,8 +79,8 @@ class Executor(RemoteExecutor):
         self.commands = self.commands_class(settings.command_timeout)
         try:
             self.tracker = Tracker(
-                self.commands, Records(folder), limits, warn=self._warn, stopping=self._stop.is_set,
-                dialect=self.dialect,
+                self.commands, Records(folder), limits=limits, warn=self._warn,
+                stopping=self._stop.is_set, dialect=self.dialect,
             )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{folder}: a record.json is damaged ({error}); delete it") from None
@@ -94,7 +94,7 @@ class Executor(RemoteExecutor):
             name = snakemake_internals.group_or_rule(job)
             if name not in jobs and not job.is_local:
                 jobs[name] = job.resources
-        if message := missing_values(settings, self.user, jobs.items()):
+        if message := missing_values(settings, self.user, jobs=jobs.items()):
             raise UserError(message)
 
     # -- the main thread

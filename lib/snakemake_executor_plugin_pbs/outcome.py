@@ -11,17 +11,17 @@ def decide(session: Session, task: Task, now: float) -> None:
     assert task.record
     bundled = task.record.bundled
     verdict, message = task.evidence.verdict(now, session.limits.patience, bundled=bundled)
-    if bundled and _was_not_reached(session, task, now):
+    if bundled and _was_not_reached(session, task, now=now):
         session.reset(task)
     elif verdict is Verdict.OPEN:
         _warn_if_held(session, task)
     elif verdict is Verdict.SUCCEEDED:
         session.finish(task, EventKind.SUCCEEDED, message)
     else:
-        _fail(session, task, message)
+        _fail(session, task, message=message)
 
 
-def _was_not_reached(session: Session, task: Task, now: float) -> bool:
+def _was_not_reached(session: Session, task: Task, *, now: float) -> bool:
     """Whether a bundle ended before it started this task."""
     assert task.record
     evidence, patience = task.evidence, session.limits.patience
@@ -32,7 +32,7 @@ def _was_not_reached(session: Session, task: Task, now: float) -> bool:
     return ended and session.records.give_up(task.record)
 
 
-def _fail(session: Session, task: Task, message: str) -> None:
+def _fail(session: Session, task: Task, *, message: str) -> None:
     """End a task that failed; submit it again if its work progressed in this job."""
     assert task.record
     record, records = task.record, session.records

@@ -22,7 +22,7 @@ def read_values(settings: ExecutorSettings) -> UserFile:
 
 
 def missing_values(
-    settings: ExecutorSettings, user: UserFile, jobs: Iterable[tuple[str, Mapping[str, Any]]]
+    settings: ExecutorSettings, user: UserFile, *, jobs: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> str:
     """Message about required values that no job resource and no user file sets.
 
@@ -44,7 +44,7 @@ def missing_values(
         names.add(job)
         for name in required:
             resource = settings.resource_names.get(name, name)
-            if not personal_value(name, resource, job, resources, user):
+            if not personal_value(name, resource, rule=job, resources=resources, user=user):
                 missing.setdefault(name, []).append(job)
     if not missing:
         return ""
@@ -74,4 +74,4 @@ def missing_in_workflow(resources: Mapping[str, Any]) -> str:
     user = read_values(settings)
     of_rules = {name: value for values in user.rules.values() for name, value in values.items()}
     user = replace(user, common={**of_rules, **user.common})
-    return missing_values(settings, user, [("", resources)])
+    return missing_values(settings, user, jobs=[("", resources)])

@@ -49,7 +49,7 @@ class Poller:
             return []
         self._report_faults(answer, ids)
         for task in chunk:
-            self._update_evidence(task, answer, now)
+            self._update_evidence(task, answer, now=now)
         return chunk
 
     def _report_faults(self, answer: StatusReply, ids: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ class Poller:
                 f"it is left alone, and job {task.record.name} counts as unknown to the server"
             )
 
-    def _update_evidence(self, task: Task, answer: StatusReply, now: float) -> None:
+    def _update_evidence(self, task: Task, answer: StatusReply, *, now: float) -> None:
         assert task.record
         evidence, job_number = task.evidence, number(str(task.record.job_id))
         job = answer.jobs.get(job_number, {})

@@ -60,10 +60,10 @@ def _delete(session: Session, task: Task) -> None:
         f"job {task.record.job_id} of an earlier run writes files of rule {task.rule} from other "
         "inputs, or was cancelled: it is deleted, then a new job is submitted"
     )
-    return await_end(session, task, session.clock())
+    return await_end(session, task, now=session.clock())
 
 
-def await_end(session: Session, task: Task, now: float) -> None:
+def await_end(session: Session, task: Task, *, now: float) -> None:
     """Delete an earlier submission if necessary; reset its task when it has ended."""
     assert task.record
     evidence, patience = task.evidence, session.limits.patience

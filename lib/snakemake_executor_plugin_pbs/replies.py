@@ -30,7 +30,7 @@ def number(job_id: str) -> str:
     return job_id.strip().partition(".")[0]
 
 
-def parse(code: int, output: str, errors: str) -> StatusReply:
+def parse(code: int, output: str, *, errors: str) -> StatusReply:
     """Parse a reply of `qstat -x -f -F json`.
 
     Args:

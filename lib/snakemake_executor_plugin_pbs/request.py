@@ -42,7 +42,7 @@ def build_request(
     """
 
     def personal(name: str) -> str:
-        return personal_value(name, name, rule, resources, user)
+        return personal_value(name, name, rule=rule, resources=resources, user=user)
 
     queue = personal("queue")
     arguments = []
@@ -50,7 +50,10 @@ def build_request(
         arguments += ["-q", queue]
     if account := personal("account"):
         arguments += ["-A", account]
-    arguments += ["-l", f"select={_select(rule, threads, resources, personal('select'))}"]
+    arguments += [
+        "-l",
+        f"select={_select(rule, threads, resources=resources, template=personal('select'))}",
+    ]
     if place := personal("place"):
         arguments += ["-l", f"place={place}"]
     seconds = None
@@ -60,7 +63,9 @@ def build_request(
         arguments += ["-l", f"walltime={clock}"]
     if filesystems := personal("filesystems"):
         arguments += ["-l", f"filesystems={filesystems}"]
-    extra = extra_options(rule, "pbs_extra", personal("pbs_extra"), _is_own_option)
+    extra = extra_options(
+        rule, "pbs_extra", text=personal("pbs_extra"), is_own_option=_is_own_option
+    )
     return SubmitRequest((*arguments, *extra), queue, seconds)
 
 
@@ -79,7 +84,7 @@ def walltime(rule: str, minutes: Any) -> int:
     return seconds
 
 
-def job_name(rule: str, wildcards: Mapping[str, str], token: str) -> str:
+def job_name(rule: str, wildcards: Mapping[str, str], *, token: str) -> str:
     """Readable and unique name of a job in PBS: rule, wildcards, token."""
     text = "-".join(filter(None, (rule, *map(str, wildcards.values()))))
     clean = re.sub(r"[^A-Za-z0-9_.-]+", "_", text)
@@ -87,7 +92,7 @@ def job_name(rule: str, wildcards: Mapping[str, str], token: str) -> str:
     return f"{start[: NAME_LENGTH - len(token) - 1]}.{token}"
 
 
-def _select(rule: str, threads: int, resources: Mapping[str, Any], template: str) -> str:
+def _select(rule: str, threads: int, *, resources: Mapping[str, Any], template: str) -> str:
     values = {
         "nodes": resources.get("nodes", 1),
         "ncpus": resources.get("ncpus", threads),
@@ -95,7 +100,7 @@ def _select(rule: str, threads: int, resources: Mapping[str, Any], template: str
         "mem_mb": resources.get("mem_mb", 0),
     }
     for name, value in values.items():
-        whole_number(rule, name, value, lowest=1 if name in ("nodes", "ncpus") else 0)
+        whole_number(rule, name, value=value, lowest=1 if name in ("nodes", "ncpus") else 0)
     if template:
         try:
             unknown = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
@@ -119,7 +124,7 @@ def _is_own_option(argument: str) -> bool:
     return argument[:2] in OWN_OPTIONS
 
 
-def whole_number(rule: str, name: str, value: Any, *, lowest: int = 1) -> int:
+def whole_number(rule: str, name: str, *, value: Any, lowest: int = 1) -> int:
     """Check that a resource is a whole number, and return it.
 
     Raises:
@@ -133,7 +138,7 @@ def whole_number(rule: str, name: str, value: Any, *, lowest: int = 1) -> int:
 
 
 def extra_options(
-    rule: str, resource: str, text: str, is_own_option: Callable[[str], bool]
+    rule: str, resource: str, *, text: str, is_own_option: Callable[[str], bool]
 ) -> list[str]:
     """Split a resource with more options of the submit command, as a shell does.
 

@@ -46,7 +46,7 @@ class Submitter:
                 continue
             tasks = [task]
             if self.queues.is_narrow(queue) and task.key not in session.failed_in_bundle:
-                tasks += islice(self._companions(task, ready, now), MOST_BUNDLED - 1)
+                tasks += islice(self._companions(task, ready, now=now), MOST_BUNDLED - 1)
             self._submit(tasks)
             submitted += 1
             if task.record:
@@ -58,7 +58,7 @@ class Submitter:
         waits = task.phase is Phase.READY and tasks.get(task.key) is task
         return waits and not task.blockers and now >= task.not_before
 
-    def _companions(self, task: Task, ready: Sequence[Task], now: float) -> Iterator[Task]:
+    def _companions(self, task: Task, ready: Sequence[Task], *, now: float) -> Iterator[Task]:
         """Ready tasks that may share a job with a task."""
         for other in ready:
             alone = other is task or other.key in self.session.failed_in_bundle
@@ -68,7 +68,7 @@ class Submitter:
     def _submit(self, tasks: Sequence[Task]) -> None:
         """Submit one job for a task, or for several of the same rule and request."""
         session, first, now = self.session, tasks[0], self.session.clock()
-        path, arguments = prepare(session, tasks, now)
+        path, arguments = prepare(session, tasks, now=now)
         queue, command = first.request.queue, session.dialect.submit
         try:
             job_id = session.server.submit(arguments, path)
@@ -109,7 +109,7 @@ def can_share_job(task: Task, other: Task) -> bool:
     return task.rule == other.rule and task.request == other.request and bool(task.body)
 
 
-def prepare(session: Session, tasks: Sequence[Task], now: float) -> tuple[Path, tuple[str, ...]]:
+def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Path, tuple[str, ...]]:
     """Write the records of tasks, and the script of the job that they share.
 
     Args:
@@ -123,7 +123,7 @@ def prepare(session: Session, tasks: Sequence[Task], now: float) -> tuple[Path, 
     records, dialect = session.records, session.dialect
     first, bundled = tasks[0], len(tasks) > 1
     tokens = [new_token() for _ in tasks]
-    name = job_name(first.rule, {} if bundled else first.wildcards, tokens[0])
+    name = job_name(first.rule, {} if bundled else first.wildcards, token=tokens[0])
     submissions = []
     for task, token in zip(tasks, tokens, strict=True):
         record = Record(

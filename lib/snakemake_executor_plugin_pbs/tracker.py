@@ -39,8 +39,8 @@ class Tracker:
         self,
         server: Server,
         records: Records,
-        limits: Limits,
         *,
+        limits: Limits,
         warn: Callable[[str], None] = print,
         clock: Callable[[], float] = time.time,
         stopping: Callable[[], bool] = lambda: False,
@@ -95,7 +95,7 @@ class Tracker:
         if task.phase is Phase.RECOVERED:
             recovery.decide(self.session, task, now)
         elif task.phase is Phase.LEAVING:
-            recovery.await_end(self.session, task, now)
+            recovery.await_end(self.session, task, now=now)
         if task.phase is Phase.WATCHED:
             outcome.decide(self.session, task, now)
 

@@ -55,14 +55,15 @@ def read_user_file(path: Path, known: tuple[str, ...]) -> UserFile:
     rules = common.pop("rules", None) or {}
     if not isinstance(rules, dict):
         raise UserError(f"{path}: rules: is not a mapping of rule names to values")
-    strings = _strings(f"{path}: ", common, known)
+    strings = _strings(f"{path}: ", common, known=known)
     by_rule = {
-        rule: _strings(f"{path}: rules: {rule}: ", values, known) for rule, values in rules.items()
+        rule: _strings(f"{path}: rules: {rule}: ", values, known=known)
+        for rule, values in rules.items()
     }
     return UserFile(path, strings, by_rule)
 
 
-def _strings(where: str, values: Any, known: tuple[str, ...]) -> dict[str, str]:
+def _strings(where: str, values: Any, *, known: tuple[str, ...]) -> dict[str, str]:
     """Values of known names as strings."""
     if not isinstance(values, dict):
         raise UserError(f"{where}{values!r}: is not a mapping of names to values")
@@ -75,7 +76,7 @@ def _strings(where: str, values: Any, known: tuple[str, ...]) -> dict[str, str]:
 
 
 def personal_value(
-    name: str, resource: str, rule: str, resources: Mapping[str, Any], user: UserFile
+    name: str, resource: str, *, rule: str, resources: Mapping[str, Any], user: UserFile
 ) -> str:
     """Value of a job's resource, or else of the user file; an empty string if neither has it.
 

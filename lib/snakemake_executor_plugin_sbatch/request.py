@@ -52,10 +52,12 @@ def build_request(
     """
 
     def personal(name: str) -> str:
-        return personal_value(name, RESOURCES.get(name, name), rule, resources, user)
+        return personal_value(
+            name, RESOURCES.get(name, name), rule=rule, resources=resources, user=user
+        )
 
     def number(name: str, default: int) -> int:
-        return whole_number(rule, name, resources.get(name, default))
+        return whole_number(rule, name, value=resources.get(name, default))
 
     arguments = [
         f"--nodes={number('nodes', 1)}",
@@ -73,7 +75,9 @@ def build_request(
     for name in PERSONAL[:-1]:
         if value := personal(name):
             arguments.append(f"--{name}={value}")
-    extra = extra_options(rule, "slurm_extra", personal("slurm_extra"), _is_own_option)
+    extra = extra_options(
+        rule, "slurm_extra", text=personal("slurm_extra"), is_own_option=_is_own_option
+    )
     return SubmitRequest((*arguments, *extra), personal("partition"))
 
 

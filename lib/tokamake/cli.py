@@ -165,7 +165,7 @@ def main() -> None:
     try:
         _run(stage, arguments)
     except KeyboardInterrupt:
-        _fail(stage, "stopped; the same command continues", 130)
+        _fail(stage, "stopped; the same command continues", status=130)
 
 
 def _run(stage: str, arguments: list[str]) -> None:
@@ -191,12 +191,12 @@ def _run(stage: str, arguments: list[str]) -> None:
     except CycloptsError as error:
         note_failure(error)
         command = f"tokamake {stage}".strip()
-        fault = _missing_options(app, stage, error) or _one_line(str(error))
-        _fail(stage, f"{fault} See `{command} --help`.", EXIT_USER_ERROR)
+        fault = _missing_options(app, stage, error=error) or _one_line(str(error))
+        _fail(stage, f"{fault} See `{command} --help`.", status=EXIT_USER_ERROR)
     except UserError as error:
         note_failure(error)
         if not error.among_ranks:
-            _fail(stage, str(error), EXIT_USER_ERROR)
+            _fail(stage, str(error), status=EXIT_USER_ERROR)
         from tokamake.runtime.rank_errors import exit_now
 
         _say(stage, str(error))
@@ -208,14 +208,14 @@ def _run(stage: str, arguments: list[str]) -> None:
             raise
         note_failure(error)
         install = f"pip install 'tokamake[{extra}]'"
-        _fail(stage, f"{package} is not installed; {install}", EXIT_USER_ERROR)
+        _fail(stage, f"{package} is not installed; {install}", status=EXIT_USER_ERROR)
     except BrokenPipeError:  # the reader of our output has closed it
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
-        _fail(stage, f"{of_system(error)}; fix it and rerun", 1)
+        _fail(stage, f"{of_system(error)}; fix it and rerun", status=1)
 
 
-def _missing_options(app: "App", stage: str, error: "CycloptsError") -> str:
+def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
     """Message that names all required arguments that a call lacks; empty for other errors."""
     from cyclopts import MissingArgumentError
 
@@ -297,7 +297,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _fail(stage: str, message: str, status: int) -> None:
+def _fail(stage: str, message: str, *, status: int) -> None:
     _say(stage, message)
     os._exit(status) if status == 130 else sys.exit(status)
 

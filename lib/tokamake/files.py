@@ -233,7 +233,7 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
             sync(entry)
         sync(temporary)
         if path.exists():
-            _refuse_foreign(path, temporary, also)
+            _refuse_foreign(path, temporary, also=also)
             old = _beside(path, "old")
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
@@ -246,7 +246,7 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _refuse_foreign(path: Path, temporary: Path, also: Iterable[str]) -> None:
+def _refuse_foreign(path: Path, temporary: Path, *, also: Iterable[str]) -> None:
     new_names = {entry.name for entry in temporary.iterdir()}
     names = sorted(entry.name for entry in path.iterdir() if entry.name not in new_names)
     foreign = [

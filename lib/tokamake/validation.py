@@ -22,23 +22,23 @@ def validate(model: type[Model], value: Any, where: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _user_error(error, model, where) from None
+        raise _user_error(error, model, where=where) from None
 
 
-def parse_json(kind: Any, text: str, where: str) -> Any:
+def parse_json(kind: Any, text: str, *, where: str) -> Any:
     """Validate JSON text against a model or type. Errors are those of `validate`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
-        raise _user_error(error, model, where) from None
+        raise _user_error(error, model, where=where) from None
 
 
-def _user_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
-    return UserError("\n".join(_explain(model, item, where) for item in error.errors()))
+def _user_error(error: ValidationError, model: type[BaseModel], *, where: str) -> UserError:
+    return UserError("\n".join(_explain(model, item, where=where) for item in error.errors()))
 
 
-def _explain(model: type[BaseModel], item: Any, where: str) -> str:
+def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
     shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
     location = item["loc"]
     is_item = location and isinstance(location[-1], int) and item["type"] != "invalid_key"
@@ -49,7 +49,7 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "extra_forbidden":
         keys = [*_section(model, item["loc"][:-1]).model_fields]
         prefix = "".join(f"{part}." for part in item["loc"][:-1])
-        return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys, [*_paths(model)])}"
+        return f"{where}: {prefix}{unknown_key(str(item['loc'][-1]), keys, paths=[*_paths(model)])}"
     if item["type"] == "invalid_key":
         # YAML reads {split: 98,1,1} as three keys.
         return (
@@ -67,7 +67,7 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
 
 
-def unknown_key(key: str, known: list[str], paths: Iterable[str] = ()) -> str:
+def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str:
     """Message about an unknown key; it names the nearest ones.
 
     Args:
@@ -137,13 +137,13 @@ def parse_yaml(text: str, path: str) -> Any:
         _refuse_duplicate_keys(yaml.compose(text, yaml.SafeLoader), path)
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
-        raise UserError(_syntax_error(error, text.splitlines(), path)) from None
+        raise UserError(_syntax_error(error, text.splitlines(), path=path)) from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not valid YAML ({reason}); fix it") from None
 
 
-def _syntax_error(error: Any, lines: list[str], path: str) -> str:
+def _syntax_error(error: Any, lines: list[str], *, path: str) -> str:
     mark = error.problem_mark or error.context_mark
     number = min(mark.line + 1, len(lines))  # the end of the file is after its last line
     line = lines[number - 1] if lines else ""

@@ -225,11 +225,11 @@ def test_an_interrupted_conversion_continues(
     source, architecture = open_any(folder / "mds"), FAMILIES["llama"]
     copy_original, keys = copy._copy_tensor, list[str]()
 
-    def copy_tensor(key: str, *rest: Any) -> bool:
+    def copy_tensor(key: str, *rest: Any, **options: Any) -> bool:
         keys.append(key)
         if len(keys) == 20:
             raise KeyboardInterrupt
-        return copy_original(key, *rest)
+        return copy_original(key, *rest, **options)
 
     monkeypatch.setattr(copy, "_copy_tensor", copy_tensor)
     monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
@@ -300,7 +300,7 @@ def test_convert_prints_what_is_left_behind(
     mds = open_any(folder / "mds")
     known = {key: mds.source.read(key) for key in mds.source}
     states = {key.replace("model.", "optimizer.exp_avg.", 1): known[key] for key in known}
-    begin = replace(mds, source=TensorSource([], {}, {**known, **states}))
+    begin = replace(mds, source=TensorSource([], {}, in_memory={**known, **states}))
     writer.write(tmp_path / "native", begin, "native", Target())
     convert(source=tmp_path / "native", target=tmp_path / "a", format="hf")
     assert "left behind: optimizer.exp_avg\n" in capsys.readouterr().out
@@ -316,7 +316,7 @@ def test_universal_keeps_the_notes_of_a_run(tmp_path: Path) -> None:
         "native",
         tmp_path,
         FAMILIES["llama"],
-        TensorSource([], {}, {**known, **moments}),
+        TensorSource([], {}, in_memory={**known, **moments}),
         notes=notes,
     )
     writer.write(tmp_path / "universal", begin, "universal", Target())

@@ -78,7 +78,7 @@ def in_memory(architecture: Architecture, known: dict[str, Tensor]) -> Checkpoin
         "native",
         Path(),
         architecture,
-        TensorSource([], {}, known),
+        TensorSource([], {}, in_memory=known),
         progress=Progress(7, 56, 448),
         notes={"loss_scale": (4.0, 0)},
     )

@@ -34,7 +34,7 @@ def start(tmp_path: Path) -> Path:
 
 
 def cut_off(start: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stops(*_: Any) -> None:
+    def stops(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -194,9 +194,9 @@ def test_a_full_disk_is_one_error_and_finished_work_is_kept(
     assert {path.name for path in tmp_path.iterdir()} == {"hf", ".a.converting"}
     move = copy._copy_tensor
 
-    def moves(key: str, *rest: Any) -> bool:
+    def moves(key: str, *rest: Any, **options: Any) -> bool:
         keys.append(key)
-        return move(key, *rest)
+        return move(key, *rest, **options)
 
     monkeypatch.setattr(copy, "_copy_tensor", moves)
     convert(source=start, target=tmp_path / "a", format="mds")
@@ -258,11 +258,11 @@ def test_tensors_with_nan_are_named_also_after_an_interruption(
         assert capsys.readouterr().err == told
     move, asked = copy._copy_tensor, list[str]()
 
-    def moves(key: str, *rest: Any) -> bool:
+    def moves(key: str, *rest: Any, **options: Any) -> bool:
         asked.append(key)
         if len(asked) == len(tensors):
             raise KeyboardInterrupt
-        return move(key, *rest)
+        return move(key, *rest, **options)
 
     monkeypatch.setattr(writer, "_SYNC_BYTES", 0)
     with monkeypatch.context() as patched:

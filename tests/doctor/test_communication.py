@@ -67,11 +67,13 @@ def test_changed_sources_change_the_version(tmp_path: Path) -> None:
 
 
 def test_ranks_and_hosts_that_are_missing() -> None:
-    result = hosts.judge_missing({0: "n1.site", 2: "n3"}, 4, ["n1", "n2", "n3", "n4"], 120)
+    result = hosts.judge_missing(
+        {0: "n1.site", 2: "n3"}, 4, expected=["n1", "n2", "n3", "n4"], seconds=120
+    )
     assert result.value == (
         "2 of 4 connected within 120 s, rank 1, 3 did not; no rank of n2, n4 connected"
     )
-    assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, [], 5).value
+    assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, expected=[], seconds=5).value
 
 
 def test_hosts_are_read_from_the_environment_of_the_job(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_host_is_slow_if_all_its_ranks_are() -> None:
     # A single slow rank may be the neighbour of a slow host. On a slow host, all ranks are slow.
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
     assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
-    result = hosts.judge_slow("links", "1 GB/s", {"n3": 2.7})
+    result = hosts.judge_slow("links", "1 GB/s", slow={"n3": 2.7})
     assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
 
 

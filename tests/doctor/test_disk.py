@@ -23,7 +23,7 @@ from tokamake.doctor.result import Result
     ],
 )
 def test_space_on_a_disk(free: float, files: int, all_files: int, state: str) -> None:
-    assert disk.judge_free("disk", int(free), files, all_files).state == state
+    assert disk.judge_free("disk", int(free), files=files, all_files=all_files).state == state
 
 
 def test_measuring_a_disk_leaves_no_files(tmp_path: Path) -> None:

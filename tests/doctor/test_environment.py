@@ -122,7 +122,7 @@ def test_limits_of_the_system() -> None:
     endless, name = resource.RLIM_INFINITY, "locked memory"
 
     def judge(*limit: int) -> Result:
-        return environment.judge_limit(name, limit, 2**26, command="ulimit -l", unit=1024)
+        return environment.judge_limit(name, limit, minimum=2**26, command="ulimit -l", unit=1024)
 
     assert judge(endless, endless).line == "ok       locked memory: unlimited"
     assert judge(2**30, 2**30).state == "ok"

@@ -89,9 +89,9 @@ def test_requests_are_compared_with_partitions_of_slurm() -> None:
     }  # fmt: skip
     result = scheduler.judge_request(ResourceRequest("train", 9, 30, ""), partitions)
     assert result.value == "9 nodes, 30 min in short; any number of nodes, at most 60 min"
-    assert scheduler.judge_partition_account("physics", "long", partitions) is None
-    assert scheduler.judge_partition_account("Physics", "long", partitions) is None
-    refused = scheduler.judge_partition_account("arts", "long", partitions)
+    assert scheduler.judge_partition_account("physics", "long", queues=partitions) is None
+    assert scheduler.judge_partition_account("Physics", "long", queues=partitions) is None
+    refused = scheduler.judge_partition_account("arts", "long", queues=partitions)
     assert refused is not None
     assert refused.remedy == "it accepts physics, biology"
 

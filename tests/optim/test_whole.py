@@ -87,7 +87,7 @@ def trained_in_threads(name: str) -> dict[str, Tensor]:
             view = Threads({id(parameters[each]): held[each] for each in held}, number, group)
             settings = OptimizerSettings(name=name)
             groups = parameter_groups(parameters.items(), settings.used("weight_decay"))
-            optimizer = plugins.load("optim", name).build(groups, settings, view)
+            optimizer = plugins.load("optim", name).build(groups, settings, whole=view)
             for step, rate in enumerate(RATES):
                 local = {each: g[held[each].place] for each, g in gradients(step).items()}
                 walk(optimizer, parameters, local, rate=rate, decay=settings.used("weight_decay"))

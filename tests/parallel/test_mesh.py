@@ -36,7 +36,9 @@ def describe(plan: Plan) -> Plan:
         data_parallel_replicate_size=plan["replicas"],
         sequence_parallel=plan["sp"],
     )
-    built = mesh.build(sizes, dist.get_world_size(), torch.device("cpu"), shard=plan["shard"])
+    built = mesh.build(
+        sizes, dist.get_world_size(), device=torch.device("cpu"), shard=plan["shard"]
+    )
     last = built.pipeline.rank == built.pipeline.size - 1
     view: Plan = {"copy": built.copy, "last": last, "sp": built.sequence_parallel}
     for name in ("tensor", "context", "data", "pipeline"):

@@ -49,15 +49,15 @@ class Shared(nn.Module):
     def __init__(self, vocabulary: int, at: Mesh) -> None:
         super().__init__()
         self.at = at
-        self.embedding = tensor.VocabParallelEmbedding(vocabulary, D, at)
-        self.positions = tensor.PositionEmbedding(L, D, at)
+        self.embedding = tensor.VocabParallelEmbedding(vocabulary, D, mesh=at)
+        self.positions = tensor.PositionEmbedding(L, D, mesh=at)
         self.rms, self.norm = tensor.RMSNorm(D, at, eps=1e-5), tensor.LayerNorm(D, at, eps=1e-5)
-        self.column = tensor.ColumnParallelLinear(D, E, at, bias=True)
-        self.row = tensor.RowParallelLinear(E, D, at, bias=True)
+        self.column = tensor.ColumnParallelLinear(D, E, mesh=at, bias=True)
+        self.row = tensor.RowParallelLinear(E, D, mesh=at, bias=True)
         rows = tensor.part(6, at.tensor)
-        self.all = tensor.ReplicatedLinear(D, 6, at, rows=rows, bias=True)
-        self.back = tensor.RowParallelLinear(6, D, at, bias=True)
-        self.output = tensor.ColumnParallelLinear(D, vocabulary, at)
+        self.all = tensor.ReplicatedLinear(D, 6, mesh=at, rows=rows, bias=True)
+        self.back = tensor.RowParallelLinear(6, D, mesh=at, bias=True)
+        self.output = tensor.ColumnParallelLinear(D, vocabulary, mesh=at)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         at = self.at
@@ -87,7 +87,7 @@ def plain(vocabulary: int) -> tuple[Plain, Tensor, Tensor, Tensor]:
 def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
     """Check tensor-parallel layers: loss, gradients and norm."""
     settings = ParallelSettings(tensor_parallel_size=RANKS, sequence_parallel=sequence_parallel)
-    at = mesh.build(settings, RANKS, torch.device("cpu"))
+    at = mesh.build(settings, RANKS, device=torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(vocabulary)
     ours = Shared(vocabulary, at)
     placed, whole = tensor.placements(ours), dict(theirs.named_parameters())
@@ -97,10 +97,10 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
     }
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
     chunks = sharding.parameter_chunks(
-        ours, placed, at, shapes=shapes, saved_names=names, tied_output=None
+        ours, placed, mesh=at, shapes=shapes, saved_names=names, tied_output=None
     )
     fill(chunks, whole)
-    loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=vocabulary)
+    loss = cross_entropy(ours(tokens_BL), labels_BL, mesh=at, size=vocabulary)
     assert_close(loss, expected)
     loss.backward()
     for each in chunks:
@@ -138,7 +138,7 @@ def assert_norm(chunks: list[sharding.ParameterChunk], whole: dict[str, nn.Param
 def sharded(*, replicas: int) -> None:
     """Check FSDP2's shards: parts that tile the whole, averaged gradients, their norm."""
     settings = ParallelSettings(data_parallel_replicate_size=replicas)
-    at = mesh.build(settings, RANKS, torch.device("cpu"))
+    at = mesh.build(settings, RANKS, device=torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(7)
     whole = dict(theirs.named_parameters())
     ours = Shared(7, SINGLE_RANK)
@@ -147,10 +147,10 @@ def sharded(*, replicas: int) -> None:
     sharding.shard(ours, [ours.embedding], at, policy=policy, reshard_after_forward=True)
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
     chunks = sharding.parameter_chunks(
-        ours, placed, at, shapes=shapes, saved_names=names, tied_output=None
+        ours, placed, mesh=at, shapes=shapes, saved_names=names, tied_output=None
     )
     fill(chunks, whole)
-    loss = cross_entropy(ours(tokens_BL), labels_BL, at, size=7)
+    loss = cross_entropy(ours(tokens_BL), labels_BL, mesh=at, size=7)
     assert_close(loss, expected)
     loss.backward()
     for each in chunks:
@@ -169,18 +169,18 @@ def sharded(*, replicas: int) -> None:
 def copies() -> None:
     """Check an embedding in the first stage and its copy in the last one."""
     settings = ParallelSettings(pipeline_parallel_size=RANKS)
-    at = mesh.build(settings, RANKS, torch.device("cpu"))
+    at = mesh.build(settings, RANKS, device=torch.device("cpu"))
     name = {0: "embedding.weight", 1: "between.weight", 2: "output.weight"}[at.pipeline.rank]
     model = nn.ModuleDict({name.split(".")[0]: nn.Linear(2, 3, bias=False)})
     chunks = sharding.parameter_chunks(
-        model, tensor.placements(model), at,
+        model, tensor.placements(model), mesh=at,
         shapes={"e": torch.Size((3, 2))}, saved_names={name: "e"}, tied_output="output.weight",
     )  # fmt: skip
     (weight,) = chunks
     is_last = at.pipeline.rank == RANKS - 1
     assert (weight.is_tied_output, weight.counts) == (is_last, not is_last)
     weight.local.grad = torch.full((3, 2), 1.0 + at.pipeline.rank)
-    sharding.add_up_copies(chunks, at.pipeline, "embedding.weight")
+    sharding.add_up_copies(chunks, at.pipeline, name="embedding.weight")
     assert_close(weight.local.grad, torch.full((3, 2), 2.0 if at.pipeline.rank == 1 else 4.0))
 
 
@@ -230,14 +230,14 @@ def check_losses(at: Mesh, vocabulary: int, dtype: torch.dtype) -> None:
     own = whole.detach()[:, rows.start : rows.stop].clone().requires_grad_()
     expected = F.cross_entropy(whole.float(), labels, reduction="sum")
     # The gradient overwrites the logits, so they must not be a leaf.
-    loss = cross_entropy(own * 1, labels, at, size=vocabulary)
+    loss = cross_entropy(own * 1, labels, mesh=at, size=vocabulary)
     assert loss.dtype == torch.float32
     assert_close(loss, expected)
     (3 * expected).backward()
     (3 * loss).backward()
     assert whole.grad is not None
     assert_close(own.grad, whole.grad[:, rows.start : rows.stop])
-    zero = cross_entropy(own * 1, torch.full_like(labels, NO_LABEL), at, size=vocabulary)
+    zero = cross_entropy(own * 1, torch.full_like(labels, NO_LABEL), mesh=at, size=vocabulary)
     own.grad = None
     zero.backward()
     assert zero == 0
@@ -254,7 +254,7 @@ def check_all() -> None:
     for vocabulary in (4, 7, 9):
         for sequence_parallel in (False, True):
             layers(sequence_parallel=sequence_parallel, vocabulary=vocabulary)
-    at = mesh.build(ParallelSettings(tensor_parallel_size=RANKS), RANKS, torch.device("cpu"))
+    at = mesh.build(ParallelSettings(tensor_parallel_size=RANKS), RANKS, device=torch.device("cpu"))
     for dim in (0, 1, 2, -1):
         sums(at.tensor, dim)
     for vocabulary in (4, 7):

@@ -18,7 +18,7 @@ REQUIRED = ExecutorSettings(required="account queue")
 
 
 def test_all_missing_values_are_one_message_with_the_remedy() -> None:
-    message = missing_values(REQUIRED, NO_VALUES, [("train", {}), ("merge", {})])
+    message = missing_values(REQUIRED, NO_VALUES, jobs=[("train", {}), ("merge", {})])
     assert message == (
         "me.yaml: no account, queue, which this site requires; write `account: ...` and "
         "`queue: ...` into that file, at the top for all jobs or below `rules:` and the name of a "
@@ -29,15 +29,15 @@ def test_all_missing_values_are_one_message_with_the_remedy() -> None:
 def test_jobs_are_named_if_only_some_lack_a_value() -> None:
     user = UserFile(Path("me.yaml"), {"account": "A"}, {"prepare": {"queue": "q"}})
     jobs = [("prepare", {}), ("train", {}), ("merge", {"queue": "m"}), ("index", {})]
-    assert "no queue for index, train, which" in missing_values(REQUIRED, user, jobs)
-    assert missing_values(REQUIRED, user, jobs[::2]) == ""
+    assert "no queue for index, train, which" in missing_values(REQUIRED, user, jobs=jobs)
+    assert missing_values(REQUIRED, user, jobs=jobs[::2]) == ""
 
 
 def test_resources_of_slurm_have_their_own_names() -> None:
     settings = SlurmSettings(required="account partition", defaults="partition=gpu")
     user = read_values(settings)
-    assert missing_values(settings, user, [("train", {"slurm_account": "A"})]) == ""
-    assert "no account, which" in missing_values(settings, user, [("train", {"account": "A"})])
+    assert missing_values(settings, user, jobs=[("train", {"slurm_account": "A"})]) == ""
+    assert "no account, which" in missing_values(settings, user, jobs=[("train", {"account": "A"})])
 
 
 def test_values_of_the_user_replace_those_of_the_site(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_values_of_the_user_replace_those_of_the_site(tmp_path: Path) -> None:
 
 def test_an_unknown_required_value_is_an_error() -> None:
     with pytest.raises(UserError, match="required: 'acount': unknown"):
-        missing_values(ExecutorSettings(required="acount"), NO_VALUES, [])
+        missing_values(ExecutorSettings(required="acount"), NO_VALUES, jobs=[])
 
 
 def dry_run(folder: Path, text: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -79,8 +79,8 @@ def test_errors_in_resources(resources: dict, match: str) -> None:
 
 
 def test_names_are_readable_and_end_with_the_token() -> None:
-    assert job_name("tokenize", {"batch": "web/0 1"}, "abc") == "tokenize-web_0_1.abc"
-    long = job_name("9rule", {"x": "y" * 500}, "abc")
+    assert job_name("tokenize", {"batch": "web/0 1"}, token="abc") == "tokenize-web_0_1.abc"
+    long = job_name("9rule", {"x": "y" * 500}, token="abc")
     assert long.startswith("j9rule-yyy")
     assert long.endswith("y.abc")
     assert len(long) == 200

@@ -32,7 +32,7 @@ def reply(name: str) -> str:
 
 
 def job(name: str) -> dict:
-    [attributes] = parse(0, reply(name), "").jobs.values()
+    [attributes] = parse(0, reply(name), errors="").jobs.values()
     return attributes
 
 
@@ -82,11 +82,11 @@ def test_incomplete_attributes_have_no_status() -> None:
 
 
 def test_unknown_and_finished_jobs() -> None:
-    answer = parse(153, reply("unknown"), (REPLIES / "unknown.err").read_text())
+    answer = parse(153, reply("unknown"), errors=(REPLIES / "unknown.err").read_text())
     assert (answer.jobs, answer.unknown, answer.fault) == ({}, {"99999"}, "")
     # Without -x, a finished job is an error of its own, which is not the same as an unknown job.
     errors = (REPLIES / "finished_without_x.err").read_text()
-    answer = parse(35, reply("finished_without_x"), errors)
+    answer = parse(35, reply("finished_without_x"), errors=errors)
     assert (answer.jobs, answer.unknown) == ({}, set())
     assert "exit status 35" in answer.fault
 
@@ -96,16 +96,16 @@ def both() -> str:
     first, second = json.loads(reply("ok")), json.loads(reply("running"))
     first["Jobs"] |= second["Jobs"]
     text = json.dumps(first, indent="\t", separators=(",", ":\t"))
-    assert set(parse(0, text, "").jobs) == {"111", "110"}
+    assert set(parse(0, text, errors="").jobs) == {"111", "110"}
     return text
 
 
 def test_only_complete_jobs_of_a_truncated_reply_are_used() -> None:
     text = both()
-    complete = parse(0, text, "").jobs
+    complete = parse(0, text, errors="").jobs
     counts = set()
     for length in range(0, len(text), 7):
-        answer = parse(0, text[:length], "")
+        answer = parse(0, text[:length], errors="")
         assert answer.fault
         assert not answer.unknown
         for name, attributes in answer.jobs.items():
@@ -117,7 +117,7 @@ def test_only_complete_jobs_of_a_truncated_reply_are_used() -> None:
 @pytest.mark.parametrize("value", ["005", "\\'x", '() {\necho "a"\n}', "NaN,"])
 def test_all_jobs_of_a_reply_with_an_invalid_value_are_used(value: str) -> None:
     text = both().replace('"PBS_O_LANG":\t"C.UTF-8"', f'"PBS_O_LANG":\t{value}')
-    answer = parse(0, text, "")
+    answer = parse(0, text, errors="")
     assert {name: read(attributes) for name, attributes in answer.jobs.items()} == {
         "111": JobStatus(*EXPECTED["ok"]),
         "110": JobStatus(*EXPECTED["running"]),
@@ -126,13 +126,13 @@ def test_all_jobs_of_a_reply_with_an_invalid_value_are_used(value: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "[]", "null", "{}", '{"Jobs": []}', "qstat: error\n"])
 def test_other_replies_have_a_fault_and_no_jobs(text: str) -> None:
-    answer = parse(0, text, "")
+    answer = parse(0, text, errors="")
     assert (answer.jobs, answer.unknown) == ({}, set())
     assert answer.fault
 
 
 def test_a_reported_job_is_not_unknown() -> None:
-    answer = parse(153, reply("running"), "qstat: Unknown Job Id 110.pbs01\n")
+    answer = parse(153, reply("running"), errors="qstat: Unknown Job Id 110.pbs01\n")
     assert set(answer.jobs) == {"110"}
     assert not answer.unknown
 

@@ -152,14 +152,14 @@ class Shape(Tensor):
 
 
 def test_a_wrapper_subclass_has_a_shape_but_no_data() -> None:
-    wrapper = torch_internals.wrapper_subclass(Shape, [2**20, 2**20], torch.bfloat16)
+    wrapper = torch_internals.wrapper_subclass(Shape, [2**20, 2**20], dtype=torch.bfloat16)
     assert type(wrapper) is Shape
     assert (wrapper.shape, wrapper.dtype) == ((2**20, 2**20), torch.bfloat16)
 
 
 def shard_of_rank() -> tuple[list[int], list[int]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sizes, offsets = torch_internals.local_shape_and_offset([5, 4], mesh, [Shard(0)])
+    sizes, offsets = torch_internals.local_shape_and_offset([5, 4], mesh, placements=[Shard(0)])
     return [*sizes], [*offsets]
 
 
@@ -169,13 +169,13 @@ def test_local_shape_and_offset_of_a_shard() -> None:
 
 
 def test_storage_info_of_the_distributed_checkpoint() -> None:
-    info = torch_internals.storage_info("__0_0.distcp", 64, 128)
+    info = torch_internals.storage_info(file="__0_0.distcp", offset=64, length=128)
     assert (info.relative_path, info.offset, info.length) == ("__0_0.distcp", 64, 128)
 
 
 def test_a_narrowed_tensor_is_a_view_of_a_slice() -> None:
     tensor = torch.zeros(4, 6)
-    torch_internals.narrowed(tensor, [1, 2], [2, 3]).fill_(1.0)
+    torch_internals.narrowed(tensor, [1, 2], sizes=[2, 3]).fill_(1.0)
     assert tensor.sum() == tensor[1:3, 2:5].sum() == 6
 
 

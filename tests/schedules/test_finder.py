@@ -14,20 +14,20 @@ def curve(rates: list[float], steepest: float) -> np.ndarray:
 
 
 def test_sweep_grows_by_equal_factors() -> None:
-    rates = sweep(1e-6, 1.0, 7)
+    rates = sweep(1e-6, 1.0, steps=7)
     assert rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
 
 
 @pytest.mark.parametrize("steepest", [1e-5, 1e-3, 1e-2])
 @pytest.mark.parametrize("steps", [50, 400])
 def test_the_steepest_descent_is_found(steepest: float, steps: int) -> None:
-    rates = sweep(1e-7, 10.0, steps)
+    rates = sweep(1e-7, 10.0, steps=steps)
     suggestion = suggest(rates, curve(rates, steepest))
     assert abs(np.log10(suggestion / steepest)) < 0.2
 
 
 def test_noise_hardly_changes_the_suggestion() -> None:
-    rates = sweep(1e-7, 10.0, 400)
+    rates = sweep(1e-7, 10.0, steps=400)
     random = np.random.default_rng(0)
     losses = [curve(rates, 1e-3) + random.normal(0, 0.3, 400) for _ in range(20)]
     suggestions = np.array([suggest(rates, each) for each in losses])
@@ -35,7 +35,7 @@ def test_noise_hardly_changes_the_suggestion() -> None:
 
 
 def test_losses_after_divergence_are_ignored() -> None:
-    rates = sweep(1e-7, 10.0, 100)
+    rates = sweep(1e-7, 10.0, steps=100)
     losses = curve(rates, 1e-4)
     whole = suggest(rates, losses)
     losses[85:] = np.nan
@@ -46,7 +46,7 @@ def test_losses_after_divergence_are_ignored() -> None:
 
 
 def test_curves_without_a_descent_are_refused() -> None:
-    rates = sweep(1e-4, 1.0, 50)
+    rates = sweep(1e-4, 1.0, steps=50)
     with pytest.raises(UserError, match=r"falls nowhere from 0\.0001 to 1; start lower"):
         suggest(rates, np.linspace(1, 9, 50))
     with pytest.raises(UserError, match="9 finite losses before training diverged"):

@@ -46,7 +46,7 @@ def prepare(folder: Path, raw: list[Path]) -> Path:
     train_tokenizer(raw, vocab_size=600, special_tokens=NAMES, output=folder / "tokenizer")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     ids = [[*tokenizer.encode(text).ids, EOD] for text in documents(raw[0]) if text.isascii()]
-    with DatasetWriter(folder / "code.bin", folder / "code.idx", np.uint16) as writer:
+    with DatasetWriter(folder / "code.bin", folder / "code.idx", dtype=np.uint16) as writer:
         writer.add(np.concatenate(ids), np.array([*map(len, ids)], np.int32))
     (folder / "weights.txt").write_text("1 code code\n")
     samples = {"train_samples": 150, "valid_samples": 0}

@@ -17,7 +17,7 @@ def write_dataset(prefix: Path, lengths: list[int], *, first_token: int = 0) -> 
     """Write documents with ascending tokens from `first_token`: a token tells its position."""
     tokens = np.arange(first_token, first_token + sum(lengths))
     paths = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("bin", "idx"))
-    with DatasetWriter(*paths, np.int32) as writer:
+    with DatasetWriter(*paths, dtype=np.int32) as writer:
         writer.add(tokens, np.array(lengths, np.int32))
     return prefix
 

@@ -90,7 +90,9 @@ def in_memory(
     architecture: Architecture, tensors: Mapping[str, Tensor], progress: Progress | None = None
 ) -> Checkpoint:
     """Return a checkpoint of tensors in memory, by Hugging Face's names."""
-    source = TensorSource([], {}, {f"model.{name}": tensor for name, tensor in tensors.items()})
+    source = TensorSource(
+        [], {}, in_memory={f"model.{name}": tensor for name, tensor in tensors.items()}
+    )
     return Checkpoint("test", Path("memory"), architecture, source, progress=progress or Progress())
 
 

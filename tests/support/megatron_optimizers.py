@@ -101,7 +101,7 @@ def random(architecture: Architecture) -> dict[str, Tensor]:
 
 
 def in_memory(architecture: Architecture, tensors: dict[str, Tensor], **notes: Any) -> Checkpoint:
-    source = TensorSource([], {}, tensors)
+    source = TensorSource([], {}, in_memory=tensors)
     return Checkpoint("native", Path(), architecture, source, progress=PROGRESS, notes=notes)
 
 

@@ -23,5 +23,5 @@ def mean_loss(
     inputs, labels = map(torch.from_numpy, inputs_and_labels(tokens.numpy(), mask))
     size = model.architecture.vocab_size
     logits, _ = logits_and_auxiliary_loss(model(inputs))
-    total = cross_entropy(logits, labels, model.mesh, size=size)
+    total = cross_entropy(logits, labels, mesh=model.mesh, size=size)
     return total / (labels != NO_LABEL).sum().clamp(min=1)

@@ -186,7 +186,7 @@ class SimulatedServer:
         text = f'{{\n\t"timestamp":\t1,\n{jobs}}}\n'
         if self.rng.random() < faults.truncated:
             text = text[: self.rng.randrange(len(text))]
-        return parse(153 if errors else 0, text, errors)
+        return parse(153 if errors else 0, text, errors=errors)
 
     def find(self, name: str) -> list[str]:
         if self.down:

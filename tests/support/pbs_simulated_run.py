@@ -39,7 +39,7 @@ class SimulatedRun:
         self.tracker = Tracker(
             self.server,
             self.records,
-            self.limits,
+            limits=self.limits,
             warn=self.warnings.append,
             clock=self.server.clock,
         )

@@ -66,7 +66,7 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
     lengths = generator.integers(5, 40, 200)
     # Each token is repeated three times, so that the model can learn to predict it.
     tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
-    with DatasetWriter(root / "corpus.bin", root / "corpus.idx", np.uint16) as writer:
+    with DatasetWriter(root / "corpus.bin", root / "corpus.idx", dtype=np.uint16) as writer:
         writer.add(tokens, lengths.astype(np.int32))
     vouch(root / "corpus", vocab_size=120)
     (root / "weights.txt").write_text("1.0 corpus corpus\n")
@@ -170,7 +170,7 @@ def train_here(config: Path, **options: Any) -> int:
     """Train in this process, with options of `train_run`; return the exit code."""
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks) as device:
-        return train_run(read_run(config), ranks, device, **options)
+        return train_run(read_run(config), ranks, device=device, **options)
 
 
 def losses(config: Path, key: str = "loss") -> list[float]:

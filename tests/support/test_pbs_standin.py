@@ -121,7 +121,7 @@ def parsed_reply(pbs: Pbs, fault: str, *ids: str) -> tuple:
     """Reply of qstat with a fault, as the executor parses it."""
     pbs.faults("qstat", fault)
     done = pbs.run("qstat", "-x", "-f", "-F", "json", *ids)
-    answer = parse(done.returncode, done.stdout, done.stderr)
+    answer = parse(done.returncode, done.stdout, errors=done.stderr)
     jobs = {number: read(job) for number, job in answer.jobs.items()}
     return jobs, answer.unknown, answer.fault, done.returncode
 

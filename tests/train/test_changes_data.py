@@ -17,7 +17,7 @@ def add_dataset(root: Path, name: str) -> None:
     generator = np.random.default_rng(7)
     lengths = generator.integers(5, 40, 200)
     tokens = np.repeat(generator.integers(0, 120, lengths.sum()), 3)[: lengths.sum()]
-    with DatasetWriter(root / f"{name}.bin", root / f"{name}.idx", np.uint16) as writer:
+    with DatasetWriter(root / f"{name}.bin", root / f"{name}.idx", dtype=np.uint16) as writer:
         writer.add(tokens, lengths.astype(np.int32))
     vouch(root / name, vocab_size=120, tokenizer="a")
 
@@ -81,7 +81,7 @@ def test_changed_data_are_named_and_another_tokenizer_is_refused(tmp_path: Path)
     rewrite_index(root, BOTH)
     config = stopped(root, "data")
     vouch(root / "corpus", vocab_size=120)
-    with DatasetWriter(root / "more.bin", root / "more.idx", np.uint16) as writer:
+    with DatasetWriter(root / "more.bin", root / "more.idx", dtype=np.uint16) as writer:
         writer.add(np.arange(4000) % 120, np.full(200, 20, np.int32))
     vouch(root / "more", vocab_size=120, tokenizer="b")
     rewrite_index(root, BOTH)

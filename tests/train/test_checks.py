@@ -136,24 +136,26 @@ def test_every_token_has_an_embedding(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(checks, "stated_vocabulary", lambda path: stated[path.name])
     monkeypatch.setattr(checks, "check_foreign", lambda _: 99)
     index = {"pairs": ["a", "b", "c"], "largest_tokens": {"b": 99}}
-    checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+    checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
     with pytest.raises(UserError) as caught:
-        checks.check_vocabulary(ARCHITECTURE_100, {**index, "largest_tokens": {"b": 100}}, tmp_path)
+        checks.check_vocabulary(
+            ARCHITECTURE_100, {**index, "largest_tokens": {"b": 100}}, data_root=tmp_path
+        )
     assert str(caught.value) == (
         f"{tmp_path}/b.bin: holds token 100, the model has 100 embeddings; tokenize again with the "
         "tokenizer of the checkpoint"
     )
     monkeypatch.setattr(checks, "check_foreign", lambda _: 100)
     with pytest.raises(UserError, match=r"/c\.bin: holds token 100"):
-        checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+        checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
     stated["a"] = 101
     with pytest.raises(UserError, match=r"/a\.json: tokens of a vocabulary of 101, the model has"):
-        checks.check_vocabulary(ARCHITECTURE_100, index, tmp_path)
+        checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
 
 
 def test_fill_in_the_middle_needs_a_tokenizer() -> None:
     with pytest.raises(UserError, match=r"^train\.fim\.rate: needs a tokenizer; give it with"):
-        checks.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, None)
+        checks.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, tokenizer=None)
 
 
 @pytest.mark.parametrize(("until_step", "fits"), [(4, False), (5, True), (10, True), (11, False)])
@@ -171,6 +173,6 @@ def test_a_job_ends_within_the_run(until_step: int, fits: bool) -> None:
 
 def test_a_trial_needs_samples_for_its_steps() -> None:
     run = make_run()
-    checks.check_trial_samples(run, make_index(run, samples=24), 3)
+    checks.check_trial_samples(run, make_index(run, samples=24), num_steps=3)
     with pytest.raises(UserError, match="has 23 training samples, 3 steps take 24; lower --steps"):
-        checks.check_trial_samples(run, make_index(run, samples=23), 3)
+        checks.check_trial_samples(run, make_index(run, samples=23), num_steps=3)

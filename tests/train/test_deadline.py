@@ -142,7 +142,7 @@ def test_a_job_uses_the_durations_of_the_job_before() -> None:
 def test_durations_are_used_only_for_the_same_number_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     assert read_durations(path, 2) == Durations()
-    write_durations(path, 2, Durations(1.5, 60))
+    write_durations(path, 2, measured=Durations(1.5, 60))
     assert read_durations(path, 2) == Durations(1.5, 60)
     assert read_durations(path, 4) == Durations()
     for damaged in ("", "[]", "{}", '{"world_size": 2, "step_seconds": 1}'):
@@ -159,7 +159,7 @@ def test_the_second_job_of_a_chain_stops_in_time_for_a_slow_checkpoint(root: Pat
     assert durations.step > 0
     assert durations.checkpoint > 0
     # In an hour there is room for all steps, but not for them and two checkpoints of half an hour.
-    write_durations(note, 1, durations._replace(checkpoint=1800))
+    write_durations(note, 1, measured=durations._replace(checkpoint=1800))
     assert train_here(config, minutes=60) == Stopped.TIME
     assert (root / "slow/training/latest").read_text() == "global_step4"
     assert read_durations(note, 1).checkpoint < 1800

@@ -29,7 +29,7 @@ class NoSpans:
 
 def open_log(folder: Path, *, done: int) -> EventLog:
     run: Any = Run.model_construct(output=folder, data_root=folder)
-    return EventLog(run, ALONE, NoSpans(), done=done)
+    return EventLog(run, ALONE, samples=NoSpans(), done=done)
 
 
 def write(folder: Path, actions: dict[int, str], *, done: int) -> History:

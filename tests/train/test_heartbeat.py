@@ -31,7 +31,7 @@ def report(number: int, phase: str, call: str = "line 1 in wait") -> Report:
 
 
 def lines_of(reports: dict[int, Report]) -> list[str]:
-    return describe(reports, HOSTS, Path("hangs/1"), seconds=30).splitlines()
+    return describe(reports, HOSTS, folder=Path("hangs/1"), seconds=30).splitlines()
 
 
 def test_ranks_with_fewer_notes_lag() -> None:
@@ -72,10 +72,10 @@ def test_a_report_has_the_note_and_the_call_of_a_rank(tmp_path: Path) -> None:
 def test_only_time_without_a_note_counts() -> None:
     first, second = Beat(0, "starts", 0), Beat(1, "starts", 0)
     silence = Silence(first, 0.0)
-    assert silence.look(first, 5.0, 5.0) == 5
-    assert silence.look(first, 10.0, 5.0) == 10
-    assert silence.look(second, 15.0, 5.0) == 0
-    assert silence.look(second, 5000.0, 5.0) == 10  # the process was suspended
+    assert silence.look(first, 5.0, interval=5.0) == 5
+    assert silence.look(first, 10.0, interval=5.0) == 10
+    assert silence.look(second, 15.0, interval=5.0) == 0
+    assert silence.look(second, 5000.0, interval=5.0) == 10  # the process was suspended
 
 
 def test_the_timeout_is_shorter_after_the_first_step(

@@ -89,7 +89,7 @@ def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -
 
 def train(run: Run) -> None:
     """Do two steps on random tokens."""
-    engine = Engine(run, ONE, CPU)
+    engine = Engine(run, ONE, device=CPU)
     shape = run.train.micro_batch_size, run.train.sequence_length + 1
     rows = np.random.default_rng(1).integers(run.architecture.vocab_size or 0, size=shape)
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_startup_log_names_changed_settings(run: Run) -> None:
-    lines = startup_log(run, ONE, CPU).splitlines()
+    lines = startup_log(run, ONE, device=CPU).splitlines()
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
@@ -165,7 +165,7 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert "zero_stage" not in lines[3]
     assert re.search(r"about \S+ kB a rank \(.*\); the device has \S+ GB for it$", lines[4])
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
-    log = startup_log(shared, Ranks(0, 4, 0, 4), CPU)
+    log = startup_log(shared, Ranks(0, 4, 0, 4), device=CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in log
     assert "zero_stage 2" in log
     assert list(changed_settings(run.train, run.train)) == []
@@ -193,4 +193,4 @@ def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
-    assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, CPU)
+    assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, device=CPU)

@@ -68,12 +68,12 @@ def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
     newest = claim(tmp_path, "b" * 64, unexpected, refuse)
     assert newest == found._replace(step=4, consumed_samples=32)
     # The checkpoint before the change is still one of this run, a later one of that digest is not.
-    assert resume.state_at(tmp_path, 2, newest) == state(2)
+    assert resume.state_at(tmp_path, 2, state=newest) == state(2)
     assert resume.state_before(tmp_path, newest) == found
     save(tmp_path, 3)
     assert resume.state_before(tmp_path, newest) == found
     with pytest.raises(UserError, match="global_step3: missing"):
-        resume.state_at(tmp_path, 3, newest)
+        resume.state_at(tmp_path, 3, state=newest)
 
 
 def test_a_checkpoint_before_a_change_takes_the_change_earlier() -> None:

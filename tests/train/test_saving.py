@@ -54,7 +54,9 @@ def saver(recorder: Any, *, rank: int = 0, resumed: Path | None = None) -> Check
         output=Path("out"), checkpoint="start", train=SimpleNamespace(sequence_length=16)
     )
     start: Any = SimpleNamespace(resumed=resumed, state=STATE)
-    return CheckpointSaver(run, Ranks(rank, 1, 0, 1), recorder, deadline=recorder, start=start)
+    return CheckpointSaver(
+        run, Ranks(rank, 1, 0, 1), engine=recorder, deadline=recorder, start=start
+    )
 
 
 def test_a_checkpoint_is_committed_after_its_files_are_written(

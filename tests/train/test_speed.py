@@ -47,7 +47,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warm_up_and_parts_of_steps_are_not_counted_in_the_speed() -> None:
     trial: Any = Trial()
     stages, step = trial._stages.forward_backward, trial._optimizer.step
-    measured = measure(trial, SOLE, CPU, steps=8, warmup_steps=3)
+    measured = measure(trial, SOLE, device=CPU, steps=8, warmup_steps=3)
     assert [call["batch"] for call in trial.calls] == [*range(3 + 8 + 2)]
     assert trial.calls[0] == {"batch": 0, "learning_rate": 0.5, "weight_decay": 0.0}
     # 8 steps of a second, and a last look at the clock.
@@ -64,7 +64,7 @@ def test_warm_up_and_parts_of_steps_are_not_counted_in_the_speed() -> None:
 @pytest.mark.usefixtures("_clock", "lone_rank")
 def test_the_speed_of_a_rank_is_its_share() -> None:
     trial: Any = Trial()
-    measured = measure(trial, Ranks(0, 4, 0, 4), CPU, steps=4, warmup_steps=0)
+    measured = measure(trial, Ranks(0, 4, 0, 4), device=CPU, steps=4, warmup_steps=0)
     assert measured["tokens_per_second_per_rank"] == measured["tokens_per_second"] / 4
 
 
@@ -89,7 +89,7 @@ def test_the_peak_is_stated_or_known_or_measured(
     monkeypatch.setattr(speed, "_device_name", lambda _: device)
     monkeypatch.setattr(speed, "gemm_tflops", lambda *_: 0.5)
     measured, run = {"tokens_per_second_per_rank": 1000.0}, SimpleNamespace()
-    found = utilization(measured, run, SOLE, CPU, peak_tflops=stated)  # type: ignore[arg-type]
+    found = utilization(measured, run, ranks=SOLE, device=CPU, peak_tflops=stated)  # type: ignore[arg-type]
     assert (found["peak_tflops"], found["peak_source"]) == (peak, source)
     assert found["model_tflops_per_rank"] == 2.0
     assert found["mfu"] == 2.0 / peak

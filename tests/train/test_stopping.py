@@ -22,8 +22,8 @@ ALONE = Ranks(0, 1, 0, 1)
 
 def test_rank_0_looks_for_the_file_from_time_to_time(tmp_path: Path) -> None:
     now = 0.0
-    watch = Stopping(tmp_path, ALONE, Deadline(None), clock=lambda: now)
-    other = Stopping(tmp_path, Ranks(1, 2, 1, 2), Deadline(None), clock=lambda: now)
+    watch = Stopping(tmp_path, ALONE, deadline=Deadline(None), clock=lambda: now)
+    other = Stopping(tmp_path, Ranks(1, 2, 1, 2), deadline=Deadline(None), clock=lambda: now)
     assert not watch.is_asked()
     (tmp_path / FILE).touch()
     assert not watch.is_asked()
@@ -33,7 +33,7 @@ def test_rank_0_looks_for_the_file_from_time_to_time(tmp_path: Path) -> None:
 
 
 def test_a_signal_counts_before_the_time(tmp_path: Path) -> None:
-    watch = Stopping(tmp_path, ALONE, Deadline(1.0))
+    watch = Stopping(tmp_path, ALONE, deadline=Deadline(1.0))
     assert watch.is_asked()
     assert watch._reason == "TIME"
     watch.signals.note(signal.SIGUSR1, None)
@@ -46,7 +46,7 @@ def agreed(folder: Path) -> tuple[int, bool]:
     import torch.distributed as dist
 
     ranks = Ranks(dist.get_rank(), 2, 0, 1)
-    watch = Stopping(folder, ranks, Deadline(None))
+    watch = Stopping(folder, ranks, deadline=Deadline(None))
     if ranks.rank:
         watch.signals.note(signal.SIGTERM, None)
     watch.is_asked()

@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def stages_with_weights(run: Run) -> PipelineStages:
-    stages = PipelineStages(run, SINGLE_RANK, CPU)
+    stages = PipelineStages(run, SINGLE_RANK, device=CPU)
     for parameter in stages.modules[0].parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
     return stages
@@ -60,7 +60,7 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
     model, size = stages.modules[0], run.train.sequence_length + 1
     rows = np.random.default_rng(1).integers(run.architecture.vocab_size or 0, size=(2, size))
     rows[1, -5:] = -1  # no tokens, hence no labels
-    batch = to_batch(rows, run, CPU)
+    batch = to_batch(rows, run, device=CPU)
     num_labels = int((batch.labels != NO_LABEL).sum())
     stages.forward_backward([batch], 1 / num_labels)
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
@@ -75,4 +75,4 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
 def test_a_pipeline_refuses_auxiliary_losses(run: Run) -> None:
     mesh = Mesh(pipeline=Axis(0, 2))
     with pytest.raises(UserError, match=r"pipeline_parallel_size: 2: .* auxiliary losses of llama"):
-        PipelineStages(laid_out(run, parallel(pp=2)), mesh, CPU)
+        PipelineStages(laid_out(run, parallel(pp=2)), mesh, device=CPU)

@@ -281,7 +281,7 @@ def read_start(
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
     start = SimpleNamespace(architecture=architecture)
-    monkeypatch.setattr(starts_module, "open_start", lambda *_: start)
+    monkeypatch.setattr(starts_module, "open_start", lambda *_, **__: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}
     config = {"train": settings, "model": model, "tokenizer": {}, **config}
@@ -373,7 +373,7 @@ def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
     make_start("start", "a", "b")
     calls: list[tuple[Any, ...]] = []
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **_: Any) -> None:
         calls.append(arguments)
         raise UserError("start: no checkpoint")
 

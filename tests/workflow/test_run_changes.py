@@ -186,5 +186,5 @@ def test_an_architecture_is_the_same_after_it_became_a_checkpoint(
     """Else a run that has not changed would be refused."""
     stated = read_architecture(MODELS[model])
     architecture = stated.model_copy(update={"vocab_size": stated.vocab_size or 1000})
-    config_json.write_config(tmp_path, architecture, "float32", 0)
+    config_json.write_config(tmp_path, architecture, dtype="float32", eos_token=0)
     assert config_json.read_config(tmp_path)[0].model_dump() == architecture.model_dump()

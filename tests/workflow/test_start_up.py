@@ -55,7 +55,7 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
 def test_a_wrong_config_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     snakemake = MagicMock(is_main_process=True, config_files=["my.yaml"], repository=Path())
     with pytest.raises(SystemExit, match="2"):
-        start_up.rule_functions(snakemake, {**CONFIG, "modle": 1}, str)
+        start_up.rule_functions(snakemake, {**CONFIG, "modle": 1}, planned_segments=str)
     assert capsys.readouterr().err.startswith("tokamake: my.yaml: modle: unknown key")
 
 

@@ -68,9 +68,9 @@ def make_targets(*, snakemake: Any = None, **config: Any) -> Targets:
     return Targets(
         checked,
         snakemake or SnakemakeStandIn(),
-        CheckpointRules(checked),
-        Segments(checked, lambda run: f"results/{run}/segments.json"),
-        cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
+        checkpoints=CheckpointRules(checked),
+        segments=Segments(checked, lambda run: f"results/{run}/segments.json"),
+        doctor=cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
     )
 
 

@@ -35,7 +35,7 @@ def check_checksums(checkpoint: Checkpoint, *, workers: int) -> None:
 def _check(file: Path, archives: Iterable[tuple[int, int]]) -> None:
     with file.open("rb") as stream:
         for start, length in archives:
-            view = View(stream, start, length)
+            view = View(stream, start, length=length)
             if not zipfile.is_zipfile(view):
                 continue
             try:

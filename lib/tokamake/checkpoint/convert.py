@@ -98,8 +98,8 @@ def convert(
         "virtual_pipeline_size": virtual_pipeline_size,
         "data_parallel_size": data_parallel_size,
     }
-    _check_options(format, sizes, tokenizer, workers)
-    _check_zero(format, data_parallel_size, zero_stage)
+    _check_options(format, sizes, tokenizer=tokenizer, workers=workers)
+    _check_zero(format, data_parallel_size, stage=zero_stage)
     refuse_existing(target)
     allow_open_files()
     checkpoint, name = open_any(source), format.replace("-", "_")
@@ -123,7 +123,7 @@ def convert(
     result = write(target, checkpoint, name, options, workers=workers)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
-    _print_side_files(checkpoint, options, plug_in.TOKENIZER_CONFIG, result.left)
+    _print_side_files(checkpoint, options, config=plug_in.TOKENIZER_CONFIG, left=result.left)
     for warning in (
         vocabulary_warning,
         tokenizer_warning,
@@ -148,7 +148,7 @@ def _not_finite_warning(keys: Sequence[str]) -> str | None:
 
 
 def _check_options(
-    format: str, sizes: dict[str, int], tokenizer: Path | None, workers: int
+    format: str, sizes: dict[str, int], *, tokenizer: Path | None, workers: int
 ) -> None:
     from tokamake.errors import UserError
 
@@ -175,7 +175,7 @@ def _check_options(
         )
 
 
-def _check_zero(format: str, num_ranks: int, stage: int) -> None:
+def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
     from tokamake.errors import UserError
 
     if stage and "zero_stage" not in format_sizes(format):
@@ -231,7 +231,7 @@ def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
 
 
 def _print_side_files(
-    checkpoint: "Checkpoint", target: "Target", config: str | None, left: list[str]
+    checkpoint: "Checkpoint", target: "Target", *, config: str | None, left: list[str]
 ) -> None:
     """Print what was written beside the weights, and what was left behind.
 

@@ -71,7 +71,7 @@ class CheckpointFormat(Protocol):
             UserError: a file is missing or damaged, or no family covers the model.
         """
 
-    def lay_out(self, folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+    def lay_out(self, folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
         """Write all files of a checkpoint, with holes in place of the tensors.
 
         Args:

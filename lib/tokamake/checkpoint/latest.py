@@ -55,7 +55,7 @@ def candidates(
 
 
 def pointed_files(
-    path: Path, pointer_name: str | None, numbered_folder: str | None = None
+    path: Path, pointer_name: str | None, *, numbered_folder: str | None = None
 ) -> list[Path]:
     """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder.
 

@@ -56,7 +56,7 @@ def random(architecture: Architecture, seed: int) -> "dict[str, Tensor]":
     return from_model(architecture, model)
 
 
-def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:
     """Check that a checkpoint has exactly the tensors of its architecture.
 
     Raises:
@@ -71,7 +71,7 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], where: st
             raise UserError(f"{where}: tensor {wrong[0]}{more} {problem}; {_REMEDY}")
 
 
-def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], where: str) -> None:
+def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: str) -> None:
     """Check the shape of a tensor.
 
     Raises:

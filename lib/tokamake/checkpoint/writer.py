@@ -66,7 +66,7 @@ def write(
     with _locked(growing, path):
         refuse_existing(path)  # another conversion may have finished since the first check
         try:
-            return _write(growing, checkpoint, name, target, workers)
+            return _write(growing, checkpoint, name=name, target=target, workers=workers)
         except UserError:
             shutil.rmtree(growing, ignore_errors=True)
             raise
@@ -133,16 +133,24 @@ def _is_at(stream: IO[str], path: Path) -> bool:
 
 
 def _write(
-    growing: Path, checkpoint: Checkpoint, name: str, target: Target, workers: int
+    growing: Path, checkpoint: Checkpoint, *, name: str, target: Target, workers: int
 ) -> WriteResult:
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
-    extents = _plan(content, notes, checkpoint, name, target)
+    extents = _plan(content, notes, checkpoint=checkpoint, name=name, target=target)
     stored = {chunk.key for extent in extents for chunk in extent.chunks}
     done = _read_done(notes)
     keys = [key for key in checkpoint.source if key in stored and key not in done]
     not_finite = {key for key, is_not_finite in done.items() if is_not_finite}
-    _fill(notes, checkpoint, name, extents, keys, not_finite, workers)
+    _fill(
+        notes,
+        checkpoint,
+        name=name,
+        extents=extents,
+        keys=keys,
+        not_finite=not_finite,
+        workers=workers,
+    )
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
@@ -165,7 +173,7 @@ def _kind(key: str) -> str:
 
 
 def _plan(
-    content: Path, notes: Path, checkpoint: Checkpoint, name: str, target: Target
+    content: Path, notes: Path, *, checkpoint: Checkpoint, name: str, target: Target
 ) -> list[Extent]:
     """Lay the files out, or reuse those that an interrupted process laid out."""
     options = [repr(value) for value in (target, checkpoint.notes, checkpoint.progress)]
@@ -180,7 +188,7 @@ def _plan(
         shutil.rmtree(content.parent)
     content.mkdir(parents=True)
     notes.mkdir()
-    extents = _lay_out(content, checkpoint, name, target)
+    extents = _lay_out(content, checkpoint, name=name, target=target)
     _check_free_space(content, extents)
     files.write_text(notes / _DONE, "")
     # Sync before the plan: a plan promises that its files are complete.
@@ -190,7 +198,7 @@ def _plan(
     return extents
 
 
-def _lay_out(content: Path, checkpoint: Checkpoint, name: str, target: Target) -> list[Extent]:
+def _lay_out(content: Path, checkpoint: Checkpoint, *, name: str, target: Target) -> list[Extent]:
     plug_in, folder = load_format(name), content
     if plug_in.IN_ROOT:
         step = checkpoint.progress.iteration
@@ -198,7 +206,7 @@ def _lay_out(content: Path, checkpoint: Checkpoint, name: str, target: Target) -
         folder.mkdir()
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", folder.name)
-    return plug_in.lay_out(folder, checkpoint, target)
+    return plug_in.lay_out(folder, checkpoint, target=target)
 
 
 def _check_free_space(content: Path, extents: list[Extent]) -> None:
@@ -253,6 +261,7 @@ def _from_json(content: Path, entry: list[Any]) -> Extent:
 def _fill(
     notes: Path,
     checkpoint: Checkpoint,
+    *,
     name: str,
     extents: list[Extent],
     keys: list[str],
@@ -279,12 +288,12 @@ def _fill(
                 finished, num_bytes = [], 0
         all_files = sorted({extent.file for extent in extents})
         tasks.append(pool.submit(_sync, all_files))
-        _seal(name, all_files, workers)
+        _seal(name, all_files, workers=workers)
         for task in tasks:
             task.result()
 
 
-def _seal(name: str, written: list[Path], workers: int) -> None:
+def _seal(name: str, written: list[Path], *, workers: int) -> None:
     """Write the checksums of the archives in files of a format."""
     for file, archives in load_format(name).archives(written).items():
         torch_archive.seal(file, archives, workers=workers)

@@ -159,23 +159,38 @@ class ParallelSettings(Settings):
         """
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
-        _divides("tensor_parallel_size", tensor, "attention heads", heads)
+        _divides("tensor_parallel_size", tensor, unit="attention heads", number=heads)
         if groups % tensor and tensor % groups:
             raise UserError(
                 f"train.parallel.tensor_parallel_size: {tensor}: neither divides {groups} "
                 "key-value heads nor is a multiple of them"
             )
         _divides(
-            "tensor_parallel_size", tensor, "intermediate_size", architecture.intermediate_size
+            "tensor_parallel_size",
+            tensor,
+            unit="intermediate_size",
+            number=architecture.intermediate_size,
         )
         architecture.check_context_parallel(context)
         if context > 1:
-            _divides("context_parallel_size × 2", 2 * context, "sequence_length", sequence_length)
+            _divides(
+                "context_parallel_size × 2",
+                2 * context,
+                unit="sequence_length",
+                number=sequence_length,
+            )
         if context > 1 and self.context_parallel_method == "ulysses":
-            _divides("context_parallel_size", context, "attention heads of a rank", heads // tensor)
+            _divides(
+                "context_parallel_size",
+                context,
+                unit="attention heads of a rank",
+                number=heads // tensor,
+            )
         if self.sequence_parallel:
             length = sequence_length // context
-            _divides("tensor_parallel_size", tensor, "tokens of a rank's sequence", length)
+            _divides(
+                "tensor_parallel_size", tensor, unit="tokens of a rank's sequence", number=length
+            )
         layers = self.layers_of_stages(architecture.num_hidden_layers)
         if len(layers) > 1 and not all(layers):
             raise UserError(
@@ -184,6 +199,6 @@ class ParallelSettings(Settings):
             )
 
 
-def _divides(name: str, divisor: int, unit: str, number: int) -> None:
+def _divides(name: str, divisor: int, *, unit: str, number: int) -> None:
     if number % divisor:
         raise UserError(f"train.parallel.{name}: {divisor}: does not divide {number} ({unit})")

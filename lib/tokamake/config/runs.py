@@ -58,9 +58,9 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
         if "run" not in cells:
             raise UserError(f"{where}: run: missing; give the run a name")
         try:
-            config = validate(Config, _with_overrides(values, cells, where), where)
+            config = validate(Config, _with_overrides(values, cells, where=where), where)
         except UserError as error:
-            raise _attribute_mistakes(error, where, values, source) from None
+            raise _attribute_mistakes(error, where, values=values, source=source) from None
         if config.run in runs:
             raise UserError(
                 f"{where}: run {config.run!r} is already in line {lines[config.run]}; "
@@ -71,7 +71,7 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
 
 
 def _attribute_mistakes(
-    error: UserError, where: str, values: dict[str, Any], source: str
+    error: UserError, where: str, *, values: dict[str, Any], source: str
 ) -> UserError:
     """Name `source` as the place of mistakes that the config has without this row, too."""
     from tokamake.config.root import Config
@@ -111,7 +111,7 @@ def _check_columns(columns: list[str], where: str) -> None:
         )
 
 
-def _with_overrides(values: dict[str, Any], cells: dict[str, str], where: str) -> dict[str, Any]:
+def _with_overrides(values: dict[str, Any], cells: dict[str, str], *, where: str) -> dict[str, Any]:
     """Return a copy of the config with the settings of a row."""
     overridden = copy.deepcopy(values)
     for column, text in cells.items():

@@ -130,10 +130,10 @@ class ScheduleSettings(PlugInSettings):
             if form == "fraction":
                 lengths[phase] = value * self.length(span)
             elif form:
-                lengths[phase] = self._convert(form, value, span)
+                lengths[phase] = self._convert(form, value, span=span)
         return lengths
 
-    def _convert(self, form: str, value: float, span: Span) -> float:
+    def _convert(self, form: str, value: float, *, span: Span) -> float:
         if form == "steps":
             return span.sizes.samples(int(value)) if self.counts_samples else value
         samples = value / span.sequence_length if form == "tokens" else value
@@ -148,7 +148,7 @@ class ScheduleSettings(PlugInSettings):
         return options | self.own
 
 
-def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, span: Span) -> None:
+def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, *, span: Span) -> None:
     """Check that the phases of a schedule fit into the run.
 
     Raises:

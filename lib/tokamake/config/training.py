@@ -294,7 +294,7 @@ class TrainSettings(Settings):
             )
         if steps:
             span = Span(steps, self.batch_sizes, self.sequence_length)
-            check_schedule(self.schedule, self.optimizer, span)
+            check_schedule(self.schedule, self.optimizer, span=span)
 
     @property
     def batch_sizes(self) -> BatchSizes:

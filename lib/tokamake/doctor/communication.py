@@ -58,7 +58,7 @@ class Measured:
     """Time of a matrix product."""
 
 
-def check_ranks(ranks: Ranks, directory: Path, watch: Watch, seconds: float) -> list[Result]:
+def check_ranks(ranks: Ranks, directory: Path, *, watch: Watch, seconds: float) -> list[Result]:
     """Connect all ranks, compare them and measure their communication.
 
     Args:
@@ -78,30 +78,32 @@ def check_ranks(ranks: Ranks, directory: Path, watch: Watch, seconds: float) -> 
     store.set(f"facts/{ranks.rank}", json.dumps(asdict(facts)))
     store.set(f"here/{ranks.rank}", facts.host)
     if ranks.rank:
-        proceed, results = _await_verdict(store, ranks.rank, facts.host, seconds), []
+        proceed, results = _await_verdict(store, ranks.rank, host=facts.host, seconds=seconds), []
     else:
-        present = roll_call(store, ranks.world_size, seconds)
+        present = roll_call(store, ranks.world_size, seconds=seconds)
         if missing := len(present) < ranks.world_size:
-            results = [judge_missing(present, ranks.world_size, expected_hosts(), seconds)]
+            results = [
+                judge_missing(present, ranks.world_size, expected=expected_hosts(), seconds=seconds)
+            ]
         else:
-            results = judge_hosts(_gather(store, "facts", ranks.world_size, _facts))
+            results = judge_hosts(_gather(store, "facts", world_size=ranks.world_size, make=_facts))
         # Different versions of torch may hang or crash in a process group.
         versions = next((r for r in results if r.name == "torch on hosts"), None)
         proceed = not missing and versions is not None and versions.state == "ok"
         store.set("verdict", "go" if proceed else "stop")
         if not proceed:
-            _await_readers(store, [rank for rank in present if rank], seconds)
+            _await_readers(store, [rank for rank in present if rank], seconds=seconds)
     if proceed:
         watch.begin(
             ""
             if ranks.local_rank
             else f"tokamake doctor: {facts.host}: the all-reduce of all ranks hangs"
         )
-        results += _communicate(ranks, store, directory, facts.host)
+        results += _communicate(ranks, store, directory=directory, host=facts.host)
     return results
 
 
-def _await_readers(store: dist.Store, ranks: list[int], seconds: float) -> None:
+def _await_readers(store: dist.Store, ranks: list[int], *, seconds: float) -> None:
     """Wait until all ranks have read the verdict, because the store ends with rank 0."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -110,7 +112,7 @@ def _await_readers(store: dist.Store, ranks: list[int], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _await_verdict(store: dist.Store, rank: int, host: str, seconds: float) -> bool:
+def _await_verdict(store: dist.Store, rank: int, *, host: str, seconds: float) -> bool:
     """Wait for the decision of rank 0; return whether to proceed."""
     store.set_timeout(timedelta(seconds=2 * seconds))
     try:
@@ -121,7 +123,7 @@ def _await_verdict(store: dist.Store, rank: int, host: str, seconds: float) -> b
         raise UserError(f"{host}: rank 0 exited; look for its error message") from None
 
 
-def roll_call(store: dist.Store, world_size: int, seconds: float) -> dict[int, str]:
+def roll_call(store: dist.Store, world_size: int, *, seconds: float) -> dict[int, str]:
     """Return rank → host of ranks that connect in time; return early when all have connected."""
     present: dict[int, str] = {}
     deadline = time.monotonic() + seconds
@@ -138,12 +140,12 @@ def _facts(values: dict[str, Any]) -> Facts:
 
 
 def _gather(
-    store: dist.Store, name: str, world_size: int, make: Callable[[dict[str, Any]], Any]
+    store: dist.Store, name: str, *, world_size: int, make: Callable[[dict[str, Any]], Any]
 ) -> list[Any]:
     return [make(json.loads(store.get(f"{name}/{rank}"))) for rank in range(world_size)]
 
 
-def _communicate(ranks: Ranks, store: dist.Store, directory: Path, host: str) -> list[Result]:
+def _communicate(ranks: Ranks, store: dist.Store, *, directory: Path, host: str) -> list[Result]:
     """Measure on all ranks; check that all hosts see the folder of rank 0."""
     with process_group(ranks, store) as device:
         measured = measure(device, host)
@@ -158,8 +160,10 @@ def _communicate(ranks: Ranks, store: dist.Store, directory: Path, host: str) ->
     if ranks.rank:
         return []
     try:
-        measurements = _gather(store, "measured", ranks.world_size, lambda v: Measured(**v))
-        sightings = _gather(store, "seen", ranks.world_size, lambda v: v)
+        measurements = _gather(
+            store, "measured", world_size=ranks.world_size, make=lambda v: Measured(**v)
+        )
+        sightings = _gather(store, "seen", world_size=ranks.world_size, make=lambda v: v)
     finally:
         mark.unlink()
     blind = list(dict.fromkeys(s["host"] for s in sightings if not s["seen"]))
@@ -246,7 +250,7 @@ def judge_measured(measurements: list[Measured], device: torch.device) -> list[R
         links = slow_hosts([(m.host, m.link) for m in measurements], _LINK_FACTOR)
         slowest = max(m.link for m in measurements)
         value = f"at least {num_bytes / slowest / 1e9:,.2f} GB/s from rank to rank"
-        results.append(judge_slow("links", value, links))
+        results.append(judge_slow("links", value, slow=links))
     devices = slow_hosts([(m.host, m.device) for m in measurements], _DEVICE_FACTOR)
     value = f"at most {max(m.device for m in measurements) * 1e3:,.2f} ms for a matrix product"
-    return [*results, judge_slow("speed of devices", value, devices)]
+    return [*results, judge_slow("speed of devices", value, slow=devices)]

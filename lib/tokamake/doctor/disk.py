@@ -90,10 +90,12 @@ def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:
 def judge_space(name: str, folder: Path) -> Result:
     """Check free bytes and files. Some file systems report no limit of files (0)."""
     space = os.statvfs(folder)
-    return judge_free(name, space.f_bavail * space.f_frsize, space.f_favail, space.f_files)
+    return judge_free(
+        name, space.f_bavail * space.f_frsize, files=space.f_favail, all_files=space.f_files
+    )
 
 
-def judge_free(name: str, free: int, files: int, all_files: int) -> Result:
+def judge_free(name: str, free: int, *, files: int, all_files: int) -> Result:
     """Return the result for free bytes and free files; `all_files` 0 means no limit."""
     free_files = f", {files:,} more files" if all_files else ""
     value = f"{free / 1e9:,.1f} GB free{free_files}"

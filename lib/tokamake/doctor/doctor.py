@@ -46,18 +46,18 @@ def doctor(
     from tokamake.doctor.result import ok
 
     if ranks:
-        _on_ranks(directory, timeout, output)
+        _on_ranks(directory, timeout, output=output)
         return
     default = os.environ.get("SNAKEMAKE_PROFILE")
     folder = profile or (Path(default) if default else None)
     data_folders = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
     results = [] if folder else [ok("profile", "none; check one with --profile FOLDER")]
-    results += _run_concurrently(_checks(folder, directory, data_folders))
+    results += _run_concurrently(_checks(folder, directory, data=data_folders))
     if _print_report(results, output):
         raise SystemExit(1)
 
 
-def _checks(folder: Path | None, directory: Path, data: Iterable[Path]) -> "list[Check]":
+def _checks(folder: Path | None, directory: Path, *, data: Iterable[Path]) -> "list[Check]":
     """Return the checks without --ranks, in the order of the report."""
     from tokamake.doctor import disk, environment, launcher, profile, result, scheduler
     from tokamake.errors import UserError
@@ -92,7 +92,7 @@ def _run_concurrently(checks: "Sequence[Check]") -> "list[Result]":
         return [result for results in pool.map(lambda check: check(), checks) for result in results]
 
 
-def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
+def _on_ranks(directory: Path, timeout: float, *, output: Path | None) -> None:
     from tokamake.doctor.watch import watched
     from tokamake.runtime.rank_errors import leave
     from tokamake.runtime.ranks import Ranks
@@ -106,7 +106,7 @@ def _on_ranks(directory: Path, timeout: float, output: Path | None) -> None:
         ranks = Ranks.find()
         from tokamake.doctor import communication, disk, environment, torch_facts
 
-        results = communication.check_ranks(ranks, directory, watch, timeout)
+        results = communication.check_ranks(ranks, directory, watch=watch, seconds=timeout)
         if ranks.rank == 0:
             watch.begin(f"{prefix} the disk of {directory} hangs")
             results = [

@@ -178,15 +178,17 @@ def check_snakemake(executor: str) -> list[Result]:
 def check_limits(*, cluster: bool) -> list[Result]:
     """Check limits of open files and, on clusters, of locked memory, which networks need."""
     files, locked = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK))
-    results = [judge_limit("open files", files, _OPEN_FILES, command="ulimit -n")]
+    results = [judge_limit("open files", files, minimum=_OPEN_FILES, command="ulimit -n")]
     if not cluster:
         return results
-    kibibytes = judge_limit("locked memory", locked, LOCKED_BYTES, command="ulimit -l", unit=1024)
+    kibibytes = judge_limit(
+        "locked memory", locked, minimum=LOCKED_BYTES, command="ulimit -l", unit=1024
+    )
     return [*results, kibibytes]
 
 
 def judge_limit(
-    name: str, limit: tuple[int, int], minimum: int, *, command: str, unit: int = 1
+    name: str, limit: tuple[int, int], *, minimum: int, command: str, unit: int = 1
 ) -> Result:
     """Return the result for a system limit.
 

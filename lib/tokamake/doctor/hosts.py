@@ -78,12 +78,12 @@ def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
     results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({ranks_of_hosts})")]
     for name, title in _SAME.items():
         remedy = f"use the same environment on all hosts; {RECIPE}"
-        results.append(judge_same(title, _by_value(facts, name), remedy))
+        results.append(judge_same(title, _by_value(facts, name), remedy=remedy))
     least = min(facts, key=lambda fact: fact.locked[0] % 2**64)  # RLIM_INFINITY is -1
     if len(counts) > 1:
         title = f"locked memory, on {least.host}"
         results.append(
-            judge_limit(title, least.locked, LOCKED_BYTES, command="ulimit -l", unit=1024)
+            judge_limit(title, least.locked, minimum=LOCKED_BYTES, command="ulimit -l", unit=1024)
         )
     return results
 
@@ -97,7 +97,7 @@ def _by_value(facts: Iterable[Facts], name: str) -> dict[str, list[str]]:
     return {value: list(hosts) for value, hosts in hosts_of_value.items()}
 
 
-def judge_same(title: str, hosts: Mapping[str, Sequence[str]], remedy: str) -> Result:
+def judge_same(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: str) -> Result:
     """Return the result for a value that all hosts should share; the rarest value is first."""
     if len(hosts) == 1:
         return ok(title, next(iter(hosts)))
@@ -107,7 +107,7 @@ def judge_same(title: str, hosts: Mapping[str, Sequence[str]], remedy: str) -> R
 
 
 def judge_missing(
-    present: Mapping[int, str], world_size: int, expected: Iterable[str], seconds: float
+    present: Mapping[int, str], world_size: int, *, expected: Iterable[str], seconds: float
 ) -> Result:
     """Return the result for ranks that did not connect in time.
 
@@ -154,7 +154,7 @@ def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str,
     return {host: time / median for host, time in times.items() if time > factor * median}
 
 
-def judge_slow(title: str, value: str, slow: Mapping[str, float]) -> Result:
+def judge_slow(title: str, value: str, *, slow: Mapping[str, float]) -> Result:
     """Return the result for a measurement and its slow hosts."""
     if not slow:
         return ok(title, value)

@@ -77,11 +77,15 @@ def check_launcher(launcher: Launcher, *, seconds: float = SECONDS) -> list[Resu
         return [warning("mpiexec", f"not known: {answer.fault}", remedy)]
     path, version, listed, *answers = answer.output.split("\0")[1:]
     responses = dict(zip(launcher.options, answers, strict=True))
-    return [judge_mpiexec(launcher, f"{path}, {_first_line(version)}", listed, responses)]
+    return [
+        judge_mpiexec(
+            launcher, f"{path}, {_first_line(version)}", help_text=listed, responses=responses
+        )
+    ]
 
 
 def judge_mpiexec(
-    launcher: Launcher, value: str, help_text: str, responses: Mapping[str, str]
+    launcher: Launcher, value: str, *, help_text: str, responses: Mapping[str, str]
 ) -> Result:
     """Return the result for the mpiexec of a launch script.
 

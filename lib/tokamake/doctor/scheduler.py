@@ -154,7 +154,7 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
     if profile.scheduler != "slurm" or not account:
         return ok(name, "not known: the scheduler checks it only at submission")
     partition = profile.personal("partition", "train")
-    if fault := judge_partition_account(account, partition, queues):
+    if fault := judge_partition_account(account, partition, queues=queues):
         return fault
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
     answer = ask([*command, f"user={getuser()}", "format=account"], seconds=SECONDS)
@@ -167,7 +167,7 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
 
 
 def judge_partition_account(
-    account: str, partition: str, queues: Mapping[str, Queue]
+    account: str, partition: str, *, queues: Mapping[str, Queue]
 ) -> Result | None:
     """Return the fault if a partition does not accept an account."""
     queue = queues.get(partition)

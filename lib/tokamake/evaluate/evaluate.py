@@ -88,7 +88,13 @@ def evaluate(
     corpora = read_held_out(
         splits, evaluated, data_root=data_root, max_tokens=max_tokens, tokenizer=opened
     )
-    scores = _score(corpora, checkpoint, opened, sequence_length, batch_size)
+    scores = _score(
+        corpora,
+        checkpoint,
+        tokenizer=opened,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+    )
     if evaluated != "test":
         scores["split"] = evaluated
         print(f"no test split; scores of the split {evaluated}:")
@@ -99,6 +105,7 @@ def evaluate(
 def _score(
     corpora: "dict[str, HeldOut]",
     checkpoint: Path,
+    *,
     tokenizer: "Tokenizer",
     sequence_length: int,
     batch_size: int,
@@ -116,7 +123,7 @@ def _score(
         architecture, weights, _ = read_weights(checkpoint)
     else:
         architecture, weights = hf_folder.read(checkpoint)
-    _check_fit(checkpoint, architecture, corpora, sequence_length)
+    _check_fit(checkpoint, architecture, corpora=corpora, sequence_length=sequence_length)
     device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
     model = model_tensors.to_model(architecture, weights).float().to(device).eval()
     counts: dict[str, dict[str, Any]] = {
@@ -145,6 +152,7 @@ def _score(
 def _check_fit(
     checkpoint: Path,
     architecture: "Architecture",
+    *,
     corpora: "dict[str, HeldOut]",
     sequence_length: int,
 ) -> None:

@@ -45,7 +45,9 @@ def read_held_out(
         prefix = data_root / line.prefix
         check_tokenizer(prefix, tokenizer)
         dataset = IndexedDataset(prefix)
-        documents += _read(dataset, splits.documents(split, line, len(dataset)), num_tokens)
+        documents += _read(
+            dataset, splits.documents(split, line, len(dataset)), num_tokens=num_tokens
+        )
     if not any(documents_of.values()):
         raise UserError(
             f"{splits.origin(split)}: no corpus has a {split} document; give the "
@@ -55,7 +57,7 @@ def read_held_out(
 
 
 def _read(
-    dataset: IndexedDataset, numbers: range, num_tokens: int
+    dataset: IndexedDataset, numbers: range, *, num_tokens: int
 ) -> list[npt.NDArray[np.integer]]:
     """Read documents up to `num_tokens` tokens."""
     documents: list[npt.NDArray[np.integer]] = []

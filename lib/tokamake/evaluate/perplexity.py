@@ -44,7 +44,7 @@ def total_loss(
     # float64, because a float32 sum of millions of losses loses digits.
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
-        batches = _batches(tokens, sequence_length, batch_size)
+        batches = _batches(tokens, sequence_length, batch_size=batch_size)
         for batch in progress(batches, label="evaluate", unit="batches"):
             inputs, labels = (
                 torch.from_numpy(array).to(device) for array in inputs_and_labels(batch)
@@ -58,7 +58,7 @@ def total_loss(
 
 
 def _batches(
-    tokens: npt.NDArray[np.int64], sequence_length: int, batch_size: int
+    tokens: npt.NDArray[np.int64], sequence_length: int, *, batch_size: int
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Batch windows of equal length, then the short window alone, so nothing needs padding."""
     bounds = windows(len(tokens), sequence_length)

@@ -44,7 +44,7 @@ def generate(
     from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
-    _check(prompts, max_new_tokens, temperature, top_k)
+    _check(prompts, max_new_tokens, temperature=temperature, top_k=top_k)
     sampling = Sampling(max_new_tokens, temperature, top_k)
     opened = open_tokenizer(tokenizer)
     architecture, weights = hf_folder.read(checkpoint)
@@ -69,7 +69,7 @@ def generate(
             tokens,
             sampling=sampling,
             tokenizer=opened,
-            seed=_prompt_seed(seed, prompt, prompts[:number].count(prompt)),
+            seed=_prompt_seed(seed, prompt, repetition=prompts[:number].count(prompt)),
         )
         # Decode prompt and continuation together: the text of a token may depend on the previous
         # token (spaces, characters split over tokens).
@@ -82,13 +82,15 @@ def generate(
     write_json(output, samples)
 
 
-def _prompt_seed(seed: int, prompt: str, repetition: int) -> int:
+def _prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:
     """Return a different seed for each prompt and each repetition of a prompt."""
     digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def _check(prompts: tuple[str, ...], max_new_tokens: int, temperature: float, top_k: int) -> None:
+def _check(
+    prompts: tuple[str, ...], max_new_tokens: int, *, temperature: float, top_k: int
+) -> None:
     if not prompts:
         raise UserError("prompts: none given; name at least one text to continue")
     if max_new_tokens < 1:

@@ -42,7 +42,7 @@ def part_of(parameter: Tensor) -> ParameterPart:
             tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape)
         )
     mesh, placements = parameter.device_mesh, parameter.placements
-    sizes, offsets = local_shape_and_offset(parameter.shape, mesh, placements)
+    sizes, offsets = local_shape_and_offset(parameter.shape, mesh, placements=placements)
     sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
     return ParameterPart(
         tuple(parameter.shape),
@@ -97,7 +97,7 @@ class WholeParameters:
         whole[self._part(parameter).place] = part
         return whole
 
-    def along(self, parameter: Tensor, sums: Tensor, dim: int) -> Tensor:
+    def along(self, parameter: Tensor, sums: Tensor, *, dim: int) -> Tensor:
         """Place sums of the local part along `dim` (of size 1) in zeros of the whole's shape.
 
         `sum` of the results of all ranks gives the sums of the whole parameter along `dim`.

@@ -26,7 +26,7 @@ STATE = {
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer, without momentum.
 
@@ -63,7 +63,7 @@ class Adafactor(Rule):
         """x -= max(epsilon2, RMS(x)) min(lr, 1 / sqrt(step)) u / max(1, RMS(u) / threshold)."""
         steps, sizes = batch.tick(), self._mean_squares(batch, batch.values)
         decay(batch, group)
-        updates = self._normalized(batch, group, steps)
+        updates = self._normalized(batch, group, steps=steps)
         lengths = self._mean_squares(batch, updates)
         for value, update, step, size, length in zip(
             batch.values, updates, steps, sizes, lengths, strict=True
@@ -77,11 +77,13 @@ class Adafactor(Rule):
         shapes = [torch.Size(self.whole.shape(each)) for each in batch.parameters]
         return [total / max(1, shape.numel()) for total, shape in zip(sums, shapes, strict=True)]
 
-    def _normalized(self, batch: ParameterBatch, group: Group, steps: list[float]) -> list[Tensor]:
+    def _normalized(
+        self, batch: ParameterBatch, group: Group, *, steps: list[float]
+    ) -> list[Tensor]:
         """Divide gradients by the roots of their estimated mean squares."""
         squares = [gradient.square().add_(group["epsilon"]) for gradient in batch.gradients]
         matrices = [n for n, state in enumerate(batch.states) if "row_var" in state]
-        means = iter(self._means(batch, squares, matrices))
+        means = iter(self._means(batch, squares, matrices=matrices))
         updates = []
         for n, (state, step) in enumerate(zip(batch.states, steps, strict=True)):
             weight = step ** group["beta2_decay"]
@@ -97,7 +99,7 @@ class Adafactor(Rule):
         return updates
 
     def _means(
-        self, batch: ParameterBatch, squares: list[Tensor], matrices: list[int]
+        self, batch: ParameterBatch, squares: list[Tensor], *, matrices: list[int]
     ) -> list[Tensor]:
         """Means over the rows, then over the columns, of each whole matrix."""
         parameters, sums, counts = [], [], []
@@ -107,7 +109,7 @@ class Adafactor(Rule):
             for dim in (-1, -2):
                 total = squares[n].sum(dim=dim, keepdim=True)
                 parameters.append(parameter)
-                sums.append(self.whole.along(parameter, total, dim))
+                sums.append(self.whole.along(parameter, total, dim=dim))
                 counts.append(shape[dim])
         totals = self.whole.sum(parameters, sums)
         return [total / count for total, count in zip(totals, counts, strict=True)]

@@ -14,7 +14,7 @@ ZERO_FILES = True
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's fused Adam. Weight decay is added to the gradient (L2), so moments include it.
 

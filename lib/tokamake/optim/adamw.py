@@ -14,7 +14,7 @@ ZERO_FILES = True
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's AdamW, fused, which is the fastest variant on CPUs, too.
 

@@ -17,7 +17,7 @@ FLAT_BUFFERS = False  # States are quantized tensors.
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torchao's AdamW8bit; its step is compiled on accelerators only.
 

@@ -20,7 +20,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's.
 

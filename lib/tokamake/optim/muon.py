@@ -37,7 +37,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too.
 

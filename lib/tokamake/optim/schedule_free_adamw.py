@@ -35,7 +35,7 @@ AVERAGES_WEIGHTS = True
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
 

@@ -13,7 +13,7 @@ STATE = {"momentum_buffer": "like_parameter"}
 
 
 def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, whole: WholeParameters = UNSHARDED
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's SGD. Weight decay is added to the gradient (L2), so momentum includes it.
 

@@ -26,7 +26,7 @@ Relation = Literal["apart", "same", "mixed"]
 """apart: two chunks have no document in common; same: both are of one document; mixed: neither."""
 
 
-def zigzag_indices(length: int, axis: Axis, device: torch.device | None = None) -> Tensor:
+def zigzag_indices(length: int, axis: Axis, *, device: torch.device | None = None) -> Tensor:
     """Indices of this rank's tokens in the whole sequence, (length / C,) int64, ascending.
 
     Raises:
@@ -46,7 +46,7 @@ def share(x: Tensor, *, axis: Axis, dim: int = 1) -> Tensor:
     """
     if axis.size == 1:
         return x
-    return x.index_select(dim, zigzag_indices(x.shape[dim], axis, x.device))
+    return x.index_select(dim, zigzag_indices(x.shape[dim], axis, device=x.device))
 
 
 def check_length(sequence_length: int, context_parallel_size: int) -> None:

@@ -23,7 +23,7 @@ _ROOM, _ROOM_ON_CPU = 2**28, 2**22
 """Bytes of fp32 scores computed at once; on a CPU, as many as its caches hold."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, mesh: Mesh = SINGLE_RANK, *, size: int) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
     """Sum of the cross entropy of all tokens, in nats, fp32.
 
     The backward pass overwrites the logits with their gradient.

@@ -45,7 +45,7 @@ SINGLE_RANK = Mesh()
 
 
 def build(
-    settings: "ParallelSettings", world_size: int, device: torch.device, *, shard: bool = True
+    settings: "ParallelSettings", world_size: int, *, device: torch.device, shard: bool = True
 ) -> Mesh:
     """Build the mesh of a run. This is a collective of all ranks of the process group.
 
@@ -88,7 +88,7 @@ def build(
     )
 
 
-def _grid(device: torch.device, sizes: dict[str, int], always: str = "") -> DeviceMesh:
+def _grid(device: torch.device, sizes: dict[str, int], *, always: str = "") -> DeviceMesh:
     """Arrange all ranks in a grid, the last dimension fastest.
 
     Dimensions of size 1 are omitted, except `always`. torch creates the groups of each dimension

@@ -49,7 +49,7 @@ class _Ring(torch.autograd.Function):
         lse_BHL = y_BHLK.new_full(y_BHLK.shape[:3], -torch.inf)
         # Keys and values in one tensor: one message a step instead of two.
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), axis):
-            for part in _parts(axis, peer, q_BHLK.shape[2], documents):
+            for part in _parts(axis, peer, length=q_BHLK.shape[2], documents=documents):
                 block = part.block(q_BHLK, kv, documents)
                 y, lse = kernel(block).forward(block)
                 _merge(y_BHLK[:, :, part.queries], lse_BHL[:, :, part.queries], y, lse)
@@ -67,7 +67,7 @@ class _Ring(torch.autograd.Function):
         message: _Message | None = None
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), ctx.axis):
             dkv_of_parts = []
-            for part in _parts(ctx.axis, peer, q_BHLK.shape[2], ctx.documents):
+            for part in _parts(ctx.axis, peer, length=q_BHLK.shape[2], documents=ctx.documents):
                 block = part.block(q_BHLK, kv, ctx.documents)
                 rows = (x[:, :, part.queries] for x in (dy_BHLK, y_BHLK, lse_BHL))
                 dq, *dkv_of_part = kernel(block).backward(block, *rows)
@@ -78,7 +78,7 @@ class _Ring(torch.autograd.Function):
             for keys, dkv_of_part in dkv_of_parts:
                 for total, gradient in zip(dkv, dkv_of_part, strict=True):
                     total[:, :, keys] += gradient
-            message = _Message(dkv, ctx.axis, _GRADIENTS)
+            message = _Message(dkv, ctx.axis, tag=_GRADIENTS)
         assert message is not None
         dk_BGLK, dv_BGLK = message.wait().to(k_BGLK.dtype)
         return dq_BHLK.to(q_BHLK.dtype), dk_BGLK, dv_BGLK, None, None
@@ -114,12 +114,12 @@ class _QueryKeySlices:
 
 
 def _parts(
-    axis: Axis, peer: int, length: int, documents: Documents | None
+    axis: Axis, peer: int, *, length: int, documents: Documents | None
 ) -> list[_QueryKeySlices]:
     """Parts of a peer's keys that this rank attends to, without those that are fully masked."""
     head, tail, both = slice(length // 2), slice(length // 2, length), slice(length)
     if documents is not None:
-        return _document_parts(axis, peer, (head, tail), documents)
+        return _document_parts(axis, peer, halves=(head, tail), documents=documents)
     if peer == axis.rank:
         return [_QueryKeySlices(both, both, causal=True)]
     # If the peer comes first, all queries attend to its first chunk only. If it comes later, the
@@ -128,7 +128,7 @@ def _parts(
 
 
 def _document_parts(
-    axis: Axis, peer: int, halves: tuple[slice, slice], documents: Documents
+    axis: Axis, peer: int, *, halves: tuple[slice, slice], documents: Documents
 ) -> list[_QueryKeySlices]:
     """Compute `_parts` chunk by chunk: with documents, most chunks off the diagonal are masked."""
     last, parts = 2 * axis.size - 1, []
@@ -146,7 +146,7 @@ def _document_parts(
 def _around_ring(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
     """Yield each rank with its keys and values, this rank first; the next ones arrive meanwhile."""
     for step in range(axis.size):
-        message = _Message(kv, axis, _KEYS_AND_VALUES) if step + 1 < axis.size else None
+        message = _Message(kv, axis, tag=_KEYS_AND_VALUES) if step + 1 < axis.size else None
         yield (axis.rank - step) % axis.size, kv
         if message is not None:
             kv = message.wait()
@@ -155,7 +155,7 @@ def _around_ring(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
 class _Message:
     """Send a tensor to the next rank and receive that of the previous rank, asynchronously."""
 
-    def __init__(self, sent: Tensor, axis: Axis, tag: int) -> None:
+    def __init__(self, sent: Tensor, axis: Axis, *, tag: int) -> None:
         # Both tensors must live until the transfers end.
         self.sent, self.received = sent, torch.empty_like(sent)
         after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size

@@ -100,8 +100,8 @@ def _rows_of(parameter: Tensor) -> slice:
 def parameter_chunks(
     model: nn.Module,
     placed: dict[str, Placement],
-    mesh: Mesh,
     *,
+    mesh: Mesh,
     shapes: Mapping[str, tuple[int, ...]],
     saved_names: Mapping[str, str],
     tied_output: str | None,
@@ -132,8 +132,8 @@ def parameter_chunks(
                 local,
                 placed[name],
                 shape=shape,
-                place=_place(parameter, shape, placed[name], mesh),
-                groups=_groups(parameter, placed[name], mesh),
+                place=_place(parameter, shape, placement=placed[name], mesh=mesh),
+                groups=_groups(parameter, placed[name], mesh=mesh),
                 is_tied_output=name == tied_output,
                 counts=first and not replica and name != tied_output,
             )
@@ -142,7 +142,7 @@ def parameter_chunks(
 
 
 def _place(
-    parameter: Tensor, shape: torch.Size, placement: Placement, mesh: Mesh
+    parameter: Tensor, shape: torch.Size, *, placement: Placement, mesh: Mesh
 ) -> tuple[slice, ...]:
     ranges = [range(size) for size in shape]
     if placement.dim is not None:
@@ -152,7 +152,9 @@ def _place(
     return tuple(slice(rows.start, rows.stop) for rows in ranges)
 
 
-def _groups(parameter: Tensor, placement: Placement, mesh: Mesh) -> tuple[dist.ProcessGroup, ...]:
+def _groups(
+    parameter: Tensor, placement: Placement, *, mesh: Mesh
+) -> tuple[dist.ProcessGroup, ...]:
     groups = []
     if placement.dim is not None and mesh.tensor.group is not None:
         groups.append(mesh.tensor.group)
@@ -191,6 +193,7 @@ def round_originals(chunks: Iterable[ParameterChunk]) -> None:
 def add_up_partial(
     shards: Iterable[ParameterChunk],
     axis: Axis,
+    *,
     gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:
     """All-reduce the gradients that are partial on each tensor-parallel rank, in one call.
@@ -219,6 +222,7 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 def add_up_copies(
     chunks: Iterable[ParameterChunk],
     axis: Axis,
+    *,
     name: str,
     gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:

@@ -70,7 +70,7 @@ class ColumnParallelLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, mesh: Mesh = SINGLE_RANK, *, bias: bool = False
+        self, in_features: int, out_features: int, *, mesh: Mesh = SINGLE_RANK, bias: bool = False
     ) -> None:
         super().__init__(in_features, len(part(out_features, mesh.tensor)), bias=bias)
         if mesh.tensor.size > 1:
@@ -92,7 +92,7 @@ class RowParallelLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, mesh: Mesh = SINGLE_RANK, *, bias: bool = False
+        self, in_features: int, out_features: int, *, mesh: Mesh = SINGLE_RANK, bias: bool = False
     ) -> None:
         super().__init__(len(part(in_features, mesh.tensor)), out_features, bias=bias)
         self._mesh = mesh
@@ -123,7 +123,7 @@ class ReplicatedLinear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, mesh: Mesh, *, rows: range, bias: bool = False
+        self, in_features: int, out_features: int, *, mesh: Mesh, rows: range, bias: bool = False
     ) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self._rows = slice(rows.start, rows.stop)
@@ -145,7 +145,9 @@ class VocabParallelEmbedding(nn.Embedding):
         mesh: the mesh.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = SINGLE_RANK) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, mesh: Mesh = SINGLE_RANK
+    ) -> None:
         self._rows = part(num_embeddings, mesh.tensor)
         super().__init__(len(self._rows), embedding_dim)
         self._mesh = mesh
@@ -187,7 +189,9 @@ class LayerNorm(nn.LayerNorm):
 class PositionEmbedding(nn.Embedding):
     """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, mesh: Mesh = SINGLE_RANK) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, mesh: Mesh = SINGLE_RANK
+    ) -> None:
         super().__init__(num_embeddings, embedding_dim)
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 

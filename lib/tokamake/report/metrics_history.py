@@ -41,11 +41,11 @@ def read_history(path: Path) -> History:
     for number, text in enumerate(lines, 1):
         line = _parse(text, f"{path}:{number}")
         if _TRAINING[1] in line:
-            training[line["step"]] = _pick(line, _TRAINING, f"{path}:{number}")
+            training[line["step"]] = _pick(line, _TRAINING, where=f"{path}:{number}")
         for key in line:
             if key.partition("/")[0] == _VALIDATION:
                 rows = validation.setdefault(key.partition("/")[2] or "valid", {})
-                rows[line["step"]] = _pick(line, ("step", key), f"{path}:{number}")
+                rows[line["step"]] = _pick(line, ("step", key), where=f"{path}:{number}")
     if not training:
         raise UserError(f"{path}: no training step; run `tokamake train` again")
     return History(
@@ -78,7 +78,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     return line
 
 
-def _pick(line: dict[str, Any], keys: tuple[str, ...], where: str) -> list[float]:
+def _pick(line: dict[str, Any], keys: tuple[str, ...], *, where: str) -> list[float]:
     for key in keys:
         if not isinstance(line.get(key), int | float):
             raise UserError(f"{where}: {key} is {line.get(key)!r}, not a number; remove the line")

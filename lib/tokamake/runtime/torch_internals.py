@@ -64,13 +64,13 @@ ATTENTION_OPERATORS = (
 """Overloads of all operators that fused attention dispatches to."""
 
 
-def wrapper_subclass(cls: type, shape: Sequence[int], dtype: torch.dtype) -> Any:
+def wrapper_subclass(cls: type, shape: Sequence[int], *, dtype: torch.dtype) -> Any:
     """Create a tensor of a subclass that has a shape and a dtype but no data of its own."""
     return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
 
 
 def local_shape_and_offset(
-    shape: Sequence[int], mesh: Any, placements: Sequence[Any]
+    shape: Sequence[int], mesh: Any, *, placements: Sequence[Any]
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Shape of this rank's shard of a DTensor, and its offset in the whole tensor.
 
@@ -84,14 +84,14 @@ def local_shape_and_offset(
     return compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
 
 
-def storage_info(relative_path: str, offset: int, length: int) -> Any:
+def storage_info(*, file: str, offset: int, length: int) -> Any:
     """Record of the distributed checkpoint (DCP) of where a chunk is, in bytes of a file."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    return _StorageInfo(relative_path, offset, length)
+    return _StorageInfo(file, offset, length)
 
 
-def narrowed(tensor: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def narrowed(tensor: Tensor, offsets: Sequence[int], *, sizes: Sequence[int]) -> Tensor:
     """View of a slice of a tensor along each dimension."""
     from torch.distributed._shard._utils import narrow_tensor_by_index
 

@@ -17,7 +17,7 @@ FEWEST = 10
 Floats = npt.NDArray[np.float64]
 
 
-def sweep(start: float, end: float, steps: int) -> list[float]:
+def sweep(start: float, end: float, *, steps: int) -> list[float]:
     """Learning rate of each step of the sweep, from `start` to `end` by equal factors."""
     return [float(rate) for rate in np.geomspace(start, end, steps)]
 

@@ -34,7 +34,7 @@ def read_origin(folder: Path, run: str) -> Origin:
     with suppress(UserError):  # there is no run.yaml yet
         parent = read_run(folder / f"results/{run}/run.yaml").parent
     data_set = data_set_of(folder, run)
-    return Origin(data_set.name, _replaced_datasets(folder, run, data_set), parent)
+    return Origin(data_set.name, _replaced_datasets(folder, run, data_set=data_set), parent)
 
 
 def data_set_of(folder: Path, run: str) -> DataSet:
@@ -51,7 +51,7 @@ def data_set_of(folder: Path, run: str) -> DataSet:
     return next((DataSet(path.parent.name) for path in weights), DataSet())
 
 
-def _replaced_datasets(folder: Path, run: str, data_set: DataSet) -> list[str]:
+def _replaced_datasets(folder: Path, run: str, *, data_set: DataSet) -> list[str]:
     """Prefixes of the datasets that have other content than the run's sample index names."""
     index = folder / f"results/{run}/index/index.json"
     if not index.is_file():

@@ -70,17 +70,21 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
     """Return group → stages, in the order of the data flow: data sets, runs, their reports."""
     data_sets = _data_sets(folder)
     groups = {_title("data", each): _data_stages(folder, each) for each in data_sets}
-    checks = _begun(folder, "doctor", "logs/doctor", "results/doctor/{}.json")
+    checks = _begun(folder, "doctor", logs="logs/doctor", product="results/doctor/{}.json")
     first = next(iter(groups))
     groups[first] = [_SAMPLE, *checks, *groups[first]]
-    imports = _begun(folder, "import_checkpoint", "logs/import_checkpoint", "results/import/{}")
+    imports = _begun(
+        folder, "import_checkpoint", logs="logs/import_checkpoint", product="results/import/{}"
+    )
     if imports:
         groups["starts"] = imports
     for run in runs(folder):
         weights = data_set_of(folder, run).weights.format(run=run)
         run_stages = [Stage("weigh", weights, f"logs/{run}/weigh.log")]
         run_stages += [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
-        exports = _begun(folder, "convert", f"logs/{run}/convert", f"results/{run}/convert/{{}}")
+        exports = _begun(
+            folder, "convert", logs=f"logs/{run}/convert", product=f"results/{run}/convert/{{}}"
+        )
         groups[f"run {run}"] = run_stages + exports
     return groups | {_title("report", each): _report_stages(each) for each in data_sets}
 
@@ -104,9 +108,17 @@ def _data_stages(folder: Path, data_set: DataSet) -> list[Stage]:
         Stage(
             "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
         ),
-        *_begun(folder, "hash_documents", f"{logs}/hash_documents", f"{data}/hashes/{{}}.rows"),
         *_begun(
-            folder, "find_duplicates", f"{logs}/find_duplicates", f"{data}/duplicates/{{}}.rows"
+            folder,
+            "hash_documents",
+            logs=f"{logs}/hash_documents",
+            product=f"{data}/hashes/{{}}.rows",
+        ),
+        *_begun(
+            folder,
+            "find_duplicates",
+            logs=f"{logs}/find_duplicates",
+            product=f"{data}/duplicates/{{}}.rows",
         ),
         *_planned(folder, data_set, "tokenize"),
         *_planned(folder, data_set, "merge"),
@@ -134,7 +146,7 @@ def _segments(folder: Path, run: str, stage: Stage) -> list[Stage]:
     return [*segments, stage._replace(product=product, log=log)]
 
 
-def _begun(folder: Path, name: str, logs: str, product: str) -> list[Stage]:
+def _begun(folder: Path, name: str, *, logs: str, product: str) -> list[Stage]:
     """Return the jobs of a rule that have a log. The name of a log is the name of its product."""
     return [
         Stage(name, product.format(log.stem), f"{logs}/{log.name}", always=False)

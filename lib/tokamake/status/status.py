@@ -53,7 +53,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     }
     origins = {f"run {run}": read_origin(folder, run) for run in runs(folder)}
     if json:
-        print(_as_json(folder, groups, trainings, origins))
+        print(_as_json(folder, groups, trainings=trainings, origins=origins))
         return
     for title, members in groups.items():
         lines = _lines(members, trainings.get(title)) + _origin_lines(origins.get(title))
@@ -71,7 +71,7 @@ def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
     for state in _STATES:
         names = dict.fromkeys(job.stage.name for job in jobs if job.state == state)
         if names:
-            summaries = ", ".join(_summary(name, state, jobs) for name in names)
+            summaries = ", ".join(_summary(name, state, jobs=jobs) for name in names)
             lines.append(f"  {state:8} {summaries}")
     if training is None:
         return lines
@@ -93,7 +93,7 @@ def _origin_lines(origin: "Origin | None") -> list[str]:
     return lines
 
 
-def _summary(name: str, state: str, jobs: "list[Job]") -> str:
+def _summary(name: str, state: str, *, jobs: "list[Job]") -> str:
     """Name of a stage, number of its jobs in a state, and last output of running jobs."""
     stage_jobs = [job for job in jobs if job.stage.name == name]
     selected = [job for job in stage_jobs if job.state == state]
@@ -137,6 +137,7 @@ def _tail(log: Path) -> list[str]:
 def _as_json(
     folder: Path,
     groups: "dict[str, list[Job]]",
+    *,
     trainings: "dict[str, TrainingProgress]",
     origins: "dict[str, Origin]",
 ) -> str:

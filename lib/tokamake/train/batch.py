@@ -54,7 +54,7 @@ def inputs_and_labels(
 
 
 def to_batch(
-    rows: TokenRows, run: Run, device: torch.device, mesh: Mesh = SINGLE_RANK
+    rows: TokenRows, run: Run, *, device: torch.device, mesh: Mesh = SINGLE_RANK
 ) -> MicroBatch:
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
@@ -139,6 +139,7 @@ def label_draws(
 def steps_of_rank(
     samples: Rows,
     train: TrainSettings,
+    *,
     mesh: Mesh,
     consumed_samples: int,
     left_out: Sequence[tuple[int, int]] = (),

@@ -52,9 +52,13 @@ def benchmark_train(
 
         with deterministic_algorithms(run.train.deterministic):
             total = warmup_steps + steps + speed.num_timed_steps(steps)
-            trial = TrialSteps(run, ranks, device, num_steps=total, synthetic=synthetic)
-            report = speed.measure(trial, ranks, device, steps=steps, warmup_steps=warmup_steps)
-        report |= speed.utilization(report, trial.run, ranks, device, peak_tflops=peak_tflops)
+            trial = TrialSteps(run, ranks, device=device, num_steps=total, synthetic=synthetic)
+            report = speed.measure(
+                trial, ranks, device=device, steps=steps, warmup_steps=warmup_steps
+            )
+        report |= speed.utilization(
+            report, trial.run, ranks=ranks, device=device, peak_tflops=peak_tflops
+        )
         if ranks.rank == 0:
             print(speed.report(report))
             if output:

@@ -63,7 +63,7 @@ class Changes(NamedTuple):
 
 
 def compare(
-    checkpoint: Path, state: ResumeState, run: Run, *, recorded: Record | None, current: Record
+    checkpoint: Path, state: ResumeState, *, run: Run, recorded: Record | None, current: Record
 ) -> Changes:
     """Compare a run with the run of a checkpoint in its output folder.
 
@@ -89,7 +89,7 @@ def compare(
         return Changes(lines, (*obstacles, reason))
     data = tuple(data_lines(recorded["index"], current["index"], has_settings=bool(lines)))
     obstacles += tuple(_data_obstacles(recorded, current))
-    obstacles += length_obstacles(run.train.batch_sizes, run.train.num_samples, state)
+    obstacles += length_obstacles(run.train.batch_sizes, run.train.num_samples, state=state)
     if recorded["weights"] != current["weights"] and not any(map(_decides_start, lines)):
         data += ("the initial checkpoint",)
         obstacles += ("the run starts from another checkpoint",)
@@ -120,7 +120,7 @@ def compare_settings(earlier: Settings, current: Settings, *, step: int = 0) -> 
         tuple(
             f"{name}: {reason}"
             for name in differing
-            if (reason := _obstacle(name, earlier.get(name), current[name]))
+            if (reason := _obstacle(name, earlier.get(name), new=current[name]))
         ),
     )
 
@@ -130,7 +130,7 @@ def _line(name: str, old: Any, new: Any) -> str:
     return f"{name} {old_text} -> {new_text}"
 
 
-def _obstacle(name: str, old: Any, new: Any) -> str | None:
+def _obstacle(name: str, old: Any, *, new: Any) -> str | None:
     for fixed, reason in _FIXED.items():
         if name == fixed or name.startswith(f"{fixed}."):
             return reason
@@ -140,7 +140,7 @@ def _obstacle(name: str, old: Any, new: Any) -> str | None:
 
 
 def length_obstacles(
-    sizes: BatchSizes, num_samples: int | None, state: ResumeState
+    sizes: BatchSizes, num_samples: int | None, *, state: ResumeState
 ) -> tuple[str, ...]:
     """Reason why no step is left of a run.
 
@@ -191,7 +191,7 @@ def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
     return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
 
 
-def write_record(output: Path, digest: str, content: Record) -> None:
+def write_record(output: Path, digest: str, *, content: Record) -> None:
     """Keep the record of a run in its output folder."""
     path = record_path(output, digest)
     path.parent.mkdir(exist_ok=True)

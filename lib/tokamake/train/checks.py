@@ -31,9 +31,9 @@ def check_resolved(run: Run, index: Index) -> None:
     """Check a run against its files, before the number of ranks and the device are known."""
     check_index(run, index)
     run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
-    check_vocabulary(run.architecture, index, run.data_root)
+    check_vocabulary(run.architecture, index, data_root=run.data_root)
     if run.train.fim.rate:
-        check_fim(run.train.fim, run.architecture, run.tokenizer)
+        check_fim(run.train.fim, run.architecture, tokenizer=run.tokenizer)
     check_precision(run.train)
     check_backend(run)
 
@@ -130,7 +130,7 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
         )
 
 
-def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) -> None:
+def check_vocabulary(architecture: Architecture, index: Index, *, data_root: Path) -> None:
     """Refuse tokens without a row in the embedding.
 
     The vocabulary in a dataset's manifest bounds its tokens. For other datasets, `index` notes the
@@ -156,12 +156,12 @@ def check_vocabulary(architecture: Architecture, index: Index, data_root: Path) 
             )
 
 
-def check_fim(fim: FimSettings, architecture: Architecture, tokenizer: Path | None) -> None:
+def check_fim(fim: FimSettings, architecture: Architecture, *, tokenizer: Path | None) -> None:
     """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing."""
     if tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
     opened = open_tokenizer(tokenizer)
-    find_tokens(Fim(**fim.model_dump()), opened, tokenizer)
+    find_tokens(Fim(**fim.model_dump()), opened, path=tokenizer)
     assert architecture.vocab_size is not None
     if opened.vocab_size > architecture.vocab_size:
         raise UserError(
@@ -197,7 +197,7 @@ def step_of_samples(run: Run, samples: int) -> int:
     )
 
 
-def check_trial_samples(run: Run, index: Index, num_steps: int) -> None:
+def check_trial_samples(run: Run, index: Index, *, num_steps: int) -> None:
     """Check that the index has enough training samples for a trial."""
     num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size
     if num_samples < needed:

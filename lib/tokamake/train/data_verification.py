@@ -85,7 +85,7 @@ def verify_data(
     agreed: list[Any] = [None]
     with raise_on_all_ranks():
         if ranks.rank == 0:
-            unread = _select(run, ranks, [*_unread_files(run, index, noted)])
+            unread = _select(run, ranks, unread=[*_unread_files(run, index, noted=noted)])
             tasks = (task for file in unread for task in file.tasks())
             agreed = [sorted(tasks, key=lambda task: -task.size)]
     dist.broadcast_object_list(agreed, src=0)
@@ -109,7 +109,7 @@ def verify_data(
 # ---- What to read ----
 
 
-def _unread_files(run: Run, index: dict[str, Any], noted: _Noted) -> Iterator[_File]:
+def _unread_files(run: Run, index: dict[str, Any], *, noted: _Noted) -> Iterator[_File]:
     """Files that the run trains or validates on, and that have changed since they were noted."""
     splits = index["splits"] if run.train.evaluation_steps else ("train",)
     prefixes = sorted(
@@ -142,7 +142,7 @@ def _unread_files(run: Run, index: dict[str, Any], noted: _Noted) -> Iterator[_F
             yield _File(path, stated_in, ranges, identity)
 
 
-def _select(run: Run, ranks: Ranks, unread: list[_File]) -> list[_File]:
+def _select(run: Run, ranks: Ranks, *, unread: list[_File]) -> list[_File]:
     """All files, or none with a line that says so, if they are too large for `auto`."""
     total = sum(file.identity[0] for file in unread)
     limit = AUTO_BYTES * max(ranks.world_size // ranks.local_size, 1)

@@ -57,7 +57,7 @@ class Deadline:
         self.measured = Durations()
 
     @classmethod
-    def of_job(cls, output: Path, ranks: Ranks, minutes: float | None) -> "Deadline":
+    def of_job(cls, output: Path, ranks: Ranks, *, minutes: float | None) -> "Deadline":
         """Deadline of this job; rank 0 alone knows it and tells the others to stop.
 
         Args:
@@ -109,7 +109,7 @@ def read_durations(path: Path, world_size: int) -> Durations:
     return Durations()
 
 
-def write_durations(path: Path, world_size: int, measured: Durations) -> None:
+def write_durations(path: Path, world_size: int, *, measured: Durations) -> None:
     """Write what this job has measured, for the next one.
 
     Replaces the times of earlier jobs: one slow day of a file system must not slow all later jobs.

@@ -60,7 +60,7 @@ class EventLog:
         UserError: rank 0 cannot write the file.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, samples: HasSpans, *, done: int) -> None:
+    def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, done: int) -> None:
         self._run, self._samples, self.path = run, samples, run.output / FILE
         self._file: RecordFile | None = None
         agreed = [History()]

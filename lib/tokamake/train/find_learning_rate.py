@@ -58,8 +58,8 @@ def find_learning_rate(
         from tokamake.train.trial_steps import TrialSteps
 
         with deterministic_algorithms(run.train.deterministic):
-            trial = TrialSteps(run, ranks, device, num_steps=steps)
-            rates = sweep(start, end, steps)
+            trial = TrialSteps(run, ranks, device=device, num_steps=steps)
+            rates = sweep(start, end, steps=steps)
             losses = measure(trial, rates)
         suggestion = suggest(rates[: len(losses)], losses)
         if ranks.rank == 0:

@@ -133,7 +133,7 @@ class Heartbeat:
     def _watch(self) -> None:
         silence = Silence(self._last, time.monotonic())
         while not self._ended.wait(interval := min(self._seconds / 10, _MAX_INTERVAL_SECONDS)):
-            if silence.look(self._last, time.monotonic(), interval) >= self._seconds:
+            if silence.look(self._last, time.monotonic(), interval=interval) >= self._seconds:
                 with suppress(Exception):  # whatever happens, the run ends
                     self._report()
                 os._exit(HUNG)
@@ -150,7 +150,7 @@ class Heartbeat:
             return
         reports = read_reports(self._folder)
         if rank == min(reports):
-            text = describe(reports, self.hosts, self._folder, seconds=self._seconds)
+            text = describe(reports, self.hosts, folder=self._folder, seconds=self._seconds)
             # Not print: the thread that hangs may hold the lock of standard error.
             os.write(2, text.encode())
             (self._folder / _PRINTED).touch()
@@ -169,7 +169,7 @@ class Silence:
     def __init__(self, beat: Beat, now: float) -> None:
         self._seen, self._last_look, self._seconds = beat, now, 0.0
 
-    def look(self, beat: Beat, now: float, interval: float) -> float:
+    def look(self, beat: Beat, now: float, *, interval: float) -> float:
         """Seconds without a new note.
 
         A suspended job (`scontrol suspend`, SIGSTOP) does not look: that time does not count.
@@ -250,7 +250,7 @@ def _parse(text: str) -> Report:
 
 
 def describe(
-    reports: dict[int, Report], hosts: Sequence[str], folder: Path, *, seconds: float
+    reports: dict[int, Report], hosts: Sequence[str], *, folder: Path, seconds: float
 ) -> str:
     """Say which ranks lag: those without a report, else those with the fewest notes.
 

@@ -26,8 +26,8 @@ _WITHOUT_EFFECT = {"initializer_range"}
 def open_start(
     checkpoint: Path,
     train: "TrainSettings",
-    architecture: Path | None = None,
     *,
+    architecture: Path | None = None,
     parent: str | None = None,
 ) -> "Checkpoint":
     """Open a checkpoint of any format for a run to start from.
@@ -46,13 +46,13 @@ def open_start(
 
     start = open_any(checkpoint)
     if architecture:
-        check_architecture(start, architecture, parent)
+        check_architecture(start, architecture, parent=parent)
     if train.finetune is False:
         check_continued(start, train)
     return start
 
 
-def check_architecture(start: "Checkpoint", path: Path, parent: str | None = None) -> None:
+def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = None) -> None:
     """Compare a checkpoint with a file of config/models; a file without vocab_size fits any.
 
     Args:
@@ -66,7 +66,7 @@ def check_architecture(start: "Checkpoint", path: Path, parent: str | None = Non
     from tokamake.config.architecture import read_architecture
 
     stated = read_architecture(path)
-    if lines := differing_fields(start.architecture, stated, path, parent):
+    if lines := differing_fields(start.architecture, stated, path=path, parent=parent):
         raise UserError(
             f"{start.path}: does not match model.architecture; name the matching file, "
             "or from_checkpoint\n" + "\n".join(lines)
@@ -74,7 +74,7 @@ def check_architecture(start: "Checkpoint", path: Path, parent: str | None = Non
 
 
 def differing_fields(
-    actual: "Architecture", stated: "Architecture", path: Path, parent: str | None = None
+    actual: "Architecture", stated: "Architecture", *, path: Path, parent: str | None = None
 ) -> list[str]:
     """A line for each field of a stated architecture that a checkpoint has otherwise.
 

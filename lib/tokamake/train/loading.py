@@ -15,7 +15,7 @@ from tokamake.train.resume_state import ResumeState
 
 
 def load_newest_whole(
-    load: Callable[[Path], None], run: Run, ranks: Ranks, start: StartingPoint
+    load: Callable[[Path], None], run: Run, *, ranks: Ranks, start: StartingPoint
 ) -> StartingPoint:
     """Load the checkpoint that a run resumes from, or the newest one before it that is whole.
 
@@ -43,7 +43,7 @@ def load_newest_whole(
             problem = error
         else:
             return start
-        if (before := newest_before(start.state, run, ranks)) is None:
+        if (before := newest_before(start.state, run, ranks=ranks)) is None:
             break
         start = before
         ranks.print_once(f"{problem}: going back to {start.resumed}")
@@ -53,7 +53,7 @@ def load_newest_whole(
     )
 
 
-def newest_before(state: ResumeState, run: Run, ranks: Ranks) -> StartingPoint | None:
+def newest_before(state: ResumeState, run: Run, *, ranks: Ranks) -> StartingPoint | None:
     """Newest checkpoint of a run with all its files before a state; None: there is none.
 
     All ranks call this together.

@@ -103,11 +103,11 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
         device_type=device.type,
     )
     pipeline_ranks = range(train.parallel.pipeline_parallel_size)
-    estimates = [_of_pipeline_rank(run, setup, rank) for rank in pipeline_ranks]
+    estimates = [_of_pipeline_rank(run, setup, rank=rank) for rank in pipeline_ranks]
     return max(estimates, key=lambda estimate: estimate.total)
 
 
-def _of_pipeline_rank(run: Run, setup: _Setup, rank: int) -> Estimate:
+def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
     train, parallel = run.train, run.train.parallel
     pipelined = parallel.pipeline_parallel_size > 1
     num_sharers = setup.data_parallel_size * parallel.context_parallel_size
@@ -129,7 +129,7 @@ def _of_pipeline_rank(run: Run, setup: _Setup, rank: int) -> Estimate:
         weights=_FP32_BYTES * total / shards + setup.dtype_bytes * gathered * has_copies,
         gradients=_FP32_BYTES * total * whole_gradients + _FP32_BYTES * total / shards,
         optimizer=optimizer.state_bytes * num_states * total / shards,
-        activations=_activations(run, setup, modules, rank),
+        activations=_activations(run, setup, modules=modules, rank=rank),
         together=accumulates,
     )
 
@@ -158,13 +158,13 @@ def _num_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _activations(run: Run, setup: _Setup, modules: list[Any], rank: int) -> float:
+def _activations(run: Run, setup: _Setup, *, modules: list[Any], rank: int) -> float:
     parallel = run.train.parallel
     tokens = (
         run.train.micro_batch_size * run.train.sequence_length // parallel.context_parallel_size
     )
     passes = _num_passes(setup, rank) / len(modules)
-    layers = sum(_layer_bytes(run, setup, len(module.layers)) for module in modules)
+    layers = sum(_layer_bytes(run, setup, num_layers=len(module.layers)) for module in modules)
     has_logits = any(module.is_last for module in modules)
     logits = _logit_bytes(run, setup) if has_logits else 0.0
     return tokens * (passes * layers + logits) + _attention_bias_bytes(run, setup)
@@ -200,7 +200,7 @@ def _num_passes(setup: _Setup, rank: int) -> float:
     return min(num_batches * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
 
 
-def _layer_bytes(run: Run, setup: _Setup, num_layers: int) -> float:
+def _layer_bytes(run: Run, setup: _Setup, *, num_layers: int) -> float:
     """Bytes that the layers of a stage keep of a token."""
     architecture, train = run.architecture, run.train
     tensor = train.parallel.tensor_parallel_size

@@ -48,8 +48,8 @@ class PipelineStages:
         self,
         run: Run,
         mesh: Mesh,
-        device: torch.device,
         *,
+        device: torch.device,
         shard: bool = True,
     ) -> None:
         self._run, self._mesh, self._train = run, mesh, run.train
@@ -121,7 +121,7 @@ class PipelineStages:
         return sharding.parameter_chunks(
             module,
             placed,
-            self._mesh,
+            mesh=self._mesh,
             shapes=model_tensors.shapes(self._run.architecture),
             saved_names=saved_names,
             tied_output=tied_output,
@@ -149,14 +149,14 @@ class PipelineStages:
     def _loss(self, output: Output, labels: Tensor) -> Tensor:
         assert self._vocab_size is not None
         logits, auxiliary_loss = logits_and_auxiliary_loss(output)
-        total = cross_entropy(logits, labels, self._mesh, size=self._vocab_size)
+        total = cross_entropy(logits, labels, mesh=self._mesh, size=self._vocab_size)
         if auxiliary_loss is not None and torch.is_grad_enabled():
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         return total * self._scale
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], scale: float, draws: Sequence[Tensor] = ()
+        self, batches: Sequence[MicroBatch], scale: float, *, draws: Sequence[Tensor] = ()
     ) -> Tensor:
         """Add up the gradients of micro batches.
 

@@ -55,19 +55,19 @@ def resolve(
     from tokamake.train.initial_checkpoint import open_start
     from tokamake.validation import parse_json, validate
 
-    train = parse_json(TrainSettings, settings, "train")
+    train = parse_json(TrainSettings, settings, where="train")
     index_json = read_index(index)
-    steps = train.num_steps or whole_steps(train, index_json, index)
+    steps = train.num_steps or whole_steps(train, index_json, index=index)
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
-    start = open_start(checkpoint, train, architecture, parent=parent)
+    start = open_start(checkpoint, train, architecture=architecture, parent=parent)
     if parent:
         check_parent_tokenizer(start.path, parent, index_json=index_json, data_root=data_root)
     values = {
         "run": run,
         "seed": seed,
-        **starting_point(checkpoint, start, train),
+        **starting_point(checkpoint, start, train=train),
         "parent": parent,
         "index": index,
         "data_root": data_root,
@@ -119,7 +119,9 @@ def check_parent_tokenizer(
         )
 
 
-def starting_point(checkpoint: Path, start: "Checkpoint", train: "TrainSettings") -> dict[str, Any]:
+def starting_point(
+    checkpoint: Path, start: "Checkpoint", *, train: "TrainSettings"
+) -> dict[str, Any]:
     """Checkpoint, step and samples that a run starts from, as fields of `Run`.
 
     The checkpoint is a folder of one step: `latest` may name another one later.
@@ -146,7 +148,7 @@ def starting_point(checkpoint: Path, start: "Checkpoint", train: "TrainSettings"
     }
 
 
-def whole_steps(train: "TrainSettings", index_json: dict[str, Any], index: Path) -> int:
+def whole_steps(train: "TrainSettings", index_json: dict[str, Any], *, index: Path) -> int:
     """Number of steps that the samples of an index fill; prints how many samples are left over.
 
     Raises:

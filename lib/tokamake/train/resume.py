@@ -49,7 +49,7 @@ class StartingPoint(NamedTuple):
 
 @contextmanager
 def claimed(
-    run: Run, ranks: Ranks, index: dict[str, Any], *, beat: Callable[[], object] = lambda: None
+    run: Run, ranks: Ranks, *, index: dict[str, Any], beat: Callable[[], object] = lambda: None
 ) -> Iterator[StartingPoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
 
@@ -72,12 +72,14 @@ def claimed(
         agreed: list[Any] = [None]
         with raise_on_all_ranks():
             if ranks.rank == 0:
-                agreed = [_starting_point(run, ranks, index, weights)]
+                agreed = [_starting_point(run, ranks, index=index, weights=weights)]
         dist.broadcast_object_list(agreed, src=0)
         yield agreed[0]
 
 
-def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str) -> StartingPoint:
+def _starting_point(
+    run: Run, ranks: Ranks, *, index: dict[str, Any], weights: str
+) -> StartingPoint:
     digest = run_digest(run, index=index, weights=weights)
 
     @cache
@@ -89,7 +91,7 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str)
         changed = changes.compare(
             latest(run.output),
             state,
-            run,
+            run=run,
             recorded=changes.read_record(run.output, state.digest),
             current=record(),
         )
@@ -99,10 +101,10 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str)
 
     state = claim(run.output, digest, say=ranks.print_once, decide=decide)
     if changes.read_record(run.output, digest) is None:
-        changes.write_record(run.output, digest, record())
+        changes.write_record(run.output, digest, content=record())
     if state:
         resumed = run.output / f"global_step{state.step}"
-        is_unvalidated = _lacks_validation(counted_run(run, state), state.step, index)
+        is_unvalidated = _lacks_validation(counted_run(run, state), state.step, index=index)
         return StartingPoint(state, resumed, is_unvalidated)
     if before := ranges_without_effect(run.train.skip_data, run.step):
         ranks.print_once(f"train.skip_data: {before}")
@@ -110,7 +112,7 @@ def _starting_point(run: Run, ranks: Ranks, index: dict[str, Any], weights: str)
     return StartingPoint(state, None)
 
 
-def _lacks_validation(run: Run, step: int, index: dict[str, Any]) -> bool:
+def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
     """Whether a validation is due at a step, but has no record there as earlier ones have."""
     train = run.train
     is_due = step % train.evaluation_interval == 0 or step == train.train_steps
@@ -123,7 +125,7 @@ def _lacks_validation(run: Run, step: int, index: dict[str, Any]) -> bool:
     return not recorded <= here
 
 
-def checkpoint_to_load(run: Run, ranks: Ranks, start: StartingPoint) -> Path | None:
+def checkpoint_to_load(run: Run, ranks: Ranks, *, start: StartingPoint) -> Path | None:
     """Checkpoint to load with its optimizer states; None: the run takes weights alone.
 
     That is the run's own checkpoint, or one of another run that this run continues.
@@ -183,7 +185,7 @@ def claim(
 # ---- Checkpoints in the output folder ----
 
 
-def state_at(output: Path, step: int, state: ResumeState) -> ResumeState:
+def state_at(output: Path, step: int, *, state: ResumeState) -> ResumeState:
     """Read the state of a run at a step.
 
     Args:

@@ -119,7 +119,7 @@ def weights_digest(
     agreed: list[Any] = [None, None]
     with raise_on_all_ranks():
         if ranks.rank == 0:
-            agreed = [*_known_digest(locate(checkpoint), checkpoint, note)]
+            agreed = [*_known_digest(locate(checkpoint), checkpoint, note=note)]
     dist.broadcast_object_list(agreed, src=0)
     digest: str | None
     stats: list[Any]
@@ -138,7 +138,7 @@ def weights_digest(
 
 
 def _known_digest(
-    folder: Path, checkpoint: Path, note: Path | None
+    folder: Path, checkpoint: Path, *, note: Path | None
 ) -> tuple[str | None, list[list[Any]]]:
     """Digest of a checkpoint if no weights have to be read for it, else None.
 

@@ -58,7 +58,7 @@ def locked(output: Path) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as stream:
         has_flock = _flock(stream, output)
-        _write_owner(owner, output, has_flock)
+        _write_owner(owner, output, has_flock=has_flock)
         stream.truncate(0)
         stream.write(f"{os.getpid()} on {os.uname().nodename}")
         stream.flush()
@@ -87,7 +87,7 @@ def _in_use(output: Path, process: str) -> TemporaryError:
     return TemporaryError(f"{output}: another process trains there; end it (pid {process})")
 
 
-def _write_owner(file: Path, output: Path, has_flock: bool) -> None:
+def _write_owner(file: Path, output: Path, *, has_flock: bool) -> None:
     """Create the owner file; replace that of a process that has ended.
 
     Raises:
@@ -120,7 +120,7 @@ def _write_owner(file: Path, output: Path, has_flock: bool) -> None:
             stale.rename(file)
             raise _in_use(output, file.read_text(errors="replace"))
         stale.unlink()
-    _write_owner(file, output, has_flock)
+    _write_owner(file, output, has_flock=has_flock)
 
 
 def _is_flock_shared(folder: Path) -> bool:

@@ -28,7 +28,7 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, engine: Any, *, deadline: Deadline, start: StartingPoint
+        self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: StartingPoint
     ) -> None:
         self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
         self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
@@ -82,7 +82,9 @@ class CheckpointSaver:
         resume.commit(output, state)
         job_progress.note(state.step)
         self._deadline.end_saving()
-        write_durations(output / DURATIONS, self._ranks.world_size, self._deadline.measured)
+        write_durations(
+            output / DURATIONS, self._ranks.world_size, measured=self._deadline.measured
+        )
         if self._retention:
             self._retention.note_commit(state.step)
 

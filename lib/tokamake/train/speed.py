@@ -43,7 +43,7 @@ def num_timed_steps(steps: int) -> int:
 
 
 def measure(
-    trial: TrialSteps, ranks: Ranks, device: torch.device, *, steps: int, warmup_steps: int
+    trial: TrialSteps, ranks: Ranks, *, device: torch.device, steps: int, warmup_steps: int
 ) -> Report:
     """Train and measure times; all ranks call this together.
 
@@ -97,8 +97,8 @@ def _split(
     spent = {"forward_backward": 0.0, "optimizer": 0.0}
     begin = time.perf_counter()
     with (
-        _timed(trial.engine._stages, "forward_backward", spent, device),
-        _timed(trial.engine._optimizer, "step", spent, device, name="optimizer"),
+        _timed(trial.engine._stages, "forward_backward", spent=spent, device=device),
+        _timed(trial.engine._optimizer, "step", spent=spent, device=device, name="optimizer"),
     ):
         for _ in range(steps):
             step()
@@ -110,7 +110,7 @@ def _split(
 
 @contextmanager
 def _timed(
-    owner: Any, method: str, spent: dict[str, float], device: torch.device, *, name: str = ""
+    owner: Any, method: str, *, spent: dict[str, float], device: torch.device, name: str = ""
 ) -> Iterator[None]:
     """Add up the time of an object's method until the block ends."""
     original = getattr(owner, method)
@@ -143,7 +143,7 @@ def _max_over_ranks(value: float) -> float:
 
 
 def utilization(
-    measured: Report, run: Run, ranks: Ranks, device: torch.device, *, peak_tflops: float | None
+    measured: Report, run: Run, *, ranks: Ranks, device: torch.device, peak_tflops: float | None
 ) -> Report:
     """Floating-point operations per second of a rank, and their share of the peak (MFU).
 

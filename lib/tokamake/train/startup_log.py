@@ -19,7 +19,7 @@ from tokamake.units import in_bytes
 
 
 def startup_log(
-    run: Run, ranks: Ranks, device: torch.device, *, resumed: Path | None = None
+    run: Run, ranks: Ranks, *, device: torch.device, resumed: Path | None = None
 ) -> str:
     """Describe a run that starts.
 
@@ -38,7 +38,7 @@ def startup_log(
             ("start", f"{resumed}, where this run goes on" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
             ("settings", ", ".join(changed_settings(run.train, defaults)) or "all as by default"),
-            *_memory(run, ranks, device),
+            *_memory(run, ranks, device=device),
         )
     )
 
@@ -82,7 +82,7 @@ def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
     )
 
 
-def changed_settings(value: BaseModel, default: BaseModel, prefix: str = "") -> Iterator[str]:
+def changed_settings(value: BaseModel, default: BaseModel, *, prefix: str = "") -> Iterator[str]:
     """Settings that differ from their defaults, as `name value`.
 
     The settings of a plug-in, such as an optimizer, are compared with the defaults of that plug-in.
@@ -93,7 +93,7 @@ def changed_settings(value: BaseModel, default: BaseModel, prefix: str = "") -> 
     for name in type(default).model_fields:
         setting, default_setting = getattr(value, name), getattr(default, name)
         if isinstance(setting, BaseModel) and isinstance(default_setting, BaseModel):
-            yield from changed_settings(setting, default_setting, f"{prefix}{name}.")
+            yield from changed_settings(setting, default_setting, prefix=f"{prefix}{name}.")
         elif setting != default_setting:
             yield f"{prefix}{name} {_format(setting)}"
 
@@ -102,7 +102,7 @@ def _format(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _memory(run: Run, ranks: Ranks, device: torch.device) -> Iterator[tuple[str, str]]:
+def _memory(run: Run, ranks: Ranks, *, device: torch.device) -> Iterator[tuple[str, str]]:
     needed, available = estimate(run, ranks.world_size, device), device_memory(device, ranks)
     sizes = zip(needed._fields[:4], needed[:4], strict=True)
     kinds = ", ".join(f"{name} {in_bytes(round(size))}" for name, size in sizes)

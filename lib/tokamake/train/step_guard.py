@@ -33,11 +33,11 @@ class StepGuard:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, engine: Any, *, samples: HasSpans, start: ResumeState
+        self, run: Run, ranks: Ranks, *, engine: Any, samples: HasSpans, start: ResumeState
     ) -> None:
         self._settings, self._precision = run.train.on_bad_step, run.train.precision
         self._ranks, self._engine = ranks, engine
-        self._events = EventLog(run, ranks, samples, done=start.step)
+        self._events = EventLog(run, ranks, samples=samples, done=start.step)
         rewound = self._events.history.rewound
         self.state: GuardState = start.guard.after_skip(*rewound)
         self.left_out = (*run.train.skip_data, *((step, step) for step in self.state.skipped))

@@ -57,6 +57,7 @@ class Saving:
         self,
         folder: Path,
         written: "Future[Any]",
+        *,
         finish: Callable[[], None],
     ) -> None:
         self._folder, self._written, self._finish = folder, written, finish

@@ -35,8 +35,8 @@ class Stopping:
         self,
         output: Path,
         ranks: Ranks,
-        deadline: Deadline,
         *,
+        deadline: Deadline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file, self._ranks, self._deadline, self._clock = output / FILE, ranks, deadline, clock

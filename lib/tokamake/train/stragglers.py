@@ -82,7 +82,7 @@ class Stragglers:
         new = sorted(slow - self._named)
         self._suspects, self._named = {*reasons}, slow
         if new or now - self._written_at >= _LOOK_SECONDS:
-            self._write(step, times, {rank: reasons[rank] for rank in sorted(slow)})
+            self._write(step, times, slow={rank: reasons[rank] for rank in sorted(slow)})
             self._written_at = now
         return [f"rank {rank} on {self._hosts[rank]} is slow: {reasons[rank]}" for rank in new]
 
@@ -94,7 +94,7 @@ class Stragglers:
         dist.all_gather(gathered, torch.tensor(own, device=self._device))
         return [RankTimes(*row.tolist()) for row in gathered]
 
-    def _write(self, step: int, times: list[RankTimes], slow: dict[int, str]) -> None:
+    def _write(self, step: int, times: list[RankTimes], *, slow: dict[int, str]) -> None:
         rows: list[dict[str, Any]] = [
             {"rank": rank, "host": host, **own._asdict()}
             for rank, (host, own) in enumerate(zip(self._hosts, times, strict=True))

@@ -67,7 +67,7 @@ def train(
         code = train_run(
             run,
             ranks,
-            device,
+            device=device,
             until_step=until_step,
             until_samples=until_samples,
             minutes=minutes,

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 def train_run(
     run: Run,
     ranks: Ranks,
-    device: "torch.device",
     *,
+    device: "torch.device",
     until_step: int | None = None,
     until_samples: int | None = None,
     minutes: float | None = None,
@@ -83,7 +83,7 @@ def train_run(
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training goes on.
-        with resume.claimed(run, ranks, index, beat=heartbeat.beat) as start:
+        with resume.claimed(run, ranks, index=index, beat=heartbeat.beat) as start:
             state, counted = start.state, counted_run(run, start.state)
             with raise_on_all_ranks():
                 if until_samples is not None:
@@ -97,12 +97,14 @@ def train_run(
                 )
             else:
                 with raise_on_all_ranks():
-                    ranks.print_once(startup_log(counted, ranks, device, resumed=start.resumed))
-                deadline = Deadline.of_job(run.output, ranks, minutes)
+                    ranks.print_once(
+                        startup_log(counted, ranks, device=device, resumed=start.resumed)
+                    )
+                deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
                 trainer = Trainer(
                     run,
                     ranks,
-                    device,
+                    device=device,
                     start=start,
                     until_step=until_step,
                     deadline=deadline,
@@ -117,7 +119,7 @@ def train_run(
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
                 if ranks.rank == 0:
-                    write_summary(counted, resume.state_at(run.output, last_step, state))
+                    write_summary(counted, resume.state_at(run.output, last_step, state=state))
     return 0
 
 
@@ -145,8 +147,8 @@ class Trainer:
         self,
         run: Run,
         ranks: Ranks,
-        device: "torch.device",
         *,
+        device: "torch.device",
         start: StartingPoint,
         until_step: int | None,
         deadline: Deadline,
@@ -155,7 +157,7 @@ class Trainer:
         self.ranks, self._resolved, self._until_step = ranks, run, until_step
         self.unvalidated = start.unvalidated
         self.deadline, self.heartbeat = deadline, heartbeat
-        self.stopping = Stopping(run.output, ranks, deadline)
+        self.stopping = Stopping(run.output, ranks, deadline=deadline)
         self.stopped: Stopped | None = None
         hosts = heartbeat.hosts
         self.stragglers = Stragglers(run.output, hosts, rank=ranks.rank, device=device)
@@ -170,12 +172,12 @@ class Trainer:
         # ---- Model, optimizer and schedule ----
         # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
         backend = plugins.load("train/backends", run.train.backend)
-        checkpoint = resume.checkpoint_to_load(run, ranks, start)
+        checkpoint = resume.checkpoint_to_load(run, ranks, start=start)
         heartbeat.beat("builds the model")
-        self.engine = backend.Engine(run, ranks, device, continues=checkpoint is not None)
+        self.engine = backend.Engine(run, ranks, device=device, continues=checkpoint is not None)
         heartbeat.set_group_timeouts()
         if start.resumed:
-            start = load_newest_whole(self.engine.load, run, ranks, start)
+            start = load_newest_whole(self.engine.load, run, ranks=ranks, start=start)
         elif checkpoint:
             self.engine.load(checkpoint)
         self._begin_at(start)
@@ -191,9 +193,13 @@ class Trainer:
         self.schedule = Schedule(self.run.train)
 
         # ---- Checkpoints, metrics and journal ----
-        self.saver = CheckpointSaver(run, ranks, self.engine, deadline=self.deadline, start=start)
+        self.saver = CheckpointSaver(
+            run, ranks, engine=self.engine, deadline=self.deadline, start=start
+        )
         self.log = TrainingLog(self.run, ranks, done=self.state.step, stragglers=self.stragglers)
-        self.guard = StepGuard(self.run, ranks, self.engine, samples=self.samples, start=self.state)
+        self.guard = StepGuard(
+            self.run, ranks, engine=self.engine, samples=self.samples, start=self.state
+        )
         self.steps = self._read_ahead()
 
     # ---- The loop ----
@@ -298,12 +304,14 @@ class Trainer:
     def _newest_checkpoint(self) -> StartingPoint | None:
         self.saver.finish()
         here = self.state._replace(step=self.state.step + 1)  # the last finished step counts
-        return newest_before(here, self._resolved, self.ranks)
+        return newest_before(here, self._resolved, ranks=self.ranks)
 
     def _go_back(self, start: StartingPoint) -> None:
         self.heartbeat.beat("goes back to a checkpoint")
         self.close()
-        self._begin_at(load_newest_whole(self.engine.load, self._resolved, self.ranks, start))
+        self._begin_at(
+            load_newest_whole(self.engine.load, self._resolved, ranks=self.ranks, start=start)
+        )
 
     def learning_rate(self) -> float:
         rate = self.schedule.learning_rate(self.state.step, self.state.consumed_samples)
@@ -342,9 +350,9 @@ class Trainer:
         steps = steps_of_rank(
             self.samples,
             self.run.train,
-            self.engine.mesh,
-            self.state.consumed_samples,
-            self.guard.left_out,
+            mesh=self.engine.mesh,
+            consumed_samples=self.state.consumed_samples,
+            left_out=self.guard.left_out,
         )
         return report_from_any_rank(ahead(steps), self.ranks)
 

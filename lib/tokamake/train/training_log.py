@@ -65,7 +65,7 @@ class TrainingLog:
             self._ranks.print_once(line)
         if not self._metrics:
             return
-        record = self._record(state, result, learning_rate, interval)
+        record = self._record(state, result, learning_rate=learning_rate, interval=interval)
         self._metrics.add(record)
         train_steps = self._train.train_steps
         seconds_left = (train_steps - state.step) * record["step_seconds"]
@@ -74,7 +74,7 @@ class TrainingLog:
         )
 
     def _record(
-        self, state: ResumeState, result: StepResult, learning_rate: float, interval: _Interval
+        self, state: ResumeState, result: StepResult, *, learning_rate: float, interval: _Interval
     ) -> Record:
         sequence_length = self._train.sequence_length
         tokens_per_second = interval.samples * sequence_length / interval.seconds

@@ -49,8 +49,8 @@ class TrialSteps:
         self,
         run: Run,
         ranks: Ranks,
-        device: "torch.device",
         *,
+        device: "torch.device",
         num_steps: int,
         synthetic: bool = False,
     ) -> None:
@@ -63,17 +63,19 @@ class TrialSteps:
             index = None if synthetic else read_index(self.run.index)
             check_run(self.run, index=index, world_size=ranks.world_size, device=device)
             if index is not None:
-                check_trial_samples(self.run, index, num_steps)
+                check_trial_samples(self.run, index, num_steps=num_steps)
                 self._samples = training_samples(self.run, verify=False)
-            ranks.print_once(startup_log(self.run, ranks, device))
+            ranks.print_once(startup_log(self.run, ranks, device=device))
         backend = plugins.load("train/backends", train.backend)
-        self.engine: Any = backend.Engine(self.run, ranks, device)
+        self.engine: Any = backend.Engine(self.run, ranks, device=device)
 
     def batches(self) -> "Iterator[list[TokenRows]]":
         """This rank's micro batches of each step."""
         if self._synthetic:
             return self._random_batches()
-        steps = steps_of_rank(self._samples, self.run.train, self.engine.mesh, consumed_samples=0)
+        steps = steps_of_rank(
+            self._samples, self.run.train, mesh=self.engine.mesh, consumed_samples=0
+        )
         return report_from_any_rank(ahead(step.micro_batches for step in steps), self._ranks)
 
     def _random_batches(self) -> "Iterator[list[TokenRows]]":

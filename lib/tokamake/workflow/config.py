@@ -117,14 +117,14 @@ def read_workflow_config(
     # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
     gc.disable()
     try:
-        return _read(values, config_files, is_main_process)
+        return _read(values, config_files, is_main_process=is_main_process)
     finally:
         gc.freeze()
         gc.enable()
 
 
 def _read(
-    values: dict[str, Any], config_files: Iterable[str | Path], is_main_process: bool
+    values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
 ) -> WorkflowConfig:
     runs = read_runs(values, ", ".join(os.path.relpath(path) for path in config_files))
     shared = next(iter(runs.values())).config
@@ -144,12 +144,12 @@ def _read(
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since
     else:
-        plan = extended_plan(runs, corpora, sample_files, previous)
+        plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
     check_starts(runs, is_main_process=is_main_process)
     for run, where in runs.values():
-        _check_splits(run.train, tables[run.corpora], where)
+        _check_splits(run.train, tables[run.corpora], where=where)
     if is_main_process:
         for name, (run, _) in runs.items():
             _report_evaluation(name, held_out_splits(run.train, tables[run.corpora]))
@@ -195,7 +195,7 @@ def _check_fim(run: Config, where: str) -> None:
         )
 
 
-def _check_splits(train: TrainSettings, corpora: list[Corpus], where: str) -> None:
+def _check_splits(train: TrainSettings, corpora: list[Corpus], *, where: str) -> None:
     """Check that there is data to validate on, and that the length of the run is known."""
     missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
     if train.num_samples is None and missing:

@@ -60,12 +60,12 @@ class DataRules:
         """Raw files of a job batch, once it is known whether its shards are still complete."""
         first = self._config.tokenize_batches[wildcards.batch][0]
         product = self._data_set.batch_file("merge", self._merge_batch[first])
-        self._redo_if_broken("tokenize", wildcards.batch, product)
+        self._redo_if_broken("tokenize", wildcards.batch, product=product)
         return self.raw_files(wildcards)
 
     def merge_inputs(self, wildcards: Any) -> list[str]:
         """Batch files of the shards that the merged datasets of a job batch are made from."""
-        self._redo_if_broken("merge", wildcards.batch, self._data_set.metadata)
+        self._redo_if_broken("merge", wildcards.batch, product=self._data_set.metadata)
         merged = (self._config.merged[name] for name in self._config.merge_batches[wildcards.batch])
         batches = {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
         return [self._data_set.batch_file("tokenize", batch) for batch in sorted(batches)]
@@ -158,7 +158,7 @@ class DataRules:
         tests = "test" in splits
         return [name for name in self._config.splits if (name == "test") == tests]
 
-    def _redo_if_broken(self, stage: str, name: str, product: str) -> None:
+    def _redo_if_broken(self, stage: str, name: str, *, product: str) -> None:
         """Redo a finished job batch if one of its datasets was damaged or deleted since.
 
         Snakemake looks at times of batch files only, and not at all at a missing one whose product

@@ -40,6 +40,7 @@ def read_previous(data_set: DataSet) -> Plan | None:
 def extended_plan(
     runs: Mapping[str, NamedRun],
     corpora: Mapping[str, Corpus],
+    *,
     declared: dict[str, int],
     previous: Plan | None,
 ) -> Plan:
@@ -60,12 +61,12 @@ def extended_plan(
         plan = make_plan(
             corpora.values(),
             shared.plan,
-            declared,
+            declared=declared,
             previous=previous,
             split_sentences=shared.tokenize.split_sentences,
         )
     if previous:
-        plan = _keep_while_training(previous, plan, runs)
+        plan = _keep_while_training(previous, plan, runs=runs)
     return plan
 
 
@@ -80,7 +81,7 @@ def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
             )
 
 
-def _keep_while_training(previous: Plan, plan: Plan, runs: Iterable[str]) -> Plan:
+def _keep_while_training(previous: Plan, plan: Plan, *, runs: Iterable[str]) -> Plan:
     """The previous plan if only raw files changed and a batch system still trains a run.
 
     With the new plan, the training would have other inputs, so the executor would delete its job.

@@ -57,7 +57,7 @@ class RunChanges:
         if not (output / "latest").is_file():
             return
         state = read_state(latest(output))
-        changed = self._changes(name, output, state) if state else None
+        changed = self._changes(name, output, state=state) if state else None
         if not state or not changed or not changed.lines:
             return  # without a state, `train` decides
         on_change = self._config.runs[name].train.on_change
@@ -77,7 +77,7 @@ class RunChanges:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_text(path, run.train.on_change)
 
-    def _changes(self, name: str, output: Path, state: ResumeState) -> Changes | None:
+    def _changes(self, name: str, output: Path, *, state: ResumeState) -> Changes | None:
         """Changes of a run since its newest checkpoint; None: its settings are not known."""
         config = self._config.runs[name]
         try:
@@ -87,7 +87,7 @@ class RunChanges:
         there, settings = dotted(effective_settings(trained)), _settings(config, trained)
         lines, obstacles = changes.compare_settings(there, settings, step=state.step)
         train = config.train
-        obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state)
+        obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state=state)
         if train.segment_steps and any(line.startswith(_BATCH_SIZES) for line in lines):
             obstacles += (
                 "with other batch sizes, segments end at other steps; remove train.segment_steps",
@@ -99,7 +99,7 @@ class RunChanges:
         record = changes.read_record(output, state.digest)
         if record and self._has_other_tokenizer(record):
             obstacles += ("the data have another tokenizer",)
-        data = tuple(self._data_lines(name, output, state, record)) if record else ()
+        data = tuple(self._data_lines(name, output, state=state, record=record)) if record else ()
         return Changes(lines + started + data, obstacles)
 
     def _start_lines(self, name: str, trained: Run) -> Iterator[str]:
@@ -108,7 +108,7 @@ class RunChanges:
             return
         output = Path(RUN.format(run=parent)) / "training"
         state = read_state(latest(output)) if (output / "latest").is_file() else None
-        changed = self._changes(parent, output, state) if state else None
+        changed = self._changes(parent, output, state=state) if state else None
         steps = self._config.runs[parent].train.num_steps
         if state is None or changed is None or changed.lines:
             yield f"model.checkpoint: run {parent} is trained again, or further"
@@ -123,7 +123,7 @@ class RunChanges:
         return fingerprint(paths) not in record["tokenizers"]
 
     def _data_lines(
-        self, name: str, output: Path, state: ResumeState, record: Record
+        self, name: str, output: Path, *, state: ResumeState, record: Record
     ) -> Iterator[str]:
         """Changes of the data of a run, as far as they are known before jobs have run."""
         run = self._config.runs[name]
@@ -138,7 +138,9 @@ class RunChanges:
         }
         known = set(record["datasets"])
         folder = Path(self._config.data_set.folder)
-        rebuilt = _rebuilt(trained, record, changes.record_path(output, state.digest), folder)
+        rebuilt = _rebuilt(
+            trained, record, written=changes.record_path(output, state.digest), folder=folder
+        )
         changed = self._config.changed_shards
         for verb, corpus_of in (
             ("added", {p: merge.corpus for p, merge in planned.items() if p not in known}),
@@ -183,7 +185,7 @@ def _settings(config: Config, trained: Run) -> Settings:
     return named
 
 
-def _rebuilt(trained: dict[str, str], record: Record, written: Path, folder: Path) -> set[str]:
+def _rebuilt(trained: dict[str, str], record: Record, *, written: Path, folder: Path) -> set[str]:
     """Datasets that were written with other content after a run recorded them."""
     recorded_at = written.stat().st_mtime_ns
     rebuilt = set()

@@ -57,7 +57,7 @@ def shell_prefix() -> str:
 
 
 def rule_functions(
-    snakemake: Snakemake, config: dict[str, Any], planned_segments: Callable[[str], str]
+    snakemake: Snakemake, config: dict[str, Any], *, planned_segments: Callable[[str], str]
 ) -> RuleFunctions:
     """Check the config and make the functions of the rules; exit with one line if it is wrong.
 
@@ -111,9 +111,9 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
         Targets(
             functions.config,
             snakemake,
-            functions.checkpoints,
-            functions.segments,
-            functions.doctor,
+            checkpoints=functions.checkpoints,
+            segments=functions.segments,
+            doctor=functions.doctor,
         ).expand
     )
     if snakemake.is_main_process:

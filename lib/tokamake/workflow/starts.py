@@ -57,10 +57,10 @@ def check_starts(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None
         setting = "model.checkpoint" if run.model.checkpoint else "model.architecture"
         with naming_setting(where, setting):
             if parent:
-                start = _start_of_child(run, runs[parent].config, starts[parent])
+                start = _start_of_child(run, runs[parent].config, start=starts[parent])
             else:
                 start = _first_start(run)
-        _check_model(run, start, where)
+        _check_model(run, start, where=where)
         starts[name] = start
 
 
@@ -103,7 +103,7 @@ def _first_start(run: Config) -> Start:
     """The start of a run from random weights or a folder."""
     model = run.model
     if model.folder:
-        start = open_start(model.folder, run.train, model.stated)
+        start = open_start(model.folder, run.train, architecture=model.stated)
         return Start(start.architecture, str(model.folder))
     assert isinstance(model.architecture, Path), "checked by ModelSettings"
     if not model.architecture.is_file():
@@ -113,7 +113,7 @@ def _first_start(run: Config) -> Start:
     return Start(read_architecture(model.architecture), str(model.architecture))
 
 
-def _start_of_child(run: Config, parent: Config, start: Start) -> Start:
+def _start_of_child(run: Config, parent: Config, *, start: Start) -> Start:
     """The start of a run from the last checkpoint of another one, which may not exist yet.
 
     Args:
@@ -126,11 +126,11 @@ def _start_of_child(run: Config, parent: Config, start: Start) -> Start:
     """
     name, architecture = f"run {parent.run}", start.architecture
     if run.train.finetune is False:
-        _check_continued(run.train, parent.train, name)
+        _check_continued(run.train, parent.train, name=name)
     if not (path := run.model.stated):
         return Start(architecture, name)
     stated = read_architecture(path)
-    if lines := differing_fields(architecture, stated, path, parent.run):
+    if lines := differing_fields(architecture, stated, path=path, parent=parent.run):
         raise UserError(
             f"{name}: does not match model.architecture; name the matching file, or "
             "from_checkpoint\n" + "\n".join(lines)
@@ -138,7 +138,7 @@ def _start_of_child(run: Config, parent: Config, start: Start) -> Start:
     return Start(architecture.with_positions_of(stated), str(path))
 
 
-def _check_continued(train: TrainSettings, parent: TrainSettings, name: str) -> None:
+def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) -> None:
     """Check that a run can continue with the optimizer states and the step of another one.
 
     `resolve` checks it again, once the checkpoint exists.
@@ -164,11 +164,11 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, name: str) -> 
         )
 
 
-def _check_model(run: Config, start: Start, where: str) -> None:
+def _check_model(run: Config, start: Start, *, where: str) -> None:
     """Check layout, length, formats and vocabulary of a run against its model."""
     architecture, train = start.architecture, run.train
-    _check_exports(run.convert, architecture, where)
-    _check_vocabulary(run, start, where)
+    _check_exports(run.convert, architecture, where=where)
+    _check_vocabulary(run, start, where=where)
     try:
         train.parallel.check_architecture(architecture, train.sequence_length)
     except UserError as error:
@@ -180,7 +180,7 @@ def _check_model(run: Config, start: Start, where: str) -> None:
         )
 
 
-def _check_exports(names: Iterable[str], architecture: Architecture, where: str) -> None:
+def _check_exports(names: Iterable[str], architecture: Architecture, *, where: str) -> None:
     """Check that the model can be written in the formats that the config asks for."""
     for name in names:
         try:
@@ -189,7 +189,7 @@ def _check_exports(names: Iterable[str], architecture: Architecture, where: str)
             raise UserError(f"{where}: convert: {name}: {error}") from None
 
 
-def _check_vocabulary(run: Config, start: Start, where: str) -> None:
+def _check_vocabulary(run: Config, start: Start, *, where: str) -> None:
     """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
     vocab_size, path = start.architecture.vocab_size, run.tokenizer.path
     if run.model.folder is None or path is None:

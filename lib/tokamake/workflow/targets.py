@@ -25,6 +25,7 @@ class Targets:
         self,
         config: WorkflowConfig,
         snakemake: Snakemake,
+        *,
         checkpoints: CheckpointRules,
         segments: Segments,
         doctor: DoctorRules,

@@ -40,7 +40,7 @@ def check(opened: Checkpoint, expected: dict[str, torch.Tensor]) -> None:
 
 def write(folder: Path, opened: Checkpoint, target: Target = Target()) -> list[Extent]:  # noqa: B008
     folder.mkdir()
-    extents = hf_format.lay_out(folder, opened, target)
+    extents = hf_format.lay_out(folder, opened, target=target)
     assert {*fill(extents, opened.source, keys=[*opened.source])} == {*opened.source}
     return extents
 
@@ -258,7 +258,7 @@ def test_models_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
         hf_format.open_checkpoint(tmp_path / "a"), architecture=gpts.gpt(num_key_value_heads=2)
     )
     with pytest.raises(UserError, match="transformers has no model type for such a gpt"):
-        hf_format.lay_out(tmp_path, opened, Target())
+        hf_format.lay_out(tmp_path, opened, target=Target())
 
 
 def test_other_folders_are_not_of_this_format(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_chunks_hold_a_range_of_elements(shape: list[int], data: st.DataObject) 
     corner = [data.draw(st.integers(0, 3)) for _ in shape]
     slices = [slice(at, at + length) for at, length in zip(corner, shape, strict=True)]
     elements = torch.arange(start, stop)
-    chunks = chunks_of_range(elements, start, slices)
+    chunks = chunks_of_range(elements, start, place=slices)
     assert len(chunks) <= 2 * len(shape)
     whole = torch.full([at.stop for at in slices], -1)
     for offset, chunk in chunks.items():

@@ -63,7 +63,7 @@ def same(source: TensorSource, expected: dict[str, Tensor]) -> None:
 def lay_out(folder: Path, checkpoint: Checkpoint, target: Target | None = None) -> Path:
     """A new checkpoint of the same tensors."""
     folder.mkdir(parents=True)
-    extents = plug_in.lay_out(folder, checkpoint, target or Target())
+    extents = plug_in.lay_out(folder, checkpoint, target=target or Target())
     source = checkpoint.source
     assert [*fill(extents, source, keys=source)] == [*source]
     return folder
@@ -163,7 +163,7 @@ def test_checkpoints_of_two_ranks_are_read(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", [5 * 10**9, 60_000])
 def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: int) -> None:
     before = plug_in.open_checkpoint(saved)
-    folder = lay_out(tmp_path / SAVED, before, Target(max_shard_bytes=most))
+    folder = lay_out(tmp_path / SAVED, before, target=Target(max_shard_bytes=most))
     after, expected = plug_in.open_checkpoint(folder), by_torch(saved)
     assert replace(after, source=before.source, path=saved, notes=before.notes) == before
     same(after.source, expected)
@@ -188,7 +188,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(saved: Path, tmp_path: Path) -
 
 
 def test_weights_get_the_requested_dtype(saved: Path, tmp_path: Path) -> None:
-    folder = lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(dtype="bf16"))
+    folder = lay_out(tmp_path / SAVED, plug_in.open_checkpoint(saved), target=Target(dtype="bf16"))
     for key, tensor in by_torch(saved).items():
         expected = tensor.bfloat16() if key.startswith("model.") else tensor
         assert torch.equal(plug_in.open_checkpoint(folder).source.read(key), expected)
@@ -205,7 +205,7 @@ def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) 
     folder = tmp_path / SAVED
     folder.mkdir()
     checkpoint = replace(plug_in.open_checkpoint(saved), source=source)
-    (planned,) = plug_in.lay_out(folder, checkpoint, Target())
+    (planned,) = plug_in.lay_out(folder, checkpoint, target=Target())
     stat = planned.file.stat()
     assert stat.st_blocks * 512 < 2**17 < rows * 2**13 < stat.st_size
     (again,) = plug_in.open_checkpoint(folder).source.extents
@@ -215,7 +215,7 @@ def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) 
 
 def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_path: Path) -> None:
     folder = lay_out(
-        tmp_path / SAVED, plug_in.open_checkpoint(saved), Target(max_shard_bytes=60_000)
+        tmp_path / SAVED, plug_in.open_checkpoint(saved), target=Target(max_shard_bytes=60_000)
     )
     files.write_text(tmp_path / "latest", SAVED)
     config = make_run(root, "starts", train_steps=2)

@@ -20,7 +20,7 @@ def of_torch(raw: Array, dtype: Dtype) -> torch.Tensor:
 
 def assert_as_torch(raw: Array, source: Dtype, target: Dtype) -> None:
     """The same bits, except NaN, whose bits in torch depend on the processor."""
-    rounded = of_torch(converted(raw, source, target), target)
+    rounded = of_torch(converted(raw, source, target=target), target)
     expected = of_torch(raw, source).to(target.torch)
     assert torch.equal(rounded.isnan(), expected.isnan())
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[target.itemsize]
@@ -58,7 +58,7 @@ def test_every_pair_of_dtypes_is_cast_as_in_torch(source: Dtype, target: Dtype) 
 
 def test_nan_keeps_its_sign() -> None:
     raw = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC12345], "<u4").view("V4")
-    bits = converted(raw, FLOAT32, BFLOAT16).view("<u2")
+    bits = converted(raw, FLOAT32, target=BFLOAT16).view("<u2")
     assert [*bits] == [0x7FC0, 0xFFFF, 0x7FC1]
 
 

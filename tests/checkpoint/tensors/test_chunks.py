@@ -49,7 +49,7 @@ def test_a_tensor_is_assembled_from_parts_at_any_offset(tmp_path: Path, opened: 
         )
         for start, stop, offset in ((0, 1, 0), (1, 4, 5000))
     ]
-    reader = ChunkReader(opened, file_chunks, FLOAT32)
+    reader = ChunkReader(opened, file_chunks, dtype=FLOAT32)
     assert (read(reader, whole_slices(SHAPE)) == WHOLE).all()
     slices = (slice(1, 3), slice(0, 2), slice(2, 5))
     assert (read(reader, slices) == WHOLE[slices]).all()
@@ -66,7 +66,7 @@ def test_a_transposed_part_has_the_elements_of_the_tensor(
     file_chunk = store(tmp_path / "a.bin", WHOLE.transpose(2, 0, 1), chunk)
     assert chunks.is_transposed(chunk)
     assert chunks.order_of(chunk) == (2, 0, 1)
-    reader = ChunkReader(opened, [file_chunk], FLOAT32, map_once=map_once)
+    reader = ChunkReader(opened, [file_chunk], dtype=FLOAT32, map_once=map_once)
     for slices in (whole_slices(SHAPE), (slice(1, 2), slice(1, 4), slice(0, 3))):
         assert (read(reader, slices) == WHOLE[slices]).all()
 
@@ -75,7 +75,7 @@ def test_parts_of_another_dtype_are_cast(tmp_path: Path, opened: OpenFiles) -> N
     values = WHOLE.astype("<f2")
     chunk = Chunk("w", whole_slices(SHAPE))
     file_chunk = store(tmp_path / "a.bin", values, chunk, dtype=OF_WEIGHTS["fp16"])
-    reader = ChunkReader(opened, [file_chunk], FLOAT32)
+    reader = ChunkReader(opened, [file_chunk], dtype=FLOAT32)
     assert (read(reader, whole_slices(SHAPE)) == WHOLE).all()
 
 
@@ -86,7 +86,7 @@ def test_a_chunk_is_mapped_once_if_asked(
     file_chunk = store(tmp_path / "a.bin", WHOLE, Chunk("w", whole_slices(SHAPE)))
     view, mapped = opened.view, list[Any]()
     monkeypatch.setattr(opened, "view", lambda *which: (mapped.append(which[1]), view(*which))[1])
-    reader = ChunkReader(opened, [file_chunk], FLOAT32, map_once=map_once)
+    reader = ChunkReader(opened, [file_chunk], dtype=FLOAT32, map_once=map_once)
     rows = [(slice(row, row + 1), slice(0, 4), slice(0, 5)) for row in range(3)]
     for slices in rows:
         assert (read(reader, slices) == WHOLE[slices]).all()
@@ -95,13 +95,13 @@ def test_a_chunk_is_mapped_once_if_asked(
 
 def test_a_tensor_and_a_number_in_memory_are_read_without_files(opened: OpenFiles) -> None:
     memory = {"w": torch.from_numpy(WHOLE.copy()).mT, "n": 2.5}  # a view that is not contiguous
-    source = TensorSource([], {}, memory)
+    source = TensorSource([], {}, in_memory=memory)
     slices = (slice(1, 3), slice(0, 2), slice(1, 4))
-    reader = ChunkReader.for_tensor(source, "w", opened)
+    reader = ChunkReader.for_tensor(source, "w", files=opened)
     for order in permutations(range(3)):
         expected = WHOLE.transpose(0, 2, 1)[slices].transpose(order)
         assert (read(reader, slices, order) == expected).all()
-    number = ChunkReader.for_tensor(source, "n", opened)
+    number = ChunkReader.for_tensor(source, "n", files=opened)
     assert read(number, (), ()) == 2.5
 
 
@@ -125,7 +125,9 @@ def test_a_written_slice_changes_its_elements_only(
     opened.write(file_chunk, slices, content)
     expected = np.zeros(SHAPE, "<f4")
     expected[slices] = WHOLE[slices]
-    assert (read(ChunkReader(opened, [file_chunk], FLOAT32), whole_slices(SHAPE)) == expected).all()
+    assert (
+        read(ChunkReader(opened, [file_chunk], dtype=FLOAT32), whole_slices(SHAPE)) == expected
+    ).all()
     assert path.read_bytes()[:4] == b"xxxx"
     assert path.stat().st_size == 4 + 480
     assert np.count_nonzero(np.fromfile(path, "<f4", offset=4)) == np.count_nonzero(expected)
@@ -133,7 +135,7 @@ def test_a_written_slice_changes_its_elements_only(
 
 def test_a_part_without_dimensions_is_one_element(tmp_path: Path, opened: OpenFiles) -> None:
     file_chunk = store(tmp_path / "a.bin", np.float32(7), Chunk("w", ()))
-    assert read(ChunkReader(opened, [file_chunk], FLOAT32), (), ()) == 7
+    assert read(ChunkReader(opened, [file_chunk], dtype=FLOAT32), (), ()) == 7
 
 
 def num_open() -> int:
@@ -171,7 +173,7 @@ def test_a_write_goes_on_until_all_bytes_are_written(monkeypatch: pytest.MonkeyP
 @given(st.integers(0, 5), st.integers(0, 40), st.integers(0, 2 * chunks.SLAB))
 def test_slabs_cover_slices_once_with_few_bytes(start: int, rows: int, row_bytes: int) -> None:
     slices = (slice(0, 2), slice(start, start + rows))
-    split = list(slabs(slices, (1, 0), row_bytes))
+    split = list(slabs(slices, (1, 0), row_bytes=row_bytes))
     assert [row for _, slab in split for row in range(slab.start, slab.stop)] == list(
         range(start, start + rows)
     )

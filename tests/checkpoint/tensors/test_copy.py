@@ -214,7 +214,11 @@ def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> Non
         known |= {f"model.{name}": tensor, f"optimizer.step.{name}": 7.0, **moments}
     settings = {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
     begin = Checkpoint(
-        "test", Path(), SMALL, TensorSource([], {}, known), notes={OPTIMIZER_SETTINGS: settings}
+        "test",
+        Path(),
+        SMALL,
+        TensorSource([], {}, in_memory=known),
+        notes={OPTIMIZER_SETTINGS: settings},
     )
     writer.write(tmp_path / "a", begin, "native", Target())
     shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"

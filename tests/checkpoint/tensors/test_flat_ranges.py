@@ -21,7 +21,7 @@ def test_slices_hold_the_elements_of_a_range_in_order(
     start = data.draw(st.integers(0, count))
     stop = data.draw(st.integers(start, count))
     whole = np.arange(count).reshape(shape)
-    split = list(slices_of_range(shape, start, stop))
+    split = list(slices_of_range(shape, start, stop=stop))
     elements = [element for slices in split for element in whole[slices].reshape(-1)]
     assert elements == list(range(start, stop))
     assert len(split) <= 2 * max(len(shape), 1)

@@ -89,7 +89,7 @@ def test_the_widest_dtype_of_the_chunks_is_that_of_the_tensor(tmp_path: Path) ->
 
 def test_tensors_and_numbers_in_memory_need_no_file() -> None:
     memory = {"t": WHOLE.bfloat16(), "n": 2.5}
-    source = TensorSource([], {}, memory)
+    source = TensorSource([], {}, in_memory=memory)
     assert source.shapes == {"t": (4, 3), "n": ()}
     assert (source.dtype("t"), source.dtype("n")) == (OF_WEIGHTS["bf16"], FLOAT32)
     assert source.file_chunks("t") == []
@@ -99,7 +99,7 @@ def test_tensors_and_numbers_in_memory_need_no_file() -> None:
 
 def test_the_first_rows_of_some_tensors(tmp_path: Path, halves: list[Extent]) -> None:
     other = store(tmp_path / "other", whole_slices((4, 3)), key="other")
-    source = TensorSource([*halves, other], {"w": (4, 3), "other": (4, 3)}, {"n": 1.0})
+    source = TensorSource([*halves, other], {"w": (4, 3), "other": (4, 3)}, in_memory={"n": 1.0})
     first = source.first_rows(["w"], 2)
     assert first.shapes == {"w": (2, 3), "other": (4, 3), "n": ()}
     assert torch.equal(first.read("w"), WHOLE[:2])

@@ -35,7 +35,7 @@ def planned(workspace: Path) -> Plan:
         ]
         (workspace / f"dup/{file}.jsonl").write_text("\n".join(lines))
     corpus = Corpus(corpus="dup", files=f"{workspace}/dup/*.jsonl", weight=1)
-    new_plan = make_plan([corpus], PlanSettings(shard_bytes=400, merged_bytes=10**9), {})
+    new_plan = make_plan([corpus], PlanSettings(shard_bytes=400, merged_bytes=10**9), declared={})
     write_plan(workspace / "plan.json", new_plan)
     return new_plan
 
@@ -115,7 +115,7 @@ def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> 
     raw = tmp_path / "some.jsonl"
     raw.write_text("".join(json.dumps({"t": t, "b": b}) + "\n" for t, b in records))
     corpus = Corpus(corpus="two", files=str(raw), text_key="t,b", weight=1)
-    write_plan(tmp_path / "plan.json", new_plan := make_plan([corpus], PlanSettings(), {}))
+    write_plan(tmp_path / "plan.json", new_plan := make_plan([corpus], PlanSettings(), declared={}))
     hash_documents(
         plan=tmp_path / "plan.json", batch="two-00000", output=tmp_path / "h", text_key=("t,b",)
     )

@@ -35,7 +35,7 @@ def corpus(files: str = "raw/*.jsonl", name: str = "a", **fields: str) -> Corpus
 def plan_files(
     sizes: dict[str, int], previous: Plan | None = None, settings: PlanSettings = SETTINGS
 ) -> Plan:
-    return make_plan([corpus()], settings, sizes, previous=previous)
+    return make_plan([corpus()], settings, declared=sizes, previous=previous)
 
 
 def files(count: int, size: int = 60, first: int = 0) -> dict[str, int]:
@@ -79,7 +79,7 @@ def test_merging_uses_a_quarter_of_the_jobs() -> None:
 
 def test_the_name_of_a_declared_file_decides_whether_it_is_cut_unless_the_format_is_set() -> None:
     for format, parts in (("", 3), ("jsonl", 3), ("text", 1)):
-        new_plan = make_plan([corpus(format=format)], SETTINGS, files(1, size=250))
+        new_plan = make_plan([corpus(format=format)], SETTINGS, declared=files(1, size=250))
         assert len(new_plan.shards) == parts
 
 
@@ -116,7 +116,7 @@ def test_many_shards_give_few_jobs_of_neighbours() -> None:
     sizes = {f"raw/{name}{n}.jsonl": 60 for name in "ab" for n in range(450)}
     rows = [corpus(f"raw/{name}*", name) for name in "ab"]
     settings = SETTINGS.model_copy(update={"max_jobs": 100})
-    new_plan = make_plan(rows, settings, sizes)
+    new_plan = make_plan(rows, settings, declared=sizes)
     assert len(new_plan.shards) == 900
     assert len(new_plan.merged) == 300
     assert len(new_plan.tokenize_batches) == 100
@@ -150,11 +150,11 @@ def test_a_removed_file_changes_only_its_shard() -> None:
 def test_the_tokenizer_stamp_changes_with_other_files_or_keys() -> None:
     old = plan_files(files(4))
     for row in (corpus(text_key="body"), corpus(template="{text}"), corpus(format="jsonl")):
-        new_plan = make_plan([row], SETTINGS, files(4), previous=old)
+        new_plan = make_plan([row], SETTINGS, declared=files(4), previous=old)
         assert new_plan.tokenizer_stamp != old.tokenizer_stamp
     assert plan_files(files(4, first=4), old).tokenizer_stamp != old.tokenizer_stamp
     rows = [corpus(), corpus("more/*", "b")]
-    new_plan = make_plan(rows, SETTINGS, {**files(4), "more/1.jsonl": 1}, previous=old)
+    new_plan = make_plan(rows, SETTINGS, declared={**files(4), "more/1.jsonl": 1}, previous=old)
     assert new_plan.tokenizer_stamp == old.tokenizer_stamp
     assert [source.corpus for source in new_plan.tokenizer] == ["a"]
 
@@ -166,7 +166,7 @@ def test_other_sizes_plan_from_scratch() -> None:
 
 
 def test_each_key_has_its_own_merged_datasets(tmp_path: Path) -> None:
-    new_plan = make_plan([corpus(text_key="title,body")], SETTINGS, files(4))
+    new_plan = make_plan([corpus(text_key="title,body")], SETTINGS, declared=files(4))
     assert [(m.name, m.key) for m in new_plan.merged] == [
         ("a-0000_title_document", "title"),
         ("a-0000_body_document", "body"),
@@ -176,11 +176,13 @@ def test_each_key_has_its_own_merged_datasets(tmp_path: Path) -> None:
     assert shard_prefixes(new_plan.merged[1], tmp_path) == [
         tmp_path / f"a/{number}_body" for number in ("00000", "00001", "00002")
     ]
-    single = make_plan([corpus(text_key="title")], SETTINGS, files(1), split_sentences=True)
+    single = make_plan(
+        [corpus(text_key="title")], SETTINGS, declared=files(1), split_sentences=True
+    )
     assert [(m.name, m.key) for m in single.merged] == [("a-0000_title_sentence", "")]
     assert shard_prefixes(single.merged[0], tmp_path) == [tmp_path / "a/00000"]
     # Other keys give other names, so the whole corpus is planned from scratch.
-    again = make_plan([corpus(text_key="title")], SETTINGS, files(4), previous=new_plan)
+    again = make_plan([corpus(text_key="title")], SETTINGS, declared=files(4), previous=new_plan)
     assert [m.name for m in again.merged] == ["a-0000_title_document", "a-0001_title_document"]
 
 
@@ -198,7 +200,7 @@ def test_large_files_are_cut_by_content_not_by_name(raw: Path) -> None:
     (raw / "2.jsonl.gz").write_bytes(b"\x1f\x8b" + b"x" * 300)
     (raw / "3.txt").write_bytes(b"plain text\n" * 30)
     parquet.write_table(arrow.table({"text": ["x"] * 300}), raw / "4.jsonl")
-    new_plan = make_plan([corpus("raw/*")], SETTINGS, {})
+    new_plan = make_plan([corpus("raw/*")], SETTINGS, declared={})
     ranges: dict[str, list[str]] = {}
     for shard in new_plan.shards:
         ranges.setdefault(shard.files[0], []).append(shard.byte_range)
@@ -280,7 +282,7 @@ def test_the_command_writes_the_plan_of_the_workflow(tmp_path: Path) -> None:
     settings = json.dumps({"shard_bytes": 10})
     plan(corpora=table, settings=settings, declared=("raw/1.jsonl=25",), output=output)
     expected = make_plan(
-        [corpus(text_key="body")], PlanSettings(shard_bytes=10), {"raw/1.jsonl": 25}
+        [corpus(text_key="body")], PlanSettings(shard_bytes=10), declared={"raw/1.jsonl": 25}
     )
     assert read_plan(output) == expected
     plan(corpora=table, settings=settings, declared=("raw/2.jsonl=5",), output=output)

@@ -52,7 +52,7 @@ def test_the_rule_of_forks_differs_as_often_as_in_megatron() -> None:
     # Both counts come from running Megatron-LM of 2021 and megatron-core 0.16.
     rules = ("megatron_core", "megatron_deepspeed")
     pairs = [
-        [splits.document_ranges("949,50,1", n, rule) for rule in rules] for n in range(1, 5000)
+        [splits.document_ranges("949,50,1", n, rule=rule) for rule in rules] for n in range(1, 5000)
     ]
     assert sum(new != old for new, old in pairs) == 1235
     assert max(n for n, (_, old) in enumerate(pairs, 1) if not old["test"]) == 500
@@ -69,7 +69,7 @@ def test_the_rule_of_forks_differs_as_often_as_in_megatron() -> None:
     ],
 )
 def test_the_rule_of_forks_shifts_bounds(text: str, num_documents: int, expected: list) -> None:
-    ranges = splits.document_ranges(text, num_documents, "megatron_deepspeed")
+    ranges = splits.document_ranges(text, num_documents, rule="megatron_deepspeed")
     assert [(part.start, part.stop) for part in ranges.values()] == expected
 
 

@@ -17,7 +17,7 @@ DOCUMENTS = [[1, 2, 3], [], [4], [65_499, 0, 7, 8]]
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64])
 def test_megatron_reads_a_written_dataset(tmp_path: Path, dtype: type[np.integer]) -> None:
     documents = [np.array(document).astype(dtype) for document in DOCUMENTS]
-    with DatasetWriter(tmp_path / "data.v1.bin", tmp_path / "data.v1.idx", dtype) as writer:
+    with DatasetWriter(tmp_path / "data.v1.bin", tmp_path / "data.v1.idx", dtype=dtype) as writer:
         for batch in (documents[:3], documents[3:]):
             writer.add(
                 np.concatenate(batch), np.array([len(document) for document in batch], np.int32)
@@ -41,7 +41,7 @@ def test_bytes_are_those_of_megatron(tmp_path: Path, dtype: type[np.integer]) ->
     dataset = IndexedDataset(tmp_path / "megatron")
     assert dataset.dtype == dtype
     assert [dataset[number].tolist() for number in range(len(dataset))] == DOCUMENTS
-    with DatasetWriter(tmp_path / "tokamake.bin", tmp_path / "tokamake.idx", dtype) as writer:
+    with DatasetWriter(tmp_path / "tokamake.bin", tmp_path / "tokamake.idx", dtype=dtype) as writer:
         tokens = np.concatenate(DOCUMENTS)
         writer.add(tokens, np.array([len(document) for document in DOCUMENTS], np.int32))
     for suffix in (".bin", ".idx"):
@@ -67,7 +67,7 @@ def test_reads_an_empty_dataset(tmp_path: Path) -> None:
 
 def test_an_error_leaves_no_valid_index(tmp_path: Path) -> None:
     def fail_while_writing() -> None:
-        with DatasetWriter(tmp_path / "data.bin", tmp_path / "data.idx", np.int32):
+        with DatasetWriter(tmp_path / "data.bin", tmp_path / "data.idx", dtype=np.int32):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -33,7 +33,7 @@ def write_dataset(prefix: Path, counts: list[list[int]], **manifest_keys: object
     lengths = np.array([length for document in counts for length in document], np.int32)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     bin_file, idx_file = bin_path(prefix), idx_path(prefix)
-    with DatasetWriter(bin_file, idx_file, np.uint16) as writer:
+    with DatasetWriter(bin_file, idx_file, dtype=np.uint16) as writer:
         per_document = np.array([len(document) for document in counts], np.int32)
         writer.add(np.zeros(lengths.sum(), np.uint16), lengths, per_document)
     empty = sum(not document for document in counts)
@@ -129,7 +129,7 @@ def test_a_plan_names_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     corpus = Corpus(corpus="code", files=str(tmp_path / "a.jsonl"), text_key="text", weight=1)
-    plan = make_plan([corpus], PlanSettings(), {})
+    plan = make_plan([corpus], PlanSettings(), declared={})
     write_plan(tmp_path / "plan.json", plan)
     for group in plan.merged:
         write_dataset(tmp_path / "merged" / group.name, [[4]])
@@ -315,7 +315,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     peaks = []
     for size in (2_200_000, 4_400_000):
         prefix = tmp_path / f"data-{size}"
-        with DatasetWriter(bin_path(prefix), idx_path(prefix), np.int32) as writer:
+        with DatasetWriter(bin_path(prefix), idx_path(prefix), dtype=np.int32) as writer:
             writer.add(np.ones(size, np.int32), np.ones(size, np.int32))
         tracemalloc.start()
         describe([prefix], output=tmp_path / "metadata.json")

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
         counts = {"documents": 1, "tokens": 2, "request": name}
         write_manifest(paths[-1], {**counts, **sizes_and_hashes(*paths[:-1])})
     prefixes = [tmp_path / "a" / name for name in "01"]
-    job_batch.write_batch(tmp_path / "batch.json", "a-00000", tmp_path, prefixes)
+    job_batch.write_batch(tmp_path / "batch.json", "a-00000", folder=tmp_path, prefixes=prefixes)
     return tmp_path
 
 

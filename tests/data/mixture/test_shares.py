@@ -81,15 +81,15 @@ def test_a_share_that_no_float_holds_is_refused() -> None:
 
 def test_tokens_that_training_sees_follow_named_splits_and_shares() -> None:
     rows = corpora({"weight": 1, "sets": "train=0.5:0.75 valid=0.75:1"}, {"weight": 1})
-    assert seen_tokens(rows, TOKENS, None) == {"a": 25, "b": 1600}
-    assert seen_tokens(rows, TOKENS, "3,1,0") == {"a": 25, "b": 1200}
-    assert seen_tokens(rows, {"a": 1, "b": 0}, "3,1,0") == {"a": 1, "b": 1}
+    assert seen_tokens(rows, TOKENS, split=None) == {"a": 25, "b": 1600}
+    assert seen_tokens(rows, TOKENS, split="3,1,0") == {"a": 25, "b": 1200}
+    assert seen_tokens(rows, {"a": 1, "b": 0}, split="3,1,0") == {"a": 1, "b": 1}
 
 
 def test_a_split_that_trains_on_nothing_is_refused_unless_all_corpora_have_splits() -> None:
     own = {"weight": 1, "sets": "train=0:1"}
-    assert seen_tokens(corpora(own, own), TOKENS, "0,1,0") == TOKENS
+    assert seen_tokens(corpora(own, own), TOKENS, split="0,1,0") == TOKENS
     with pytest.raises(UserError) as caught:
-        seen_tokens(corpora(own, {"weight": 1}), TOKENS, "0,1,0")
+        seen_tokens(corpora(own, {"weight": 1}), TOKENS, split="0,1,0")
     message = "split: '0,1,0': nothing to train on; give a share as the first number"
     assert str(caught.value) == message

@@ -80,6 +80,6 @@ def test_trailing_garbage_is_refused(tmp_path: Path, name: str, garbage: bytes) 
 def test_blocks_stay_small_at_any_compression_ratio(tmp_path: Path, name: str) -> None:
     packed = PACK[name](b"x" * 10_000_000) * 10
     largest = 0
-    for block in _compression.unpack([packed], name, tmp_path, block_bytes=1 << 20):
+    for block in _compression.unpack([packed], name, path=tmp_path, block_bytes=1 << 20):
         largest = max(largest, len(block))
     assert largest <= 2 << 20

@@ -41,7 +41,7 @@ def test_the_order_has_as_many_samples_of_each_dataset_as_reported(
 @pytest.mark.parametrize("settings", BLENDS, ids=lambda settings: "-".join(settings[:2]))
 def test_all_samples_of_datasets_are_drawn_once(tmp_path: Path, settings: DrawSettings) -> None:
     counts = [3, 1, 6]
-    drawn = draw_all(tmp_path, counts, CORPORA, settings=settings)
+    drawn = draw_all(tmp_path, counts, corpora=CORPORA, settings=settings)
     assert (drawn.requested, drawn.drawn, drawn.samples) == (counts, counts, 10)
     expected = [(dataset, n) for dataset, count in enumerate(counts) for n in range(count)]
     assert sorted(order(tmp_path)) == expected

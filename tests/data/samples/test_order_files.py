@@ -52,7 +52,7 @@ def test_blend_equals_megatron(folder: Path, weights: list[float], num_samples: 
     datasets, numbers = np.zeros(size, np.int16), np.zeros(size, np.int64)
     twice = normalize(shares)
     helpers.build_blending_indices(datasets, numbers, twice, len(twice), size, False)
-    requested, drawn, samples = write_blend(folder, weights, num_samples)
+    requested, drawn, samples = write_blend(folder, weights, num_samples=num_samples)
     assert requested == [count for (count,) in expected]
     assert drawn == [int((datasets == n).sum()) for n in range(len(weights))]
     assert samples == size
@@ -60,7 +60,7 @@ def test_blend_equals_megatron(folder: Path, weights: list[float], num_samples: 
 
 
 def test_drawn_samples_have_the_shares_of_the_weights(folder: Path) -> None:
-    _, drawn, samples = write_blend(folder, [6, 3, 1], 10_000)
+    _, drawn, samples = write_blend(folder, [6, 3, 1], num_samples=10_000)
     assert samples == len(np.load(folder / NAMES[0])) == 10_000
     assert drawn == pytest.approx([6000, 3000, 1000], abs=1)
 
@@ -69,7 +69,7 @@ def test_drawn_samples_are_counted_across_blocks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order_files, "_BLOCK_SAMPLES", 1 << 20)
-    _, drawn, _ = write_blend(folder, [1, 3], 3_000_000)
+    _, drawn, _ = write_blend(folder, [1, 3], num_samples=3_000_000)
     assert drawn == [750_000, 2_250_000]
     assert np.bincount(np.load(folder / NAMES[0])).tolist() == drawn
 
@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_samples(folder: Path, monkeypatch: pytest.Mon
     peaks = []
     for num_samples in (50_000, 500_000):
         for write in (
-            lambda n=num_samples: write_blend(folder, [1.0, 2.0, 3.0], n),
+            lambda n=num_samples: write_blend(folder, [1.0, 2.0, 3.0], num_samples=n),
             lambda n=num_samples: write_exhaustive(folder, [n // 4, n // 2]),
             lambda n=num_samples: write_order(folder, ExactBlend([n // 4, n // 2])),
         ):

@@ -34,7 +34,7 @@ def planned(workspace: Path) -> Path:
 def make_new_plan(workspace: Path, *, shard_bytes: int = 180) -> None:
     corpus = Corpus(corpus="some", files=f"{workspace}/some/*.jsonl", weight=1)
     settings = PlanSettings(shard_bytes=shard_bytes, max_jobs=1)
-    write_plan(workspace / "plan.json", make_plan([corpus], settings, {}))
+    write_plan(workspace / "plan.json", make_plan([corpus], settings, declared={}))
 
 
 def written_shards(workspace: Path, capsys: pytest.CaptureFixture[str], **options: object) -> str:
@@ -162,7 +162,7 @@ def test_a_file_that_was_declared_in_the_plan_is_read(
 ) -> None:
     raw = workspace / "some/0.jsonl"
     corpus = Corpus(corpus="some", files=str(raw), weight=1)
-    plan = make_plan([corpus], PlanSettings(), {str(raw): 18})
+    plan = make_plan([corpus], PlanSettings(), declared={str(raw): 18})
     write_plan(workspace / "plan.json", plan)
     raw.parent.mkdir()
     raw.write_text('{"text": "a b c"}\n')

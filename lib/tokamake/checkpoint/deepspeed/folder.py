@@ -38,7 +38,7 @@ def model_states_path(folder: Path, rank: int) -> Path:
     return zero_3_path if zero_3_path.is_file() else folder / name
 
 
-def new_model_states_paths(folder: Path, rank: int, layout: ParallelLayout) -> list[Path]:
+def new_model_states_paths(folder: Path, rank: int, *, layout: ParallelLayout) -> list[Path]:
     """Return the files to write for a model-parallel rank: several with ZeRO 3, otherwise one."""
     name = f"mp_rank_{rank:02d}_model_states.pt"
     if layout.zero_stage < 3:

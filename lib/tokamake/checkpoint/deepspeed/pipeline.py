@@ -48,7 +48,7 @@ def layer_numbers(names: Iterable[str]) -> list[int]:
     return [*tied, *sorted(int(prefix) for prefix in prefixes if prefix.isdecimal())]
 
 
-def stage_parameters(rank: Rank, stage: int, stages: int) -> dict[str, TensorSlice]:
+def stage_parameters(rank: Rank, stage: int, *, stages: int) -> dict[str, TensorSlice]:
     """Return the tensors of a stage in the order of its model, by their names in written files.
 
     DeepSpeed's `type:transformer` partition gives each stage the same number of layers. If that

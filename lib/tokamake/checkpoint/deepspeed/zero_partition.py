@@ -17,7 +17,7 @@ class FlatRange(NamedTuple):
 
 
 def partition_ranges(
-    sizes: Sequence[tuple[str, int]], start: int, stop: int
+    sizes: Sequence[tuple[str, int]], start: int, *, stop: int
 ) -> Iterator[FlatRange]:
     """Yield the ranges of concatenated tensors that lie in a partition, as in ZeRO 1 and 2.
 
@@ -39,7 +39,7 @@ def slice_size(size: int, num_ranks: int) -> int:
     return -(-size // num_ranks)
 
 
-def slice_range(name: str, size: int, rank: int, num_ranks: int, offset: int) -> FlatRange:
+def slice_range(name: str, size: int, *, rank: int, num_ranks: int, offset: int) -> FlatRange:
     """Return the range of a tensor on a rank in ZeRO 3; it is empty if earlier ranks hold it all.
 
     Args:

@@ -86,16 +86,16 @@ def read_states(
     for model_rank, slices in enumerate(ranks):
         partitions = _partitions(folder, model_rank)
         _describe(states, partitions)
-        for group in _groups(folder, model_rank, partitions):
+        for group in _groups(folder, model_rank, partitions=partitions):
             # Several pipeline stages hold a tied parameter. The states of the first one count.
             owned: dict[str, TensorSlice] = {}
             for name in {flat_range.name for flat_range in group.ranges}:
                 owner = owners.setdefault((model_rank % tensor_parallel_size, name), model_rank)
                 if owner == model_rank:
-                    tensor = _slice(slices, name, group.file)
+                    tensor = _slice(slices, name, file=group.file)
                     if not tensor.is_replica:
                         owned[name] = tensor
-            _add(states, group, owned, weights_prefix)
+            _add(states, group, owned=owned, weights_prefix=weights_prefix)
     return states
 
 
@@ -133,7 +133,7 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
     return partitions
 
 
-def _groups(folder: Path, model_rank: int, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
+def _groups(folder: Path, model_rank: int, *, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
     """Return the flat tensors of each file and parameter group.
 
     Raises:
@@ -171,7 +171,7 @@ def _loss_scale(state: Mapping[str, Any]) -> tuple[float, int]:
     return float(values.get("cur_scale", 1.0)), 0
 
 
-def _slice(slices: Mapping[str, TensorSlice], name: str, file: Path) -> TensorSlice:
+def _slice(slices: Mapping[str, TensorSlice], name: str, *, file: Path) -> TensorSlice:
     tensor = slices.get(current_name(name.removeprefix("module.")))
     if tensor is None:
         raise UserError(f"{file}: has states of {name}, which is not part of the model; {REMEDY}")
@@ -205,7 +205,7 @@ def _stage_1_and_2_groups(
         paddings = partitions[0][1].get("param_alignment_paddings")
         sizes = [*_sizes(shapes, paddings[index] if paddings else [0] * len(shapes))]
         for rank, flat in enumerate(flat_groups):
-            ranges = partition_ranges(sizes, rank * size, (rank + 1) * size)
+            ranges = partition_ranges(sizes, rank * size, stop=(rank + 1) * size)
             yield flat._replace(ranges=[flat_range for flat_range in ranges if flat_range.name])
 
 
@@ -254,7 +254,9 @@ def _stage_3_groups(
             ranges, offset = list[FlatRange](), 0
             while offset < weights.numel:
                 name, size = next(remaining)
-                ranges.append(slice_range(name, size, rank, len(partitions), offset))
+                ranges.append(
+                    slice_range(name, size, rank=rank, num_ranks=len(partitions), offset=offset)
+                )
                 offset += slice_size(size, len(partitions))
             states = _torch_states(state["optimizer_state_dict"], index)
             yield _FlatGroup(file, ranges, weights, states)
@@ -273,6 +275,7 @@ def _torch_states(base: Any, index: int) -> dict[str, Any]:
 def _add(
     states: OptimizerStates,
     group: _FlatGroup,
+    *,
     owned: Mapping[str, TensorSlice],
     weights_prefix: str | None,
 ) -> None:
@@ -302,7 +305,7 @@ def _add(
             if flat_range.start == 0
             for chunk in owned[flat_range.name].chunks
         }
-        states.add_step(group.file, kind, value, keys)
+        states.add_step(group.file, kind, step=value, keys=keys)
 
 
 def _chunks(

@@ -92,7 +92,7 @@ class PartitionWriter:
         return self._dtype or dtypes.widest(source.dtype(key) for key in weights).short
 
     def lay_out(
-        self, folder: Path, model_rank: int, slices: Mapping[str, TensorSlice]
+        self, folder: Path, model_rank: int, *, slices: Mapping[str, TensorSlice]
     ) -> tuple[dict[str, Any], list[Extent]]:
         """Write the files of a model-parallel rank, without the data of their tensors.
 
@@ -130,7 +130,7 @@ class PartitionWriter:
     def _stage_1_and_2_state(self, groups: list[list[_FlatTensor]], rank: int) -> dict[str, Any]:
         layout = self._layout
         flats = [*chain(*groups)]
-        shares = [_equal_share(flat, rank, layout.data_parallel_size) for flat in flats]
+        shares = [_equal_share(flat, rank, num_ranks=layout.data_parallel_size) for flat in flats]
         return {
             "overflow": False,
             "base_optimizer_state": self._torch_state(groups, shares),
@@ -149,7 +149,7 @@ class PartitionWriter:
     def _stage_3_state(self, groups: list[list[_FlatTensor]], rank: int) -> dict[str, Any]:
         num_ranks = self._layout.data_parallel_size
         flats = [*chain(*groups)]
-        shares = [_share_of_slices(flat, rank, num_ranks) for flat in flats]
+        shares = [_share_of_slices(flat, rank, num_ranks=num_ranks) for flat in flats]
         return {
             "overflow": False,
             "optimizer_state_dict": self._torch_state(groups, shares),
@@ -293,22 +293,22 @@ def _sub_groups(group: _FlatTensor, num_ranks: int) -> Iterator[_FlatTensor]:
         yield sub_group
 
 
-def _share_of_slices(flat: _FlatTensor, rank: int, num_ranks: int) -> _Share:
+def _share_of_slices(flat: _FlatTensor, rank: int, *, num_ranks: int) -> _Share:
     """Return a rank's concatenated slices of parameters (stage 3)."""
     ranges, offset = list[FlatRange](), 0
     for name, tensor in flat.items():
         size = math.prod(tensor.shape)
-        ranges.append(slice_range(name, size, rank, num_ranks, offset))
+        ranges.append(slice_range(name, size, rank=rank, num_ranks=num_ranks, offset=offset))
         offset += slice_size(size, num_ranks)
     num_filled = sum(flat_range.stop - flat_range.start for flat_range in ranges)
     return _Share(ranges, offset, offset - num_filled)
 
 
-def _equal_share(flat: _FlatTensor, rank: int, num_ranks: int) -> _Share:
+def _equal_share(flat: _FlatTensor, rank: int, *, num_ranks: int) -> _Share:
     """Return a rank's partition of concatenated parameters (stages 1 and 2)."""
     sizes = [(name, math.prod(tensor.shape)) for name, tensor in flat.items()]
     total = sum(size for _, size in sizes)
     size = -(-total // (_ALIGNMENT * num_ranks)) * _ALIGNMENT
     start = rank * size
-    ranges = [*partition_ranges(sizes, start, start + size)]
+    ranges = [*partition_ranges(sizes, start, stop=start + size)]
     return _Share(ranges, size, size - max(0, min(size, total - start)))

@@ -89,6 +89,7 @@ def format_for(architecture: Architecture) -> HFFormat:
 def write_config(
     folder: Path,
     architecture: Architecture,
+    *,
     dtype: "torch.dtype | Dtype",
     eos_token: int | list[int] | None,
 ) -> None:

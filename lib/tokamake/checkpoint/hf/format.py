@@ -86,9 +86,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     extents = _find_tensors(folder, model_format)
     stored = _stored_tensors(architecture, model_format)
     head = extents.pop(_HEAD, None) if architecture.tie_word_embeddings else None
-    model_tensors.check_names(extents, stored, str(folder))
+    model_tensors.check_names(extents, stored, where=str(folder))
     for name, (shape, _) in stored.items():
-        _check(name, extents[name], shape)
+        _check(name, extents[name], shape=shape)
     located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
     embedding = model_format.name(_EMBEDDING)
     if head:
@@ -169,9 +169,9 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 
-def _check(name: str, extent: Extent, shape: tuple[int, ...]) -> None:
+def _check(name: str, extent: Extent, *, shape: tuple[int, ...]) -> None:
     where = str(extent.file)
-    model_tensors.check_shape(name, extent.shape, shape, where)
+    model_tensors.check_shape(name, extent.shape, expected=shape, where=where)
     if extent.dtype.short is None:
         raise UserError(
             f"{where}: tensor {name} is {extent.dtype}; save all tensors in one of "
@@ -194,8 +194,8 @@ def _is_same(head: Extent, embedding: Extent) -> bool:
         for extent in pair:
             dense = replace(extent, chunks=(Chunk(extent.name, slices),)).as_it_lies()
             parts = [(dense, chunk) for chunk in dense.chunks]
-            readers.append(ChunkReader(open_files, parts, dense.dtype))
-        return same_bits(readers[0], readers[1], slices, head.dtype.itemsize)
+            readers.append(ChunkReader(open_files, parts, dtype=dense.dtype))
+        return same_bits(readers[0], readers[1], slices=slices, itemsize=head.dtype.itemsize)
 
 
 def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, _StoredTensor]:
@@ -247,7 +247,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
     return []
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write config.json and files of safetensors with holes in place of the tensors.
 
     Args:
@@ -270,7 +270,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
         for name, tensor in stored.items()
     }
     widest = dtypes.widest(tensor.dtype for tensor in planned.values())
-    config_json.write_config(folder, architecture, widest, checkpoint.notes.get("eos_token_id"))
+    config_json.write_config(
+        folder, architecture, dtype=widest, eos_token=checkpoint.notes.get("eos_token_id")
+    )
     shards = [*_shards(planned, target.max_shard_bytes)]
     if len(shards) == 1:
         return safetensors_files.lay_out(folder / _SAFETENSORS, planned)

@@ -49,15 +49,15 @@ def write(folder: Path, architecture: Architecture, tensors: "Mapping[str, Tenso
         UserError: transformers has no such model, or the tensors do not fit the architecture.
     """
     expected, where = model_tensors.shapes(architecture), str(folder)
-    model_tensors.check_names(tensors, expected, where)
+    model_tensors.check_names(tensors, expected, where=where)
     for name, shape in expected.items():
-        model_tensors.check_shape(name, tensors[name].shape, shape, where)
+        model_tensors.check_shape(name, tensors[name].shape, expected=shape, where=where)
     model_tensors.common_dtype(tensors, where)
     in_memory = {f"model.{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
-    source = TensorSource([], {}, in_memory)
+    source = TensorSource([], {}, in_memory=in_memory)
     target = Target(max_shard_bytes=sys.maxsize)
     with files.atomic_folder(folder) as temporary:
         checkpoint = Checkpoint("hf", temporary, architecture, source)
-        extents = hf_format.lay_out(temporary, checkpoint, target)
+        extents = hf_format.lay_out(temporary, checkpoint, target=target)
         for _ in fill(extents, source, keys=source):
             pass

@@ -40,7 +40,7 @@ def read(file: Path, remedy: str) -> dict[str, Extent]:
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise ValueError(f"its {size:,} bytes cannot hold a header of {length:,}")
             header = json.loads(stream.read(length))
-        extents = _extents(file, header, 8 + length)
+        extents = _extents(file, header, start=8 + length)
         end = max((extent.offset + extent.num_bytes for extent in extents), default=8 + length)
         if end != size:
             raise ValueError(f"has {size:,} bytes, by its header {end:,}")
@@ -52,7 +52,7 @@ def read(file: Path, remedy: str) -> dict[str, Extent]:
     return {extent.name: extent for extent in extents}
 
 
-def _extents(file: Path, header: Any, start: int) -> list[Extent]:
+def _extents(file: Path, header: Any, *, start: int) -> list[Extent]:
     """Return the extents of a header, in the order of the file.
 
     Raises:

@@ -73,7 +73,7 @@ def _rank_folders(folder: Path) -> list[re.Match[str]]:
 
 
 def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER, NUMBERED_FOLDER)
+    return pointed_files(path, POINTER, numbered_folder=NUMBERED_FOLDER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -101,21 +101,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for stage in range(pipeline):
         file = _file(folder, 0, stage, pipeline)
         contents[file] = contents.get(file) or rank_file.read(file)
-    layers = _stored_layers(folder, contents, architecture, layout)
+    layers = _stored_layers(folder, contents, architecture=architecture, layout=layout)
     weights, reader = list[Extent](), OptimizerReader()
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
             state = contents.get(file) or rank_file.read(file)
-            rank_file.check_same_step(file, state, first_file, first)
+            rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
             # The first Megatron versions wrote no version.
             version = rank_file.version_of(state, file, default=0.0)
             rank = Rank(architecture, Axis(number, tensor), rows, version)
             parameters: list[Parameter] = []
-            for name, tree in _trees(rank, layout, stage, layers):
+            for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
                 extents = [*megatron_module.locate(file, state.get(name), tree)]
                 weights += extents
-                parameters += _parameters(state.get(name), tree, extents)
+                parameters += _parameters(state.get(name), tree, weights=extents)
             reader.add(file, state, parameters)
     return description.checkpoint(
         "megatron",
@@ -131,7 +131,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _parameters(module: Any, tree: Any, weights: Iterable[Extent]) -> Iterator[Parameter]:
+def _parameters(module: Any, tree: Any, *, weights: Iterable[Extent]) -> Iterator[Parameter]:
     """Yield the parameters of a stage in the order of its file.
 
     Args:
@@ -151,7 +151,7 @@ def _file(folder: Path, tensor_rank: int, pipeline_rank: int, num_pipeline_ranks
 
 
 def _trees(
-    rank: Rank, layout: ParallelLayout, pipeline_rank: int, layers: Sequence[range]
+    rank: Rank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the key and the tensors of each (virtual) stage in a rank's file.
 
@@ -180,6 +180,7 @@ def _model_key(number: int, layout: ParallelLayout) -> str:
 def _stored_layers(
     folder: Path,
     states: Mapping[Path, dict[str, Any]],
+    *,
     architecture: Architecture,
     layout: ParallelLayout,
 ) -> list[range]:
@@ -229,7 +230,7 @@ def _even_layers(architecture: Architecture, stages: int) -> list[range]:
     return [range(stage * per_stage, (stage + 1) * per_stage) for stage in range(stages)]
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files in version 3.0 without the data of their tensors, with Adam's states if any.
 
     Raises:
@@ -251,8 +252,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
             file = _file(folder / f"iter_{step:07d}", number, stage, stages)
             file.parent.mkdir(parents=True)
             model = {
-                key: megatron_module.planned_tree(tree, checkpoint, target)
-                for key, tree in _trees(rank, layout, stage, layers)
+                key: megatron_module.planned_tree(tree, checkpoint, target=target)
+                for key, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers)
             }
             states: dict[str, Any] = {}
             if with_states:

@@ -88,9 +88,9 @@ class OptimizerReader:
             if entries is None:
                 self._skip(f"optimizer states in an unknown order ({file})")
             elif entries:
-                self.states.notes |= _notes(file, saved, entries)
+                self.states.notes |= _notes(file, saved, entries=entries)
                 for entry in entries:
-                    _add(self.states, file, entry)
+                    _add(self.states, file, entry=entry)
 
     def _skip(self, description: str) -> None:
         # The states of only some ranks are of no use.
@@ -100,26 +100,26 @@ class OptimizerReader:
 def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_ParameterStates] | None:
     """Return the states of each parameter, or None if their order is unknown or ambiguous."""
     try:
-        inner = _get(saved, OPTIMIZER, saved)
+        inner = _get(saved, OPTIMIZER, default=saved)
         groups = [group for group in inner["param_groups"] if group["params"]]
         states = inner["state"]
         if not states:
             return []  # saved before the first step
-        masters = [tensor for group in _get(saved, MASTERS, ()) for tensor in group]
+        masters = [tensor for group in _get(saved, MASTERS, default=()) for tensor in group]
     # An unknown structure may raise any of these.
     except (LookupError, TypeError, AttributeError):
         return None
     candidates = []
     for order in _orders(parameters):
         try:
-            candidates.append([*_paired(order, groups, states, iter(masters))])
+            candidates.append([*_paired(order, groups, states=states, masters=iter(masters))])
         except (LookupError, TypeError, ValueError, AttributeError):
             continue
     # If the shapes fit several orders, none of them is certain.
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _get(saved: Mapping[str, Any], key: str, default: Any) -> Any:
+def _get(saved: Mapping[str, Any], key: str, *, default: Any) -> Any:
     return saved.get(key, saved.get(_OLD_KEYS[key], default))
 
 
@@ -143,6 +143,7 @@ def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], 
 def _paired(
     order: Iterable[Sequence[Parameter]],
     groups: Iterable[Mapping[str, Any]],
+    *,
     states: Mapping[Any, Mapping[str, Any]],
     masters: Iterator[Any],
 ) -> Iterator[_ParameterStates]:
@@ -191,7 +192,7 @@ def _check_tensor(tensor: PickledTensor, parameter: Parameter) -> None:
 
 
 def _notes(
-    file: Path, saved: Mapping[str, Any], entries: Sequence[_ParameterStates]
+    file: Path, saved: Mapping[str, Any], *, entries: Sequence[_ParameterStates]
 ) -> dict[str, Any]:
     """Return the notes with the optimizer's settings and the loss scale."""
     # Only this group has the weight decay.
@@ -206,24 +207,28 @@ def _notes(
     return notes
 
 
-def _add(states: OptimizerStates, file: Path, entry: _ParameterStates) -> None:
+def _add(states: OptimizerStates, file: Path, *, entry: _ParameterStates) -> None:
     name, tensor, _ = entry.parameter
     if entry.master is not None:
-        states.extents.append(_extent(file, f"fp32 {name}", entry.master, tensor, MASTER))
+        states.extents.append(
+            _extent(file, f"fp32 {name}", state=entry.master, parameter=tensor, prefix=MASTER)
+        )
     for kind, value in entry.states.items():
         prefix = f"optimizer.{kind}."
         if kind != STEP:
-            states.extents.append(_extent(file, f"{kind} of {name}", value, tensor, prefix))
+            states.extents.append(
+                _extent(file, f"{kind} of {name}", state=value, parameter=tensor, prefix=prefix)
+            )
             continue
         keys = {prefix + parameter_name(chunk.key) for chunk in tensor.chunks}
         if isinstance(value, PickledTensor):
             # Some optimizers keep the step count in a tensor of shape [1].
             value = replace(value, shape=(), stride=())
-        states.add_step(file, f"{kind} of {name}", value, keys)
+        states.add_step(file, f"{kind} of {name}", step=value, keys=keys)
 
 
 def _extent(
-    file: Path, name: str, state: PickledTensor, parameter: TensorSlice, prefix: str
+    file: Path, name: str, *, state: PickledTensor, parameter: TensorSlice, prefix: str
 ) -> Extent:
     """Return the extent of a parameter's state.
 

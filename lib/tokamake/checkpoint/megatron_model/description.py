@@ -104,24 +104,24 @@ def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
 
 
 def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    heads = _required(args, "num_attention_heads", file)
+    heads = _required(args, "num_attention_heads", file=file)
     family = family_of(args, file)
     return {
         "family": family,
-        "hidden_size": _required(args, "hidden_size", file),
-        "intermediate_size": _required(args, "ffn_hidden_size", file),
-        "num_hidden_layers": _required(args, "num_layers", file),
+        "hidden_size": _required(args, "hidden_size", file=file),
+        "intermediate_size": _required(args, "ffn_hidden_size", file=file),
+        "num_hidden_layers": _required(args, "num_layers", file=file),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(args, file) or heads,
         "head_dim": first(args, "kv_channels"),
-        "max_position_embeddings": _required(args, "max_position_embeddings", file),
+        "max_position_embeddings": _required(args, "max_position_embeddings", file=file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
         **function_of(args, file, family=family, is_core=is_core),
     }
 
 
-def _required(args: Any, name: str, file: Path) -> Any:
+def _required(args: Any, name: str, *, file: Path) -> Any:
     value = getattr(args, name, None)
     if value is None:
         raise UserError(f"{file}: args.{name}: missing; give a checkpoint that Megatron wrote")

@@ -85,7 +85,7 @@ def family_of(args: Any, file: Path) -> str:
     """
     families = {name: plugins.load(KIND, name).ARGUMENTS for name in plugins.names(KIND)}
     matches = {
-        name: [_matches(args, argument, value) for argument, value in arguments.items()]
+        name: [_matches(args, argument, value=value) for argument, value in arguments.items()]
         for name, arguments in families.items()
     }
     matching = [name for name, each in matches.items() if all(each)]
@@ -93,7 +93,9 @@ def family_of(args: Any, file: Path) -> str:
         return max(matching, key=lambda name: len(families[name]))
     # ARGUMENTS begin with the most telling one: the nearest family differs in few and late ones.
     nearest = families[max(matches, key=lambda name: (-matches[name].count(False), matches[name]))]
-    argument = next(name for name, value in nearest.items() if not _matches(args, name, value))
+    argument = next(
+        name for name, value in nearest.items() if not _matches(args, name, value=value)
+    )
     others = " and ".join(f"{name} {value}" for name, value in nearest.items() if name != argument)
     raise UserError(
         f"{file}: args.{argument}: {getattr(args, argument, None)!r}: no family of tokamake "
@@ -101,7 +103,7 @@ def family_of(args: Any, file: Path) -> str:
     )
 
 
-def _matches(args: Any, name: str, value: Any) -> bool:
+def _matches(args: Any, name: str, *, value: Any) -> bool:
     if isinstance(value, str):
         return str(first(args, name) or value).lower() == value
     return any(_asked(args, name)) == value
@@ -120,21 +122,21 @@ def function_of(args: Any, file: Path, *, family: str, is_core: bool) -> dict[st
         UserError: no family has such a model; the message names the argument.
     """
     plug_in = plugins.load(KIND, family)
-    _refuse(args, file, _REFUSED, known=plug_in.ARGUMENTS)
+    _refuse(args, file, refused=_REFUSED, known=plug_in.ARGUMENTS)
     fields: dict[str, Any] = {"position_embedding": _positions(args, file)}
     if fields["position_embedding"] == "rotary":
-        _refuse(args, file, _REFUSED_IF_ROTARY, known=plug_in.ARGUMENTS)
+        _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=plug_in.ARGUMENTS)
         fields |= _rotary(args, file)
     return fields | plug_in.fields(args, file, is_core=is_core)
 
 
 def _refuse(
-    args: Any, file: Path, refused: dict[str, tuple[str, ...]], *, known: Iterable[str]
+    args: Any, file: Path, *, refused: dict[str, tuple[str, ...]], known: Iterable[str]
 ) -> None:
     for meaning, names in refused.items():
         for name in names:
             if name not in known and _asked(args, name):
-                raise unsupported(args, file, name, meaning)
+                raise unsupported(args, file, name=name, meaning=meaning)
 
 
 def _asked(args: Any, name: str) -> list[Any]:
@@ -161,7 +163,9 @@ def _positions(args: Any, file: Path) -> str:
             "positions; give a checkpoint of a model with rope, learned_absolute or alibi"
         )
     if positions == "learned" and getattr(args, "add_position_embedding", None) is False:
-        raise unsupported(args, file, "add_position_embedding", "a model without positions")
+        raise unsupported(
+            args, file, name="add_position_embedding", meaning="a model without positions"
+        )
     return positions
 
 

@@ -82,10 +82,12 @@ def _nested(tensors: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSli
     return tree
 
 
-def planned_tree(tree: Any, checkpoint: Checkpoint, target: Target) -> Any:
+def planned_tree(tree: Any, checkpoint: Checkpoint, *, target: Target) -> Any:
     """Return the tree with a `PlannedTensor` for each `TensorSlice`."""
     if not isinstance(tree, TensorSlice):
-        return {name: planned_tree(value, checkpoint, target) for name, value in tree.items()}
+        return {
+            name: planned_tree(value, checkpoint, target=target) for name, value in tree.items()
+        }
     # A fused tensor may come from tensors of several dtypes.
     stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.chunks)
     dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
@@ -113,7 +115,7 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     """
     expected = dict(named_slices(tree))
     tensors = _by_current_name(module, expected)
-    _check_names(file, tensors, expected)
+    _check_names(file, tensors, expected=expected)
     for name, tensor in expected.items():
         if tensors[name].shape != tensor.shape:
             raise UserError(
@@ -129,7 +131,7 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
         yield replace(extent, is_replica=tensor.is_replica)
 
 
-def _check_names(file: Path, tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     missing = [name for name in expected if not isinstance(tensors.get(name), PickledTensor)]
     if stand_ins := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
         # For example, Transformer Engine's Float8Tensor.

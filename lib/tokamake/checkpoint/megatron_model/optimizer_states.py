@@ -46,9 +46,9 @@ class OptimizerStates:
         for extent in self.extents:
             for key in (chunk.key for chunk in extent.chunks):
                 all_shapes[key] = shapes[f"model.{parameter_name(key)}"] if extent.shape else ()
-        return TensorSource([*weights, *self.extents], all_shapes, self.values)
+        return TensorSource([*weights, *self.extents], all_shapes, in_memory=self.values)
 
-    def add_step(self, file: Path, name: str, step: Any, keys: set[str]) -> None:
+    def add_step(self, file: Path, name: str, *, step: Any, keys: set[str]) -> None:
         """Add a step count, which several parameters may share; ignore other values."""
         if isinstance(step, PickledTensor):
             # Each partition of a parameter repeats its step count. One of them is enough.

@@ -25,7 +25,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check_same_step(
-    file: Path, state: dict[str, Any], first_file: Path, first_state: dict[str, Any]
+    file: Path, state: dict[str, Any], *, first_file: Path, first_state: dict[str, Any]
 ) -> None:
     """Check that the file of a rank is from the same step as that of the first rank.
 

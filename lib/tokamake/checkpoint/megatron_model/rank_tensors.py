@@ -115,15 +115,17 @@ class Rank:
         sizes = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
         shapes = {kind: shape for kind, shape in sizes.items() if shape is not None}
         if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
-            return self._multi_query(name.rpartition(".")[0], ours, shapes)
+            return self._multi_query(name.rpartition(".")[0], ours, shapes=shapes)
         slices = {}
         for kind, (_, *columns) in shapes.items():
-            chunks = (*self._fused(ours, kind, (*columns,)),)
+            chunks = (*self._fused(ours, kind, columns=(*columns,)),)
             rows = sum(chunk.slices[0].stop - chunk.slices[0].start for chunk in chunks)
             slices[f"{name}.{kind}"] = TensorSlice((rows, *columns), chunks, split="heads")
         return slices
 
-    def _fused(self, ours: tuple[str, ...], kind: str, columns: tuple[int, ...]) -> Iterator[Chunk]:
+    def _fused(
+        self, ours: tuple[str, ...], kind: str, *, columns: tuple[int, ...]
+    ) -> Iterator[Chunk]:
         start, row = 0, columns[0] if columns else 1
         for number, rows in self._order():
             yield Chunk(f"model.{ours[number]}.{kind}", _slices(rows, columns), start)
@@ -157,7 +159,7 @@ class Rank:
                 yield number, range(groups.start * head, groups.stop * head)
 
     def _multi_query(
-        self, module: str, ours: tuple[str, ...], shapes: dict[str, tuple[int, ...]]
+        self, module: str, ours: tuple[str, ...], *, shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, TensorSlice]:
         """Queries that ranks share; one key and value head that every rank has."""
         head = self.architecture.head_dim

@@ -70,7 +70,7 @@ class ArchiveTensors:
     def _verified(content: Tensor) -> Tensor:
         """Return the tensor of an archive in memory, without a copy."""
         data = _bytes_of(content)
-        view: Any = View(_Memory(data), 0, len(data))
+        view: Any = View(_Memory(data), 0, length=len(data))
         torch_archive.check_checksums(
             view, lambda start, size: isal_zlib.crc32(data[start : start + size])
         )

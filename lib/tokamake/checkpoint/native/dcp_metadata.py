@@ -235,7 +235,7 @@ def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
             raise ValueError(f"{FILE} has {key!r}, which is no tensor")
         size, dtype = _integers(record.size), record.properties.dtype
         chunks = tuple(_chunks(key, size, record.chunks, locations))
-        _check_complete(key, size, chunks)
+        _check_complete(key, size, chunks=chunks)
         if not isinstance(dtype, Dtype):
             raise ValueError(f"{FILE} has {key} without dtype")
         tensors[key] = WholeTensor(size, dtype, chunks)
@@ -285,7 +285,7 @@ def _chunks(
         yield StoredChunk(offset, size, locations.get((key, offset)))
 
 
-def _check_complete(key: str, shape: tuple[int, ...], chunks: Sequence[StoredChunk]) -> None:
+def _check_complete(key: str, shape: tuple[int, ...], *, chunks: Sequence[StoredChunk]) -> None:
     """Check that chunks cover each element of a tensor exactly once.
 
     Raises:

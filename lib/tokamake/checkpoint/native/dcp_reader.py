@@ -47,7 +47,7 @@ class DcpReader(dcp.FileSystemReader):
             with ArchiveTensors(Path(self.path) / name) as archives:
                 # In the order of the file: several items may come from one archive.
                 for location, item in sorted(items, key=lambda pair: pair[0]):
-                    _fill(item, archives.read(location), planner)
+                    _fill(item, archives.read(location), planner=planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -63,7 +63,9 @@ class DcpReader(dcp.FileSystemReader):
             state_dict_metadata={key: _record(tensor) for key, tensor in tensors.items()},
             planner_data={key: (key,) for key in tensors},
             storage_data={
-                MetadataIndex(key, torch.Size(chunk.offset), number): storage_info(*chunk.location)
+                MetadataIndex(key, torch.Size(chunk.offset), number): storage_info(
+                    **chunk.location._asdict()
+                )
                 for key, tensor in tensors.items()
                 for number, chunk in enumerate(tensor.chunks)
                 if chunk.location is not None
@@ -73,10 +75,10 @@ class DcpReader(dcp.FileSystemReader):
         )
 
 
-def _fill(item: ReadItem, stored: Tensor, planner: LoadPlanner) -> None:
+def _fill(item: ReadItem, stored: Tensor, *, planner: LoadPlanner) -> None:
     """Copy a part of a stored tensor to its place in memory."""
     target = planner.resolve_tensor(item).detach()
-    part = narrowed(stored, item.storage_offsets, item.lengths)
+    part = narrowed(stored, item.storage_offsets, sizes=item.lengths)
     if target.size() != part.size():
         raise UserError(f"{item.storage_index.fqn} is not of the size in {dcp_metadata.FILE}")
     target.copy_(part)

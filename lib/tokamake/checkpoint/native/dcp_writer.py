@@ -27,13 +27,13 @@ class DcpWriter(dcp.FileSystemWriter):
             for result in rank_results
         }
         tensors = {
-            key: _whole_tensor(key, record, locations)
+            key: _whole_tensor(key, record, locations=locations)
             for key, record in metadata.state_dict_metadata.items()
         }
         dcp_metadata.write(Path(self.path), tensors)
 
 
-def _whole_tensor(key: str, record: Any, locations: dict[Any, Any]) -> WholeTensor:
+def _whole_tensor(key: str, record: Any, *, locations: dict[Any, Any]) -> WholeTensor:
     assert isinstance(record, TensorStorageMetadata), "tokamake saves tensors only"
     chunks = []
     for chunk in record.chunks:

@@ -38,9 +38,9 @@ class FlatChunks(Tensor):
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], dtype: torch.dtype, chunks: Mapping[Offset, Tensor]
+        cls, shape: Sequence[int], *, dtype: torch.dtype, chunks: Mapping[Offset, Tensor]
     ) -> "FlatChunks":
-        wrapper: FlatChunks = wrapper_subclass(cls, shape, dtype)
+        wrapper: FlatChunks = wrapper_subclass(cls, shape, dtype=dtype)
         wrapper.chunks = chunks
         return wrapper
 
@@ -53,7 +53,7 @@ class FlatChunks(Tensor):
     ) -> Any:
         # DCP's staging copies a tensor with new_empty and copies its chunks itself.
         if function is torch.ops.aten.new_empty.default:
-            return FlatChunks(arguments[1], arguments[0].dtype, {})
+            return FlatChunks(arguments[1], dtype=arguments[0].dtype, chunks={})
         raise RuntimeError(f"{function}: FlatChunks are for checkpoints only")
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -78,7 +78,7 @@ class FlatChunks(Tensor):
         return self.chunks[tuple(index.offset)]
 
 
-def single_chunk(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -> FlatChunks:
+def single_chunk(tensor: Tensor, shape: Sequence[int], *, place: Sequence[slice]) -> FlatChunks:
     """Wrap a tensor as the only chunk of a whole tensor; an empty tensor gives no chunk.
 
     Args:
@@ -87,10 +87,12 @@ def single_chunk(tensor: Tensor, shape: Sequence[int], place: Sequence[slice]) -
         place: of the chunk.
     """
     offset = tuple(at.start for at in place)
-    return FlatChunks(shape, tensor.dtype, {offset: tensor} if tensor.numel() else {})
+    return FlatChunks(shape, dtype=tensor.dtype, chunks={offset: tensor} if tensor.numel() else {})
 
 
-def chunks_of_range(elements: Tensor, start: int, place: Sequence[slice]) -> dict[Offset, Tensor]:
+def chunks_of_range(
+    elements: Tensor, start: int, *, place: Sequence[slice]
+) -> dict[Offset, Tensor]:
     """Split a range of a flattened slice of a tensor into chunks of the whole tensor.
 
     Args:
@@ -103,7 +105,7 @@ def chunks_of_range(elements: Tensor, start: int, place: Sequence[slice]) -> dic
     """
     views, position = {}, 0
     slice_shape = [at.stop - at.start for at in place]
-    for slices in flat_ranges.slices_of_range(slice_shape, start, start + len(elements)):
+    for slices in flat_ranges.slices_of_range(slice_shape, start, stop=start + len(elements)):
         size = [at.stop - at.start for at in slices]
         offset = tuple(at.start + origin.start for at, origin in zip(slices, place, strict=True))
         num_elements = math.prod(size)

@@ -110,11 +110,11 @@ def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Exten
     layouts: dict[Any, _ArchiveLayout] = {}
     for name, parts_of_file in sorted(parts.items()):
         parts_of_file.sort(key=lambda part: part.location.offset)
-        yield from _read_file(folder / name, parts_of_file, layouts)
+        yield from _read_file(folder / name, parts_of_file, layouts=layouts)
 
 
 def _read_file(
-    file: Path, parts: Iterable[_StoredPart], layouts: dict[Any, _ArchiveLayout]
+    file: Path, parts: Iterable[_StoredPart], *, layouts: dict[Any, _ArchiveLayout]
 ) -> Iterator[Extent]:
     """Locate chunks in a file; layouts of archives are read from `layouts` and added to it."""
     with file.open("rb") as stream:
@@ -125,11 +125,11 @@ def _read_file(
             # The head holds the archive's format, and the tensor's shape, strides and dtype. So an
             # archive with the same head has the same layout, and parsing it again is needless.
             if layout is None or stream.read(len(layout.head)) != layout.head:
-                layout = layouts[cache_key] = _parse_archive(file, stream, part)
-            yield _extent(file, part, layout)
+                layout = layouts[cache_key] = _parse_archive(file, stream, part=part)
+            yield _extent(file, part, layout=layout)
 
 
-def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _ArchiveLayout:
+def _parse_archive(file: Path, stream: IO[bytes], *, part: _StoredPart) -> _ArchiveLayout:
     """Parse an archive.
 
     Raises:
@@ -137,7 +137,7 @@ def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _Archive
     """
     key, chunk, (_, start, length) = part
     try:
-        tensor = pickle_reader.parse(pickle_reader.View(stream, start, length))
+        tensor = pickle_reader.parse(pickle_reader.View(stream, start, length=length))
     except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{file}: damaged at {key} ({reason}); {_REMEDY}") from None
@@ -151,7 +151,7 @@ def _parse_archive(file: Path, stream: IO[bytes], part: _StoredPart) -> _Archive
     return _ArchiveLayout(stream.read(begin), num_elements, tensor.dtype, first, tensor.stride)
 
 
-def _extent(file: Path, part: _StoredPart, layout: _ArchiveLayout) -> Extent:
+def _extent(file: Path, part: _StoredPart, *, layout: _ArchiveLayout) -> Extent:
     pairs = zip(part.chunk.offset, part.chunk.size, strict=True)
     slices = tuple(slice(first, first + size) for first, size in pairs)
     chunk = Chunk(part.key, slices, layout.start, layout.stride)
@@ -196,7 +196,7 @@ class _PlannedArchive(NamedTuple):
     location: StorageLocation
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write a checkpoint with holes in place of the tensors: weights, and all optimizer states.
 
     It has no rank states: a run that continues from it seeds its random generators again.
@@ -210,7 +210,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
         Where the tensors go.
     """
     files.write_json(folder / DESCRIPTION, _description(checkpoint))
-    archives = [*_plan(folder, checkpoint.source, target)]
+    archives = [*_plan(folder, checkpoint.source, target=target)]
     dcp_metadata.write(folder, {archive.key: _whole_tensor(archive) for archive in archives})
     return [_write_frame(folder, archive) for archive in archives]
 
@@ -227,7 +227,7 @@ def _description(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _plan(folder: Path, source: TensorSource, target: Target) -> Iterator[_PlannedArchive]:
+def _plan(folder: Path, source: TensorSource, *, target: Target) -> Iterator[_PlannedArchive]:
     """Place tensors, in the source's order, in files of at most `max_shard_bytes`."""
     frame_of = functools.cache(functools.partial(_frame, folder))
     file_number = end = 0

@@ -80,6 +80,7 @@ class StateLayout:
 def tensors_of(
     chunks: list[ParameterChunk],
     states: Mapping[Tensor, dict[str, Any]],
+    *,
     layout: StateLayout,
     kinds: Mapping[str, str],
 ) -> Tensors:
@@ -142,6 +143,7 @@ def save(
 def make_state(
     folder: Path,
     chunks: list[ParameterChunk],
+    *,
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:

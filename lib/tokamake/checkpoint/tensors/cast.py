@@ -23,7 +23,7 @@ _INFINITY = {
 """Bits of infinity as an integer. Those of NaN are larger, apart from the sign."""
 
 
-def converted(raw: Array, source: Dtype, target: Dtype) -> Array:
+def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
     """Cast elements, rounding to nearest, ties to even.
 
     Args:
@@ -50,7 +50,7 @@ def converted(raw: Array, source: Dtype, target: Dtype) -> Array:
 def values(raw: Array, dtype: Dtype) -> Array:
     """Return elements as numbers of numpy: fp64, fp32 and fp16 as they are, all others as fp32."""
     if dtype.name not in _FLOATS:
-        return converted(raw, dtype, FLOAT32).view("<f4")
+        return converted(raw, dtype, target=FLOAT32).view("<f4")
     numbers = raw.view(_FLOATS[dtype.name])
     if dtype.name != "bfloat16":
         return numbers

@@ -116,8 +116,8 @@ class ChunkReader:
         self,
         files: OpenFiles,
         file_chunks: Iterable[FileChunk],
-        dtype: Dtype,
         *,
+        dtype: Dtype,
         map_once: bool = False,
     ) -> None:
         self._files, self._file_chunks = files, [*file_chunks]
@@ -127,11 +127,11 @@ class ChunkReader:
 
     @staticmethod
     def for_tensor(
-        source: TensorSource, key: str, files: OpenFiles, *, map_once: bool = False
+        source: TensorSource, key: str, *, files: OpenFiles, map_once: bool = False
     ) -> "ChunkReader":
         """Return a reader of a tensor of a checkpoint, in files or in memory."""
         dtype = source.dtype(key)
-        reader = ChunkReader(files, source.file_chunks(key), dtype, map_once=map_once)
+        reader = ChunkReader(files, source.file_chunks(key), dtype=dtype, map_once=map_once)
         if (value := source.in_memory.get(key)) is not None:
             reader._in_memory = (
                 np.asarray(value, "<f4").view("V4")
@@ -163,7 +163,7 @@ class ChunkReader:
                 elements = self._view(number, common)
                 if extent.dtype != self._dtype:
                     raw = np.ascontiguousarray(elements).reshape(size(common))
-                    elements = cast.converted(raw, extent.dtype, self._dtype)
+                    elements = cast.converted(raw, extent.dtype, target=self._dtype)
                 within = _within(common, slices)
                 # numpy copies a 0-dimensional array when it is indexed.
                 _copy(whole[within] if within else whole, elements)
@@ -185,12 +185,12 @@ def num_not_finite(source: TensorSource, key: str) -> int:
         files = OpenFiles(stack)
         for file_chunk in source.file_chunks(key):
             extent, chunk = file_chunk
-            reader = ChunkReader(files, [file_chunk], extent.dtype)
+            reader = ChunkReader(files, [file_chunk], dtype=extent.dtype)
             order, row_size = order_of(chunk), 0
             if order:
                 columns = math.prod(chunk.size[dim] for dim in order[1:])
                 row_size = max(chunk.steps[order[0]], columns)
-            for slab in slabs(chunk.slices, order, row_size * extent.dtype.itemsize):
+            for slab in slabs(chunk.slices, order, row_bytes=row_size * extent.dtype.itemsize):
                 count += cast.num_not_finite(reader.read(slab, order), extent.dtype)
     return count
 
@@ -210,7 +210,7 @@ def _copy(target: Array, source: Array) -> None:
         target[first : first + _TILE] = source[first : first + _TILE]
 
 
-def slabs(slices: Slices, order: Sequence[int], row_bytes: int) -> Iterator[Slices]:
+def slabs(slices: Slices, order: Sequence[int], *, row_bytes: int) -> Iterator[Slices]:
     """Split slices into slabs of about `SLAB` bytes, of at least one row.
 
     Args:

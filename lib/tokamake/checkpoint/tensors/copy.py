@@ -65,7 +65,7 @@ def fill(
     bad_keys = set[str]() if not_finite is None else not_finite
 
     def copy(key: str) -> str:
-        if not _copy_tensor(key, source, targets[key], budget):
+        if not _copy_tensor(key, source, targets=targets[key], budget=budget):
             bad_keys.add(key)
         return key
 
@@ -94,14 +94,14 @@ class _ElementBudget:
 
 
 def _copy_tensor(
-    key: str, source: TensorSource, targets: Iterable[FileChunk], budget: _ElementBudget
+    key: str, source: TensorSource, *, targets: Iterable[FileChunk], budget: _ElementBudget
 ) -> bool:
     """Copy a tensor to all its targets. Return whether all numbers are finite."""
     file_chunks, dtype = source.file_chunks(key), source.dtype(key)
     has_one_dtype = bool(file_chunks) and all(extent.dtype == dtype for extent, _ in file_chunks)
     mean: Array | None = None
     with ExitStack() as stack:
-        copier = _TensorCopier(key, source, OpenFiles(stack), budget)
+        copier = _TensorCopier(key, source, files=OpenFiles(stack), budget=budget)
         for target in targets:
             extent, chunk = target
             is_plain = has_one_dtype and extent.dtype == dtype and not chunk.is_mean
@@ -140,7 +140,7 @@ class _TensorCopier:
     """
 
     def __init__(
-        self, key: str, source: TensorSource, files: OpenFiles, budget: _ElementBudget
+        self, key: str, source: TensorSource, *, files: OpenFiles, budget: _ElementBudget
     ) -> None:
         self.is_finite = True
         self._key, self._files, self._budget = key, files, budget
@@ -181,16 +181,16 @@ class _TensorCopier:
             row_bytes = max([row_bytes, *spans])
         with self._budget.take(math.prod(chunk.size) if is_transposed else 0):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(chunk.slices, order, row_bytes):
-                self._write(tensor.read(slab, order), target, slab, self._dtype)
+            for slab in chunks.slabs(chunk.slices, order, row_bytes=row_bytes):
+                self._write(tensor.read(slab, order), target, slices=slab, dtype=self._dtype)
 
     def fill_with_row(self, row: Array, target: FileChunk) -> None:
         """Fill all rows of a chunk with its columns of one fp32 row."""
         _, chunk = target
         columns = row[chunk.slices[1:]]
-        for slab in chunks.slabs(chunk.slices, chunks.order_of(chunk), columns.nbytes):
+        for slab in chunks.slabs(chunk.slices, chunks.order_of(chunk), row_bytes=columns.nbytes):
             rows = columns.reshape(1, *columns.shape).repeat(chunks.size(slab)[0], axis=0)
-            self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slab, FLOAT32)
+            self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slices=slab, dtype=FLOAT32)
 
     def mean(self) -> Array:
         """Return the mean of all rows in fp32.
@@ -208,25 +208,27 @@ class _TensorCopier:
             self._budget.take(math.prod(self._shape) if is_transposed else 0),
         ):
             tensor = self._reader(is_transposed=is_transposed)
-            for slab in chunks.slabs(slices, order, row_bytes):
+            for slab in chunks.slabs(slices, order, row_bytes=row_bytes):
                 for row in cast.values(tensor.read(slab, order), self._dtype):
                     total += row
             return (total / self._shape[0]).astype(np.float32)
 
     def _reader(self, *, is_transposed: bool) -> ChunkReader:
         # Each slab of a transposed tensor touches all of a chunk: map the chunk once.
-        return ChunkReader.for_tensor(self._source, self._key, self._files, map_once=is_transposed)
+        return ChunkReader.for_tensor(
+            self._source, self._key, files=self._files, map_once=is_transposed
+        )
 
-    def _write(self, elements: Array, target: FileChunk, slices: Slices, dtype: Dtype) -> None:
+    def _write(self, elements: Array, target: FileChunk, *, slices: Slices, dtype: Dtype) -> None:
         """Write elements of a dtype, cast to the target's.
 
         Raises:
             UserError: a finite number becomes infinite.
         """
         extent, _ = target
-        content = cast.converted(elements, dtype, extent.dtype)
+        content = cast.converted(elements, dtype, target=extent.dtype)
         if not self._check_finite(content, extent.dtype) and extent.dtype != dtype:
-            _check_range(self._key, elements, dtype, content, extent.dtype)
+            _check_range(self._key, elements, source=dtype, content=content, target=extent.dtype)
         self._files.write(target, slices, content)
 
     def _check_finite(self, content: Array, dtype: Dtype) -> bool:
@@ -235,7 +237,9 @@ class _TensorCopier:
         return is_finite
 
 
-def _check_range(key: str, elements: Array, source: Dtype, content: Array, target: Dtype) -> None:
+def _check_range(
+    key: str, elements: Array, *, source: Dtype, content: Array, target: Dtype
+) -> None:
     """Check that no finite number of the source became infinite.
 
     Raises:

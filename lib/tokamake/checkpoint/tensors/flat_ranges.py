@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
 
 
-def slices_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Slices]:
+def slices_of_range(shape: Sequence[int], start: int, *, stop: int) -> Iterator[Slices]:
     """Split a range of a flattened tensor into slices of the tensor, in order.
 
     Args:
@@ -28,13 +28,13 @@ def slices_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Sli
     if before or stop - start < row:
         # The range begins within a row: first the remainder of that row, then what follows.
         end = min(stop, (first + 1) * row)
-        for slices in slices_of_range(shape[1:], before, end - first * row):
+        for slices in slices_of_range(shape[1:], before, stop=end - first * row):
             yield (slice(first, first + 1), *slices)
-        yield from slices_of_range(shape, end, stop)
+        yield from slices_of_range(shape, end, stop=stop)
         return
     last = stop // row
     yield (slice(first, last), *whole_slices(shape[1:]))
-    yield from slices_of_range(shape, last * row, stop)
+    yield from slices_of_range(shape, last * row, stop=stop)
 
 
 def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
@@ -54,7 +54,7 @@ def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
         first = max(start, chunk.start)
         last = max(first, min(stop, chunk.start + math.prod(size)))
         position = first - start
-        for slices in slices_of_range(size, first - chunk.start, last - chunk.start):
+        for slices in slices_of_range(size, first - chunk.start, stop=last - chunk.start):
             yield chunk._replace(slices=_shifted(slices, chunk.slices), start=position)
             position += math.prod(at.stop - at.start for at in slices)
 

@@ -36,16 +36,18 @@ def _is_same(source: TensorSource, replica: FileChunk) -> bool:
     )
     with ExitStack() as stack:
         files = OpenFiles(stack)
-        whole_reader = ChunkReader.for_tensor(source, chunk.key, files, map_once=map_once)
-        replica_reader = ChunkReader(files, [replica], extent.dtype, map_once=map_once)
-        return same_bits(whole_reader, replica_reader, chunk.slices, extent.dtype.itemsize)
+        whole_reader = ChunkReader.for_tensor(source, chunk.key, files=files, map_once=map_once)
+        replica_reader = ChunkReader(files, [replica], dtype=extent.dtype, map_once=map_once)
+        return same_bits(
+            whole_reader, replica_reader, slices=chunk.slices, itemsize=extent.dtype.itemsize
+        )
 
 
-def same_bits(first: ChunkReader, second: ChunkReader, slices: Slices, itemsize: int) -> bool:
+def same_bits(first: ChunkReader, second: ChunkReader, *, slices: Slices, itemsize: int) -> bool:
     """Whether slices of two tensors have the same bits. Some rows are compared at a time."""
     order = (*range(len(slices)),)
     row_bytes = math.prod(chunks.size(slices[1:])) * itemsize
     return all(
         first.read(slab, order).tobytes() == second.read(slab, order).tobytes()
-        for slab in chunks.slabs(slices, order, row_bytes)
+        for slab in chunks.slabs(slices, order, row_bytes=row_bytes)
     )

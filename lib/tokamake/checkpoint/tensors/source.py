@@ -45,6 +45,7 @@ class TensorSource:
         self,
         extents: Iterable[Extent],
         shapes: Mapping[str, Iterable[int]],
+        *,
         in_memory: "Mapping[str, float | Tensor] | None" = None,
     ) -> None:
         self.extents = [*extents]
@@ -109,10 +110,10 @@ class TensorSource:
             if key not in self.in_memory
         }
         extents = (
-            replace(extent, chunks=_first_rows(extent.chunks, cut_keys, count))
+            replace(extent, chunks=_first_rows(extent.chunks, cut_keys, count=count))
             for extent in self.extents
         )
-        return TensorSource(extents, shapes, self.in_memory)
+        return TensorSource(extents, shapes, in_memory=self.in_memory)
 
     def number(self, key: str) -> float:
         """Read a tensor without dimensions; from a file, without torch.
@@ -156,7 +157,7 @@ class TensorSource:
         return whole
 
 
-def _first_rows(chunks: Iterable[Chunk], keys: set[str], count: int) -> tuple[Chunk, ...]:
+def _first_rows(chunks: Iterable[Chunk], keys: set[str], *, count: int) -> tuple[Chunk, ...]:
     """Cut chunks of some tensors down to the first rows."""
     kept = []
     for chunk in chunks:

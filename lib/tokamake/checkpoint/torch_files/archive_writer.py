@@ -57,13 +57,13 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
             (".storage_alignment", f"{_ALIGNMENT}".encode()),
             ("byteorder", b"little"),
         ):
-            members.append(_begin(stream, name, len(content), zlib.crc32(content)))
+            members.append(_begin(stream, name, size=len(content), checksum=zlib.crc32(content)))
             stream.write(content)
         for number, tensor in enumerate(planned):
-            members.append(_begin(stream, f"data/{number}", tensor.num_bytes, 0))
+            members.append(_begin(stream, f"data/{number}", size=tensor.num_bytes, checksum=0))
             offsets.append((tensor, stream.tell()))
             stream.seek(tensor.num_bytes, os.SEEK_CUR)
-        members.append(_begin(stream, "version", 2, zlib.crc32(b"3\n")))
+        members.append(_begin(stream, "version", size=2, checksum=zlib.crc32(b"3\n")))
         stream.write(b"3\n")
         _write_directory(stream, members)
     return offsets
@@ -84,7 +84,7 @@ def _rebuild_call(planned: list[PlannedTensor], tensor: Any) -> pickle_writer.Ca
     )
 
 
-def _begin(stream: IO[bytes], name: str, size: int, checksum: int) -> _ArchiveMember:
+def _begin(stream: IO[bytes], name: str, *, size: int, checksum: int) -> _ArchiveMember:
     """Write a local header, padded so that the content begins at a multiple of the alignment."""
     member = _ArchiveMember(f"{_FOLDER}/{name}".encode(), stream.tell(), size, checksum)
     extra = _zip64_field(size, size) if size >= _WIDE else b""

@@ -213,7 +213,7 @@ class View(io.RawIOBase):
         length: number of bytes.
     """
 
-    def __init__(self, stream: IO[bytes], start: int, length: int) -> None:
+    def __init__(self, stream: IO[bytes], start: int, *, length: int) -> None:
         self._stream, self._start, self._length = stream, start, length
         self._position = 0
 
@@ -282,7 +282,7 @@ def parse(stream: Any) -> Any:
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
         if "byteorder" in entries:
-            order = _content(archive, entries["byteorder"], _MAX_BYTE_ORDER_BYTES)
+            order = _content(archive, entries["byteorder"], max_bytes=_MAX_BYTE_ORDER_BYTES)
             if order != b"little":
                 raise ValueError("its numbers are not little-endian")
 
@@ -292,11 +292,11 @@ def parse(stream: Any) -> Any:
                 raise ValueError("its tensors are compressed")
             return data_offset(stream, entry)
 
-        pickled = _content(archive, entries["data.pkl"], pickle_bounds.MAX_PICKLE_BYTES)
+        pickled = _content(archive, entries["data.pkl"], max_bytes=pickle_bounds.MAX_PICKLE_BYTES)
         return _Unpickler(pickled, find).read()
 
 
-def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, max_bytes: int) -> bytes:
+def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, *, max_bytes: int) -> bytes:
     """Return an entry's content, which takes as much memory as the file has bytes for it.
 
     Raises:

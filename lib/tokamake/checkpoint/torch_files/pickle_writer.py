@@ -86,21 +86,21 @@ class _Writer:
             case None | bool() | int() | float():
                 self.codes += _number(value)
             case tuple():
-                self._write_all(pickle.MARK, value, pickle.TUPLE)
+                self._write_all(pickle.MARK, value, after=pickle.TUPLE)
             case Call():
-                self._write_all(b"", (value.function, value.arguments), pickle.REDUCE)
+                self._write_all(b"", (value.function, value.arguments), after=pickle.REDUCE)
             case Instance():
-                self._write_all(b"", (value.kind,), pickle.EMPTY_TUPLE + pickle.NEWOBJ)
-                self._write_all(b"", (value.state,), pickle.BUILD)
+                self._write_all(b"", (value.kind,), after=pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+                self._write_all(b"", (value.state,), after=pickle.BUILD)
             case list():
-                self._write_all(pickle.EMPTY_LIST + pickle.MARK, value, pickle.APPENDS)
+                self._write_all(pickle.EMPTY_LIST + pickle.MARK, value, after=pickle.APPENDS)
             case Mapping():
                 self.write(Items(value.items()))
             case Items():
                 flat = (item for pair in value.pairs for item in pair)
-                self._write_all(pickle.EMPTY_DICT + pickle.MARK, flat, pickle.SETITEMS)
+                self._write_all(pickle.EMPTY_DICT + pickle.MARK, flat, after=pickle.SETITEMS)
             case Persistent():
-                self._write_all(b"", (value.name,), pickle.BINPERSID)
+                self._write_all(b"", (value.name,), after=pickle.BINPERSID)
             case set():
                 self.write(Call(Global("__builtin__", "set"), ([*value],)))
             case argparse.Namespace():
@@ -108,7 +108,7 @@ class _Writer:
             case _:
                 self.write(self._translate(value))
 
-    def _write_all(self, before: bytes, values: Iterable[Any], after: bytes) -> None:
+    def _write_all(self, before: bytes, values: Iterable[Any], *, after: bytes) -> None:
         self.codes += before
         for value in values:
             self.write(value)

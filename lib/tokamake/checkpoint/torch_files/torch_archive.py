@@ -85,7 +85,7 @@ def seal(file: Path, archives: Iterable[tuple[int, int]], *, workers: int = 1) -
     """
     with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
         entries = [
-            entry for start, length in archives for entry in _unsealed(stream, start, length)
+            entry for start, length in archives for entry in _unsealed(stream, start, length=length)
         ]
         compute = functools.partial(checksum, stream.fileno())
         starts, sizes = (entry.start for entry in entries), (entry.size for entry in entries)
@@ -96,9 +96,9 @@ def seal(file: Path, archives: Iterable[tuple[int, int]], *, workers: int = 1) -
                 stream.write(struct.pack("<I", value))
 
 
-def _unsealed(stream: IO[bytes], start: int, length: int) -> Iterator[_Unsealed]:
+def _unsealed(stream: IO[bytes], start: int, *, length: int) -> Iterator[_Unsealed]:
     """Yield the data without checksums in an archive."""
-    view = View(stream, start, length)
+    view = View(stream, start, length=length)
     with zipfile.ZipFile(view) as archive:
         entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
         directory = archive.start_dir

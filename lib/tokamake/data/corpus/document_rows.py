@@ -70,7 +70,7 @@ def read_table(path: Path) -> list[tuple[str, int]]:
     return [(shard, rows) for shard, rows in table]
 
 
-def read_rows(path: Path, dtype: np.dtype, width: int = 1) -> npt.NDArray:
+def read_rows(path: Path, dtype: np.dtype, *, width: int = 1) -> npt.NDArray:
     """Return all rows of a file, (rows, width), memory-mapped."""
     count = sum(rows for _, rows in read_table(path))
     if not count:

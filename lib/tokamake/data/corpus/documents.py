@@ -96,7 +96,7 @@ def texts(block: RecordBlock, fields: Fields) -> Texts:
         good: list[Any] = [records[index] for index in kept.tolist()]
         columns = [[record[key] for record in good] for key in keys]
     if fields.template:
-        columns = [_join(columns, keys, fields.template)]
+        columns = [_join(columns, keys, template=fields.template)]
     return Texts(tuple(columns), kept, bad)
 
 
@@ -184,7 +184,7 @@ def _template_error(template: str, reason: str) -> UserError:
     )
 
 
-def _join(columns: list[Sequence[str]], keys: tuple[str, ...], template: str) -> list[str]:
+def _join(columns: list[Sequence[str]], keys: tuple[str, ...], *, template: str) -> list[str]:
     pattern, template_keys = _parse_template(template)
     template_columns = [columns[keys.index(key)] for key in template_keys]
     return [pattern % row for row in zip(*template_columns, strict=True)]

@@ -48,14 +48,14 @@ def hash_documents(
     fields = Fields(split_keys(text_key), template)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
-            for rows in _hashes(shard, fields, format):
+            for rows in _hashes(shard, fields, format=format):
                 writer.add(shard.name, rows)
                 num_documents += len(rows)
     print(f"{output}: {counted(num_documents, 'document')}")
 
 
 def _hashes(
-    shard: "PlannedShard", fields: "Fields", format: str
+    shard: "PlannedShard", fields: "Fields", *, format: str
 ) -> "Iterator[npt.NDArray[np.uint64]]":
     """Yield (documents, 2) hashes, block by block."""
     import numpy as np

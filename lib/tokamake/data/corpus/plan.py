@@ -62,8 +62,8 @@ def plan(
         sizes[path] = int(size)
     new_plan = make_plan(
         read_corpora(corpora),
-        parse_json(PlanSettings, settings, "--settings"),
-        sizes,
+        parse_json(PlanSettings, settings, where="--settings"),
+        declared=sizes,
         previous=read_plan(output) if output.is_file() else None,
         split_sentences=split_sentences,
     )
@@ -77,8 +77,8 @@ def plan(
 def make_plan(
     corpora: Iterable[Corpus],
     settings: PlanSettings,
-    declared: Mapping[str, int],
     *,
+    declared: Mapping[str, int],
     previous: Plan | None = None,
     split_sentences: bool = False,
 ) -> Plan:
@@ -103,24 +103,30 @@ def make_plan(
     merged: list[PlannedMerge] = []
     for corpus in rows:
         suffixes = _suffixes(corpus, split_sentences)
-        kept_shards, kept_merged = _keep(corpus.corpus, files[corpus.corpus], suffixes, extended)
+        kept_shards, kept_merged = _keep(
+            corpus.corpus, files[corpus.corpus], suffixes=suffixes, previous=extended
+        )
         planned_paths = {path for shard in kept_shards for path in shard.files}
         new_files = [file for file in files[corpus.corpus] if file.path not in planned_paths]
-        new_shards = _cut_shards(corpus, new_files, settings, first=_next_number(kept_shards))
+        new_shards = _cut_shards(
+            corpus, new_files, settings=settings, first=_next_number(kept_shards)
+        )
         groups = _group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
         merged += kept_merged + _plan_merges(
-            corpus.corpus, groups, suffixes, first=_next_number(kept_merged)
+            corpus.corpus, groups, suffixes=suffixes, first=_next_number(kept_merged)
         )
-    tokenizer, tokenizer_stamp = _plan_tokenizer(rows, files, previous)
+    tokenizer, tokenizer_stamp = _plan_tokenizer(rows, files, previous=previous)
     return Plan(
         sizes,
         tokenizer_stamp,
         tokenizer,
-        _plan_batches(shards, extended.tokenize_batches if extended else (), settings.max_jobs),
+        _plan_batches(
+            shards, extended.tokenize_batches if extended else (), max_jobs=settings.max_jobs
+        ),
         # Merging takes a fraction of the time of tokenizing, so a quarter of the jobs is enough.
         _plan_batches(
-            merged, extended.merge_batches if extended else (), -(-settings.max_jobs // 4)
+            merged, extended.merge_batches if extended else (), max_jobs=-(-settings.max_jobs // 4)
         ),
         tuple(merged),
         tuple(shards),
@@ -138,7 +144,7 @@ def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
 
 
 def _keep(
-    corpus: str, files: list[RawFile], suffixes: Mapping[str, str], previous: Plan | None
+    corpus: str, files: list[RawFile], *, suffixes: Mapping[str, str], previous: Plan | None
 ) -> tuple[list[PlannedShard], list[PlannedMerge]]:
     """Return shards and merged datasets of an earlier plan, without files that are gone."""
     old_merged = [merge for merge in previous.merged if merge.corpus == corpus] if previous else []
@@ -155,7 +161,7 @@ def _keep(
     for shard in old_shards:
         if kept_files := [present[path] for path in shard.files if path in present]:
             shards[shard.name] = _make_shard(
-                shard.name, kept_files, shard.byte_range, size=shard.bytes
+                shard.name, kept_files, byte_range=shard.byte_range, size=shard.bytes
             )
     merged = []
     for merge in old_merged:
@@ -176,7 +182,7 @@ def _fits(shard: PlannedShard, present: Mapping[str, RawFile]) -> bool:
 
 
 def _cut_shards(
-    corpus: Corpus, files: list[RawFile], settings: PlanSettings, *, first: int
+    corpus: Corpus, files: list[RawFile], *, settings: PlanSettings, first: int
 ) -> list[PlannedShard]:
     """Group small files into shards, and cut large files into byte ranges where readers can."""
     parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
@@ -197,12 +203,14 @@ def _cut_shards(
         parts.append((group, "", sum(map(_text_bytes, group))))
     ratio = settings.token_bytes_per_text_byte
     return [
-        _make_shard(f"{corpus.corpus}/{number:05d}", members, byte_range, size=int(size * ratio))
+        _make_shard(
+            f"{corpus.corpus}/{number:05d}", members, byte_range=byte_range, size=int(size * ratio)
+        )
         for number, (members, byte_range, size) in enumerate(parts, first)
     ]
 
 
-def _make_shard(name: str, files: list[RawFile], byte_range: str, *, size: int) -> PlannedShard:
+def _make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -> PlannedShard:
     paths = tuple([file.path for file in files])
     return PlannedShard(name, paths, byte_range, size, stamp(files), stamps(files))
 
@@ -260,7 +268,7 @@ def _group_shards(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[s
 
 
 def _plan_merges(
-    corpus: str, groups: list[tuple[str, ...]], suffixes: Mapping[str, str], *, first: int
+    corpus: str, groups: list[tuple[str, ...]], *, suffixes: Mapping[str, str], first: int
 ) -> list[PlannedMerge]:
     return [
         PlannedMerge(f"{corpus}-{number:04d}{suffix}", corpus, key, group)
@@ -270,7 +278,10 @@ def _plan_merges(
 
 
 def _plan_batches(
-    members: list[PlannedShard] | list[PlannedMerge], previous: tuple[JobBatch, ...], max_jobs: int
+    members: list[PlannedShard] | list[PlannedMerge],
+    previous: tuple[JobBatch, ...],
+    *,
+    max_jobs: int,
 ) -> tuple[JobBatch, ...]:
     """Keep earlier batches without members that are gone; add new ones, about `max_jobs` at most.
 
@@ -308,7 +319,7 @@ def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int
 
 
 def _plan_tokenizer(
-    corpora: list[Corpus], files: Mapping[str, list[RawFile]], previous: Plan | None
+    corpora: list[Corpus], files: Mapping[str, list[RawFile]], *, previous: Plan | None
 ) -> tuple[tuple[TokenizerCorpus, ...], str]:
     """Return what a tokenizer is trained on, and its stamp; see `Plan`.
 

@@ -147,7 +147,7 @@ def batch_shards(path: Path, batch: str) -> list[PlannedShard]:
         UserError: the file is not a plan, or has no such batch.
     """
     plan = read_plan(path)
-    names = _member_names(path, plan.tokenize_batches, batch)
+    names = _member_names(path, plan.tokenize_batches, name=batch)
     return [shard for shard in plan.shards if shard.name in names]
 
 
@@ -158,7 +158,7 @@ def batch_merged(path: Path, batch: str) -> list[PlannedMerge]:
         UserError: the file is not a plan, or has no such batch.
     """
     plan = read_plan(path)
-    names = _member_names(path, plan.merge_batches, batch)
+    names = _member_names(path, plan.merge_batches, name=batch)
     return [merge for merge in plan.merged if merge.name in names]
 
 
@@ -168,7 +168,7 @@ def shard_prefixes(merged: PlannedMerge, folder: Path) -> list[Path]:
     return [folder / f"{shard}{suffix}" for shard in merged.shards]
 
 
-def _member_names(path: Path, batches: tuple[JobBatch, ...], name: str) -> set[str]:
+def _member_names(path: Path, batches: tuple[JobBatch, ...], *, name: str) -> set[str]:
     for batch in batches:
         if batch.name == name:
             return set(batch.members)

@@ -40,13 +40,13 @@ def sample_corpus(*, settings: str, output: Path) -> None:
     sources = _read_sources()
     if not sources:
         raise UserError(f"sample_corpus: no Python sources in {_library()}; install them")
-    samples = parse_json(dict[Literal["code", "docs"], SampleCorpus], settings, "--settings")
+    samples = parse_json(dict[Literal["code", "docs"], SampleCorpus], settings, where="--settings")
     for corpus, sample in samples.items():
-        _write_corpus(corpus, sample, sources, output / corpus)
+        _write_corpus(corpus, sample, sources=sources, folder=output / corpus)
 
 
 def _write_corpus(
-    corpus: str, sample: SampleCorpus, sources: list[tuple[str, str]], folder: Path
+    corpus: str, sample: SampleCorpus, *, sources: list[tuple[str, str]], folder: Path
 ) -> None:
     documents = sorted(
         _EXTRACTORS[corpus](sources), key=lambda item: hashlib.sha256(item[0].encode()).digest()

@@ -47,13 +47,13 @@ def _split_paragraph(paragraph: str, language: str) -> Iterator[str]:
     plain = paragraph if paragraph.isascii() else paragraph.translate(_TO_SPACE)
     start = 0
     while start < len(paragraph):
-        for length in _next_lengths(plain, start, language):
+        for length in _next_lengths(plain, start, language=language):
             if sentence := paragraph[start : start + length].strip():
                 yield sentence
             start += length
 
 
-def _next_lengths(plain: str, start: int, language: str) -> list[int]:
+def _next_lengths(plain: str, start: int, *, language: str) -> list[int]:
     """Return the lengths of some sentences from `start` on, with white space around them.
 
     They end well before the end of the window, where boundaries are uncertain.

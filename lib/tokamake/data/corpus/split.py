@@ -74,8 +74,8 @@ def split(
     with atomic(*outputs) as temporaries:
         streams = [path.open("wb") for path in temporaries]
         try:
-            lines = _read_lines(paths, fields, num_blank)
-            counts = _distribute(lines, streams, bounds, seed=seed)
+            lines = _read_lines(paths, fields, num_blank=num_blank)
+            counts = _distribute(lines, streams, bounds=bounds, seed=seed)
         finally:
             for stream in streams:
                 stream.close()
@@ -113,7 +113,7 @@ def _jsonl_files(files: list[str], shares_of_outputs: dict[Path, float]) -> list
 
 
 def _read_lines(
-    paths: list[Path], fields: "Fields", num_blank: list[int]
+    paths: list[Path], fields: "Fields", *, num_blank: list[int]
 ) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield each line and its texts; add the number of blank lines to `num_blank[0]`."""
     from tokamake.data.corpus.documents import place, texts
@@ -135,8 +135,8 @@ def _read_lines(
 def _distribute(
     lines: Iterable[tuple[bytes, tuple[str, ...]]],
     streams: Sequence[IO[bytes]],
-    bounds: list[int],
     *,
+    bounds: list[int],
     seed: int,
 ) -> list[int]:
     """Write each line to the first stream whose bound is above its hash; return line counts."""

@@ -39,7 +39,7 @@ def shares(text: str) -> list[float]:
 
 
 def document_ranges(
-    text: str, num_documents: int, rule: Rule = "megatron_core"
+    text: str, num_documents: int, *, rule: Rule = "megatron_core"
 ) -> dict[str, range]:
     """Return the documents of each split by name; a split may be empty.
 

@@ -53,13 +53,13 @@ def open_unchanged(
     """
     for path, planned in zip(paths, stamps or [DECLARED] * len(paths), strict=True):
         expected = read_stamp(path) if planned == DECLARED else planned
-        _check(path, expected, "since it was planned")
+        _check(path, expected, when="since it was planned")
         yield open_input(path, byte_range=byte_range, format=format)
         # Not sooner: the caller asks for the next file when it has read this one.
-        _check(path, expected, "while it was read")
+        _check(path, expected, when="while it was read")
 
 
-def _check(path: Path, expected: str, when: str) -> None:
+def _check(path: Path, expected: str, *, when: str) -> None:
     if (actual := read_stamp(path)) != expected:
         raise UserError(
             f"{path}: changed {when} (bytes:time was {expected}, now {actual}); rerun when it is "

@@ -78,7 +78,7 @@ def train_tokenizer(
     if plan:
         text_files = _files_of_plan(plan, files)
     else:
-        text_files = _files_by_name(files, Fields(keys, template), format)
+        text_files = _files_by_name(files, Fields(keys, template), format=format)
     bytes_per_file = train_bytes // len(text_files)
 
     def training_texts() -> Iterator[str]:  # a function, because some kinds read the texts twice
@@ -109,7 +109,7 @@ def _files_of_plan(path: Path, files: tuple[str, ...]) -> list[_TextFile]:
     return text_files
 
 
-def _files_by_name(files: tuple[str, ...], fields: Fields, format: str) -> list[_TextFile]:
+def _files_by_name(files: tuple[str, ...], fields: Fields, *, format: str) -> list[_TextFile]:
     if not files:
         raise UserError("no raw files to train on; name some, or a plan with --plan")
     return [_TextFile(path, fields, format) for path in expand(files)]

@@ -81,7 +81,7 @@ class _Target:
 
 
 def concatenate(
-    inputs: list[MergeInput], target: Path, dtype: type[np.integer]
+    inputs: list[MergeInput], target: Path, *, dtype: type[np.integer]
 ) -> list[list[HashedRange]]:
     """Write the tokens of the inputs one after the other; compare all files with the manifests.
 
@@ -104,7 +104,7 @@ def concatenate(
         try:
             for dataset in progress(inputs, label="merge", unit="datasets"):
                 index_checks = _check_index_files(dataset, pool)
-                checks.append(_append(dataset, dtype, output))
+                checks.append(_append(dataset, dtype, output=output))
                 # Compare early: a damaged input should not cost the copy of all others.
                 pending = _compare_finished(pending + index_checks + checks[-1])
             output.finish(check.sha256 for check in pending)
@@ -128,11 +128,11 @@ def _check_index_files(dataset: MergeInput, pool: ThreadPoolExecutor) -> list[_H
     ]
 
 
-def _append(dataset: MergeInput, dtype: type[np.integer], output: _Target) -> list[_HashCheck]:
+def _append(dataset: MergeInput, dtype: type[np.integer], *, output: _Target) -> list[_HashCheck]:
     """Write the tokens of a dataset, in the byte ranges that its manifest hashes."""
     path = bin_path(dataset.prefix)
     if dataset.dtype.kind == "f":
-        return [_append_floats(dataset, dtype, output)]
+        return [_append_floats(dataset, dtype, output=output)]
     checks = []
     with path.open("rb", buffering=0) as source:
         for size, expected in _ranges(dataset):
@@ -146,10 +146,10 @@ def _append(dataset: MergeInput, dtype: type[np.integer], output: _Target) -> li
     return checks
 
 
-def _append_floats(dataset: MergeInput, dtype: type[np.integer], output: _Target) -> _HashCheck:
+def _append_floats(dataset: MergeInput, dtype: type[np.integer], *, output: _Target) -> _HashCheck:
     path = bin_path(dataset.prefix)
     with output.hashed_range() as sha256:
-        for tokens in as_integers(path, dataset.dtype, dtype):
+        for tokens in as_integers(path, dataset.dtype, target_dtype=dtype):
             content = tokens.data.cast("B")
             while content:
                 written = output.stream.write(content)

@@ -119,7 +119,7 @@ class DatasetWriter:
         sha256: hash of the .bin file so far.
     """
 
-    def __init__(self, bin_file: Path, idx_file: Path, dtype: type[np.integer]) -> None:
+    def __init__(self, bin_file: Path, idx_file: Path, *, dtype: type[np.integer]) -> None:
         self.sha256 = hashlib.sha256()
         self._stream = bin_file.open("wb", buffering=0)
         self._dtype = dtype
@@ -204,9 +204,9 @@ class IndexedDataset:
         self.dtype = _token_type(idx, code)
         raw = _csrc.map_file(idx)
         offset = HEADER.size
-        self.lengths = _view(raw, offset, np.int32, sequences)
-        self.pointers = _view(raw, offset + 4 * sequences, np.int64, sequences)
-        self.document_bounds = _view(raw, offset + 12 * sequences, np.int64, bounds)
+        self.lengths = _view(raw, offset, dtype=np.int32, count=sequences)
+        self.pointers = _view(raw, offset + 4 * sequences, dtype=np.int64, count=sequences)
+        self.document_bounds = _view(raw, offset + 12 * sequences, dtype=np.int64, count=bounds)
         size, itemsize = binary.stat().st_size, np.dtype(self.dtype).itemsize
         expected = int(self.lengths.sum(dtype=np.int64)) * itemsize
         if size != expected:
@@ -262,5 +262,5 @@ def _token_type(path: Path, code: int) -> type[np.integer]:
     return DTYPES[code]
 
 
-def _view(raw: npt.NDArray[np.uint8], start: int, dtype: type, count: int) -> npt.NDArray:
+def _view(raw: npt.NDArray[np.uint8], start: int, *, dtype: type, count: int) -> npt.NDArray:
     return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)

@@ -48,7 +48,7 @@ def describe(
     """
     from tokamake.errors import UserError
 
-    named = sorted(_prefixes(prefixes or [], plan, input))
+    named = sorted(_prefixes(prefixes or [], plan, folder=input))
     _refuse_duplicates(named)
     if output is not None:
         _refuse_overwrite(named, output)
@@ -62,7 +62,7 @@ def describe(
         _write(output, verified)
 
 
-def _prefixes(prefixes: list[Path], plan: Path | None, folder: Path | None) -> list[Path]:
+def _prefixes(prefixes: list[Path], plan: Path | None, *, folder: Path | None) -> list[Path]:
     from tokamake.data.corpus.plan_file import read_plan
     from tokamake.data.indexed.merge_groups import expand_prefixes
     from tokamake.errors import UserError

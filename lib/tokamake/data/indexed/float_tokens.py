@@ -35,7 +35,7 @@ def highest_token(binary: Path, dtype: np.dtype) -> int:
 
 
 def as_integers(
-    binary: Path, dtype: np.dtype, target_dtype: type[np.integer]
+    binary: Path, dtype: np.dtype, *, target_dtype: type[np.integer]
 ) -> Iterator[npt.NDArray[np.integer]]:
     """Yield the tokens of a file as integers; call `highest_token` first to check them."""
     for tokens in _chunks(binary, dtype):

@@ -38,7 +38,7 @@ def check_foreign(prefix: Path) -> int:
         UserError: a length or token is negative, or a pointer does not follow from the lengths.
     """
     dataset = IndexedDataset(prefix)
-    check_starts(prefix, read_layout(idx_path(prefix)), np.dtype(dataset.dtype).itemsize)
+    check_starts(prefix, read_layout(idx_path(prefix)), itemsize=np.dtype(dataset.dtype).itemsize)
     tasks = range(0, len(dataset.tokens), _TASK_TOKENS)
     # Threads suffice: min and max of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

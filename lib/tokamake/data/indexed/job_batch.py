@@ -40,7 +40,7 @@ def finished(prefixes: Iterable[Path], request: str) -> bool:
     )
 
 
-def write_batch(path: Path, name: str, folder: Path, prefixes: Iterable[Path]) -> None:
+def write_batch(path: Path, name: str, *, folder: Path, prefixes: Iterable[Path]) -> None:
     """Write the batch file of datasets below `folder`.
 
     Keys: `batch`, the name; `members`, a list of `prefix` (relative to the folder), `bytes` and
@@ -80,7 +80,7 @@ def find_batch_fault(path: Path, folder: str) -> str | None:
         written = path.stat().st_mtime_ns
         for member in _read_batch(path)["members"]:
             prefix = f"{folder}/{member['prefix']}"
-            if not _unchanged(prefix, member["bytes"], written):
+            if not _unchanged(prefix, member["bytes"], written=written):
                 if fault := find_fault(Path(prefix)):
                     return fault
                 # An intact dataset can still be a newer one than the batch file describes.
@@ -93,7 +93,7 @@ def find_batch_fault(path: Path, folder: str) -> str | None:
     return None
 
 
-def _unchanged(prefix: str, sizes: dict[str, int], written: int) -> bool:
+def _unchanged(prefix: str, sizes: dict[str, int], *, written: int) -> bool:
     # Strings and os.stat: pathlib would take most of the time for 100,000 datasets.
     try:
         stats = {name: os.stat(f"{prefix}.{name}") for name in (*sizes, "json")}  # noqa: PTH116

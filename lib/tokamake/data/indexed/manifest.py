@@ -97,7 +97,7 @@ def joined_sha256(ranges: list[HashedRange]) -> str:
     return _JOINED + files.digest([list(hashed) for hashed in ranges])
 
 
-def differs_from_manifest(prefix: Path, manifest: dict[str, Any], name: str) -> bool:
+def differs_from_manifest(prefix: Path, manifest: dict[str, Any], *, name: str) -> bool:
     """Hash a file of a dataset and compare it with the manifest."""
     path, expected = file_path(prefix, name), manifest["sha256"][name]
     if not expected.startswith(_JOINED):
@@ -136,6 +136,6 @@ def find_fault(prefix: Path) -> str | None:
         path, size = paths[name], manifest["bytes"][name]
         if stat.st_size != size:
             return f"{path} has {stat.st_size} bytes, its manifest says {size}"
-        if stat.st_mtime_ns > written and differs_from_manifest(prefix, manifest, name):
+        if stat.st_mtime_ns > written and differs_from_manifest(prefix, manifest, name=name):
             return f"{path} differs from the hash in its manifest"
     return None

@@ -63,7 +63,7 @@ def merge(
     """
     from tokamake.data.indexed.merge_groups import expand_prefixes, read_limit
 
-    limit = read_limit(max_bytes, max_tokens, max_documents)
+    limit = read_limit(max_bytes, max_tokens, max_documents=max_documents)
     if plan is None:
         _merge_prefixes(expand_prefixes(prefixes or []), output, corpus=corpus, limit=limit)
         return
@@ -89,7 +89,9 @@ def _merge_batch(plan: Path, batch: str, *, shards: Path, output: Path, summary:
 
     groups = batch_merged(plan, batch)
     job_batch.make_each(groups, make)
-    job_batch.write_batch(summary, batch, output, [output / group.name for group in groups])
+    job_batch.write_batch(
+        summary, batch, folder=output, prefixes=[output / group.name for group in groups]
+    )
 
 
 def _request(prefixes: list[Path], corpus: str) -> str:
@@ -98,7 +100,7 @@ def _request(prefixes: list[Path], corpus: str) -> str:
     from tokamake.files import digest
 
     manifests = [read_manifest(prefix) for prefix in prefixes]
-    return digest(_merged_manifest(prefixes, manifests, corpus))
+    return digest(_merged_manifest(prefixes, manifests, corpus=corpus))
 
 
 def _merge_prefixes(
@@ -110,7 +112,7 @@ def _merge_prefixes(
     if limit is None:
         _merge(inputs, output, corpus=corpus, dtype=dtype)
         return
-    groups = list(group_inputs(inputs, limit, dtype))
+    groups = list(group_inputs(inputs, limit, dtype=dtype))
     outputs = numbered_prefixes(output, len(groups))
     for prefix in outputs:  # before anything is written
         _refuse_overwrite(prefix, inputs)
@@ -157,11 +159,13 @@ def _merge(
             jobs = [pool.submit(_merge_indexes, inputs, idx_file, dtype)]
             if has_sources:
                 jobs.append(pool.submit(_merge_sources, inputs, sources_file))
-            ranges = concatenate(inputs, bin_file, dtype)
+            ranges = concatenate(inputs, bin_file, dtype=dtype)
             for job in jobs:
                 job.result()
         merged = _merged_manifest(
-            [dataset.prefix for dataset in inputs], _input_facts(inputs, ranges, dtype), corpus
+            [dataset.prefix for dataset in inputs],
+            _input_facts(inputs, ranges, dtype=dtype),
+            corpus=corpus,
         )
         flat = [hashed for of_input in ranges for hashed in of_input]
         written = [bin_file, idx_file, *([sources_file] if has_sources else [])]
@@ -212,7 +216,7 @@ def _merge_sources(inputs: "list[MergeInput]", sources_file: Path) -> None:
 
 
 def _input_facts(
-    inputs: "list[MergeInput]", ranges: "list[list[HashedRange]]", dtype: "type[np.integer]"
+    inputs: "list[MergeInput]", ranges: "list[list[HashedRange]]", *, dtype: "type[np.integer]"
 ) -> list[dict[str, Any]]:
     """Return the manifest of each input, or the same keys as far as its files tell them."""
     facts = []
@@ -233,7 +237,7 @@ def _input_facts(
 
 
 def _merged_manifest(
-    prefixes: list[Path], facts: list[dict[str, Any]], corpus: str
+    prefixes: list[Path], facts: list[dict[str, Any]], *, corpus: str
 ) -> dict[str, Any]:
     """Return the manifest of a merged dataset without sizes and hashes of its own files.
 

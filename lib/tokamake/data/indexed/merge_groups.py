@@ -24,7 +24,7 @@ class Limit(NamedTuple):
 
 
 def read_limit(
-    max_bytes: str | None, max_tokens: int | None, max_documents: int | None
+    max_bytes: str | None, max_tokens: int | None, *, max_documents: int | None
 ) -> Limit | None:
     """Read the limit of the command line; at most one may be given.
 
@@ -99,7 +99,7 @@ def _datasets_in(folder: Path) -> list[Path]:
 
 
 def group_inputs(
-    inputs: list[MergeInput], limit: Limit, dtype: type[np.integer]
+    inputs: list[MergeInput], limit: Limit, *, dtype: type[np.integer]
 ) -> Iterator[list[MergeInput]]:
     """Divide inputs into groups of neighbours within the limit; a group has at least one."""
     group: list[MergeInput] = []

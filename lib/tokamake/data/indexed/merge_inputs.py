@@ -55,7 +55,7 @@ def open_merge_input(prefix: Path) -> MergeInput:
         UserError: a file is missing or damaged, or the files do not match.
     """
     manifest = find_manifest(prefix)
-    for fault in size_faults(prefix, manifest or {"bytes": {}}, ("bin", "idx", "sources")):
+    for fault in size_faults(prefix, manifest or {"bytes": {}}, names=("bin", "idx", "sources")):
         raise UserError(fault)
     binary, idx = bin_path(prefix), idx_path(prefix)
     for path in (binary, idx):
@@ -65,7 +65,7 @@ def open_merge_input(prefix: Path) -> MergeInput:
     tokens, size = layout.tokens(), binary.stat().st_size
     dtype = _stored_dtype(idx, layout.code, tokens=tokens, size=size)
     check_size(prefix, tokens * dtype.itemsize)
-    check_starts(prefix, layout, dtype.itemsize)
+    check_starts(prefix, layout, itemsize=dtype.itemsize)
     check_bounds(prefix, layout)
     return MergeInput(prefix, manifest, layout, dtype, tokens)
 
@@ -83,7 +83,7 @@ def find_manifest(prefix: Path) -> dict[str, Any] | None:
     return read_manifest(prefix) if has_manifest else None
 
 
-def size_faults(prefix: Path, manifest: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+def size_faults(prefix: Path, manifest: dict[str, Any], *, names: Iterable[str]) -> Iterator[str]:
     """Yield a message for each file whose size is not the one in the manifest."""
     for name in [name for name in names if name in manifest["bytes"]]:
         path, expected = file_path(prefix, name), manifest["bytes"][name]
@@ -121,7 +121,7 @@ def _stored_dtype(idx: Path, code: int, *, tokens: int, size: int) -> np.dtype:
     return np.dtype(np.float64 if tokens and size // tokens >= 8 else np.float32)
 
 
-def check_starts(prefix: Path, layout: IndexLayout, itemsize: int) -> None:
+def check_starts(prefix: Path, layout: IndexLayout, *, itemsize: int) -> None:
     """Compare the start of each sequence with the sum of the lengths before it.
 
     Raises:

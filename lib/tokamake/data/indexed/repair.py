@@ -145,7 +145,7 @@ def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
     check_bounds(dataset.prefix, layout)
     num_missing = dataset.tokens - layout.tokens()
     if not num_missing:
-        return _fix_pointers(layout, np.dtype(dataset.dtype).itemsize, writer)
+        return _fix_pointers(layout, np.dtype(dataset.dtype).itemsize, writer=writer)
     # Documents without a sequence have no EOD token.
     num_eods = sum(int(np.count_nonzero(counts)) for counts in layout.sequence_counts())
     if num_missing != num_eods:
@@ -154,11 +154,11 @@ def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
             f"{dataset.tokens - num_missing:,}; the difference is not one EOD token for each of "
             f"{num_eods:,} documents; check that the file is complete, or {_SPLIT_AT_EOD}"
         )
-    _add_eods(dataset, layout, writer)
+    _add_eods(dataset, layout, writer=writer)
     return f"lengths omitted the EOD token of {num_eods:,} documents; they include it now"
 
 
-def _fix_pointers(layout: "IndexLayout", itemsize: int, writer: "IndexWriter") -> str:
+def _fix_pointers(layout: "IndexLayout", itemsize: int, *, writer: "IndexWriter") -> str:
     """Keep the lengths; the writer derives the pointers from them."""
     end = num_wrong = 0
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
@@ -184,7 +184,7 @@ def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "IndexLayout") -> N
         )
 
 
-def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", writer: "IndexWriter") -> None:
+def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexWriter") -> None:
     """Lengthen the last sequence of each document by the EOD token that follows it."""
     tokens = np.memmap(dataset.binary, dataset.dtype, "r")
     num_documents, start, step = layout.bounds.length - 1, 0, 1 << 14
@@ -216,7 +216,7 @@ def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
     with dataset.binary.open("rb") as stream:
         while len(tokens := np.fromfile(stream, dataset.dtype, _CHUNK)):
             ends = first + np.flatnonzero(tokens == dataset.eod) + 1
-            _add_documents(dataset, np.diff(ends, prepend=end), writer)
+            _add_documents(dataset, np.diff(ends, prepend=end), writer=writer)
             end, first = int(ends[-1]) if len(ends) else end, first + len(tokens)
     if dataset.tokens and not writer.documents:
         raise UserError(
@@ -225,7 +225,7 @@ def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
         )
     remainder = dataset.tokens - end
     if remainder:
-        _add_documents(dataset, np.array([remainder]), writer)
+        _add_documents(dataset, np.array([remainder]), writer=writer)
     tail = f", the last one of {remainder:,} tokens without EOD" if remainder else ""
     return (
         f"the index was missing or truncated; {writer.documents:,} documents were split at their "
@@ -234,7 +234,7 @@ def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
 
 
 def _add_documents(
-    dataset: _BrokenDataset, lengths: npt.NDArray[np.int64], writer: "IndexWriter"
+    dataset: _BrokenDataset, lengths: npt.NDArray[np.int64], *, writer: "IndexWriter"
 ) -> None:
     if (lengths >= 1 << 31).any():  # lengths are int32 in the index
         raise UserError(

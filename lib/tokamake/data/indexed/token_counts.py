@@ -71,12 +71,12 @@ def _count_by_index(prefix: Path, size: int) -> int:
     if code in DTYPES and sequences:
         itemsize = np.dtype(DTYPES[code]).itemsize
         # Fast path: if the last sequence ends where the file ends, its size gives the count.
-        if _last_sequence_end(idx_path(prefix), sequences, itemsize) == size:
+        if _last_sequence_end(idx_path(prefix), sequences, itemsize=itemsize) == size:
             return size // itemsize
     return int(IndexedDataset(prefix).lengths.sum(dtype=np.int64))
 
 
-def _last_sequence_end(path: Path, sequences: int, itemsize: int) -> int:
+def _last_sequence_end(path: Path, sequences: int, *, itemsize: int) -> int:
     """Return the byte after the last sequence, by its pointer and length in the index."""
     pointers = HEADER.size + 4 * sequences
     with path.open("rb", buffering=0) as stream:

@@ -42,15 +42,15 @@ def trace(
     from tokamake.data.indexed.dataset import IndexedDataset
 
     dataset = IndexedDataset(prefix)
-    number = _document_number(dataset, prefix, document, token)
+    number = _document_number(dataset, prefix, document=document, token=token)
     first, last = (int(bound) for bound in dataset.document_bounds[number : number + 2])
     manifest = _read_manifest(prefix)
-    raw, location = _locate(prefix, manifest, number)
+    raw, location = _locate(prefix, manifest, document=number)
     tokens = int(dataset.lengths[first:last].sum())
     print(f"document {number}, {counted(tokens, 'token')}: {_describe(raw, location)}")
     if max_characters:
         keys = Fields((manifest["text_key"],), manifest["template"]).read_keys
-        text = _raw_text(data_root / raw["path"], raw, location, keys)
+        text = _raw_text(data_root / raw["path"], raw, location=location, keys=keys)
         _print_text(text, max_characters)
 
 
@@ -71,7 +71,7 @@ def origin(prefix: Path, document: int) -> str:
     Raises:
         UserError: the document does not exist, or the dataset has no sources file.
     """
-    return _describe(*_locate(prefix, _read_manifest(prefix), document))
+    return _describe(*_locate(prefix, _read_manifest(prefix), document=document))
 
 
 def document_of(dataset: "IndexedDataset", sequence: int) -> int:
@@ -94,7 +94,7 @@ def _read_manifest(prefix: Path) -> dict[str, Any]:
 
 
 def _locate(
-    prefix: Path, manifest: dict[str, Any], document: int
+    prefix: Path, manifest: dict[str, Any], *, document: int
 ) -> tuple[dict[str, Any], "RawLocation"]:
     """Return the manifest's description of the raw file of a document, and the location in it."""
     from tokamake.data.indexed.document_sources import locate_document
@@ -115,7 +115,7 @@ def _describe(raw: dict[str, Any], location: "RawLocation") -> str:
 
 
 def _document_number(
-    dataset: "IndexedDataset", prefix: Path, document: int | None, token: int | None
+    dataset: "IndexedDataset", prefix: Path, *, document: int | None, token: int | None
 ) -> int:
     """Return the number of the document that the user named, directly or by a token."""
     import numpy as np
@@ -139,7 +139,7 @@ def _document_number(
 
 
 def _raw_text(
-    path: Path, raw: dict[str, Any], location: "RawLocation", keys: tuple[str, ...]
+    path: Path, raw: dict[str, Any], *, location: "RawLocation", keys: tuple[str, ...]
 ) -> str:
     """Return the raw line, or the reason in parentheses why it cannot be shown."""
     if not path.is_file():

@@ -68,7 +68,7 @@ def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
     manifest = layout = None
     with _collect(faults):
         manifest = find_manifest(prefix)
-    faults += size_faults(prefix, manifest, manifest["bytes"]) if manifest else []
+    faults += size_faults(prefix, manifest, names=manifest["bytes"]) if manifest else []
     sizes = {}
     if manifest is None and not any(file_path(prefix, name).is_file() for name in ("bin", "idx")):
         faults.append(
@@ -121,7 +121,7 @@ def _check_index(dataset: VerifiedDataset) -> None:
     if layout is None or dtype is None:
         return
     with _collect(dataset.faults):
-        check_starts(dataset.prefix, layout, dtype.itemsize)
+        check_starts(dataset.prefix, layout, itemsize=dtype.itemsize)
     with _collect(dataset.faults):
         check_bounds(dataset.prefix, layout)
     if "bin" in dataset.bytes:
@@ -161,7 +161,7 @@ def _check_content(dataset: VerifiedDataset) -> dict[str, str]:
         expected = hashed_ranges(manifest) if manifest else []
         scan = _TokenScan(dataset.dtype, manifest.get("vocab_size") if manifest else None)
         ranges = list(scan.hash_ranges(bin_path(prefix), [hashed.size for hashed in expected]))
-        dataset.faults.extend(_range_faults(prefix, ranges, expected))
+        dataset.faults.extend(_range_faults(prefix, ranges, expected=expected))
         dataset.faults.extend(scan.faults(bin_path(prefix)))
         hashes["bin"] = ranges[0].sha256
     if manifest is None:
@@ -170,13 +170,13 @@ def _check_content(dataset: VerifiedDataset) -> dict[str, str]:
         return hashes
     for name in manifest["sha256"]:
         path = file_path(prefix, name)
-        if name != "bin" and path.is_file() and differs_from_manifest(prefix, manifest, name):
+        if name != "bin" and path.is_file() and differs_from_manifest(prefix, manifest, name=name):
             dataset.faults.append(f"{path}: differs from the hash in its manifest; {_REBUILD}")
     return {}
 
 
 def _range_faults(
-    prefix: Path, ranges: list[HashedRange], expected: list[HashedRange]
+    prefix: Path, ranges: list[HashedRange], *, expected: list[HashedRange]
 ) -> Iterator[str]:
     """Yield a message for each byte range of a token file that differs from the manifest."""
     first = 0

@@ -70,11 +70,11 @@ def lint_weights(
     rows = read_corpora(corpora, temperature=temperature) if corpora else []
     lines, problems = scan(weights)
     problems += _form_problems(lines)
-    tokens, read_problems = _count_tokens(lines, find_root(weights, data_root), split)
+    tokens, read_problems = _count_tokens(lines, find_root(weights, data_root), split=split)
     problems += read_problems + _weight_problems(lines, tokens)
     totals = _totals(lines, tokens)
     if corpora:
-        problems += _compare_with_table(totals, rows, train_tokens, corpora)
+        problems += _compare_with_table(totals, rows, train_tokens=train_tokens, table=corpora)
     for problem in sorted(problems, key=lambda problem: problem.number or math.inf):
         kind = "" if problem.error else "warning: "
         print(f"{location(weights, problem.number)}{kind}{problem.text}")
@@ -100,7 +100,7 @@ def _form_problems(lines: list[Line]) -> list[Problem]:
 
 
 def _count_tokens(
-    lines: list[Line], root: Path, split: str | None
+    lines: list[Line], root: Path, *, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
     """Count the tokens that each line can draw from; None if its dataset cannot be read."""
     from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
@@ -171,7 +171,7 @@ def _sum_known(counts: list[int | None]) -> int | None:
 
 
 def _compare_with_table(
-    totals: list[Total], rows: "list[Corpus]", train_tokens: int | None, table: Path
+    totals: list[Total], rows: "list[Corpus]", *, train_tokens: int | None, table: Path
 ) -> list[Problem]:
     """Compare the shares of the file with the shares that the table asks for."""
     from tokamake.data.mixture.shares import TOLERANCE, shares
@@ -201,7 +201,8 @@ def _compare_with_table(
     return [
         Problem(
             total.line,
-            f'corpus "{corpus}": {_difference(total, expected[corpus], train_tokens)} by {table}; '
+            f'corpus "{corpus}": '
+            f"{_difference(total, expected[corpus], train_tokens=train_tokens)} by {table}; "
             "rewrite the file with `tokamake weigh`",
         )
         for corpus, total in by_corpus.items()
@@ -209,7 +210,7 @@ def _compare_with_table(
     ]
 
 
-def _difference(total: Total, expected: float, train_tokens: int | None) -> str:
+def _difference(total: Total, expected: float, *, train_tokens: int | None) -> str:
     if not train_tokens or not total.tokens:
         return f"share {total.share:.4g}, {expected:.4g} asked"
     scale = train_tokens / total.tokens

@@ -19,7 +19,9 @@ TOLERANCE = 0.01
 """Relative difference from the stated epochs that needs no message."""
 
 
-def seen_tokens(corpora: list[Corpus], tokens: dict[str, int], split: str | None) -> dict[str, int]:
+def seen_tokens(
+    corpora: list[Corpus], tokens: dict[str, int], *, split: str | None
+) -> dict[str, int]:
     """Return the number of training tokens of each corpus, estimated by shares of documents.
 
     Raises:
@@ -28,12 +30,12 @@ def seen_tokens(corpora: list[Corpus], tokens: dict[str, int], split: str | None
     if split and not splits.shares(split)[0] and not all(row.sets for row in corpora):
         raise UserError(f"split: {split!r}: nothing to train on; give a share as the first number")
     return {
-        row.corpus: max(1, _part_tokens(tokens[row.corpus], row.parts.get("train"), split))
+        row.corpus: max(1, _part_tokens(tokens[row.corpus], row.parts.get("train"), split=split))
         for row in corpora
     }
 
 
-def _part_tokens(tokens: int, part: splits.FractionRange | None, split: str | None) -> int:
+def _part_tokens(tokens: int, part: splits.FractionRange | None, *, split: str | None) -> int:
     """Estimate the tokens of a part of the documents, else of those that the split trains on."""
     if part:
         return round(tokens * (part[1] - part[0]))
@@ -67,7 +69,7 @@ def shares(
     }
     claims = {row.corpus: _claim(row, tokens) for row in corpora if not row.epochs}
     needed = sum(by_epochs.values(), Fraction())
-    remaining = _remaining_tokens(needed, train_tokens, claims, table)
+    remaining = _remaining_tokens(needed, train_tokens, claims=claims, table=table)
     total_claim = sum(claims.values(), Fraction())
     drawn = by_epochs | {
         corpus: remaining * claim / total_claim for corpus, claim in claims.items()
@@ -96,12 +98,12 @@ def _claim(row: Corpus, tokens: dict[str, int]) -> Fraction:
 
 
 def _remaining_tokens(
-    needed: Fraction, train_tokens: int | None, claims: dict[str, Fraction], table: Path
+    needed: Fraction, train_tokens: int | None, *, claims: dict[str, Fraction], table: Path
 ) -> Fraction:
     """Return the training tokens that epochs leave to corpora with weights or temperatures."""
     if not claims:
         if train_tokens and needed > train_tokens * (1 + Fraction(TOLERANCE)):
-            raise _too_many_epochs(needed, train_tokens, table)
+            raise _too_many_epochs(needed, train_tokens, table=table)
         return Fraction()
     if not needed:
         return Fraction(1)  # no epochs: the length of the training does not matter
@@ -111,7 +113,7 @@ def _remaining_tokens(
             "the training is; give --train-tokens, or epochs to all"
         )
     if needed > train_tokens:
-        raise _too_many_epochs(needed, train_tokens, table)
+        raise _too_many_epochs(needed, train_tokens, table=table)
     if needed == train_tokens:
         raise UserError(
             f"{table}: its epochs take all {train_tokens:,} tokens of the training and leave "
@@ -120,7 +122,7 @@ def _remaining_tokens(
     return train_tokens - needed
 
 
-def _too_many_epochs(needed: Fraction, train_tokens: int, table: Path) -> UserError:
+def _too_many_epochs(needed: Fraction, train_tokens: int, *, table: Path) -> UserError:
     return UserError(
         f"{table}: its epochs need {round(needed):,} tokens, the training has {train_tokens:,} "
         "(--train-tokens); lower epochs or train longer"

@@ -100,7 +100,7 @@ class SplitPrefixes:
             return splits.part_range(line.part or WHOLE, num_documents)
         if line.part:
             return splits.part_range(line.part, num_documents) if name == "train" else range(0)
-        return splits.document_ranges(self._split, num_documents, self._rule)[name]
+        return splits.document_ranges(self._split, num_documents, rule=self._rule)[name]
 
 
 def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:

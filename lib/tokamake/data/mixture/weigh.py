@@ -70,11 +70,11 @@ def weigh(
     rows = read_corpora(corpora, temperature=temperature)
     datasets = read_json(metadata, "create it with `tokamake describe`")
     datasets = [dataset for dataset in datasets if dataset.get("corpus") not in leave_out]
-    tokens = _count_tokens(datasets, rows, metadata, corpora)
+    tokens = _count_tokens(datasets, rows, metadata=metadata, corpora=corpora)
     training_rows = [row for row in rows if row.trains]
     if not training_rows:
         raise UserError(f"{corpora}: no corpus trains; add `train` to the sets column of one")
-    seen = seen_tokens(training_rows, tokens, split)
+    seen = seen_tokens(training_rows, tokens, split=split)
     train = shares(training_rows, seen, train_tokens=train_tokens, table=corpora)
     _warn(
         training_rows, train, seen, train_tokens=train_tokens, max_epochs=max_epochs, table=corpora
@@ -85,13 +85,13 @@ def weigh(
         path = output if name == "train" else split_weights_path(output, name)
         lines = [
             line._replace(part=parts[line.corpus].get(name))
-            for line in _divide(split_shares, datasets, tokens, root)
+            for line in _divide(split_shares, datasets, tokens=tokens, root=root)
         ]
         _write(path, lines)
 
 
 def _divide(
-    shares: dict[str, float], datasets: list[dict[str, Any]], tokens: dict[str, int], root: str
+    shares: dict[str, float], datasets: list[dict[str, Any]], *, tokens: dict[str, int], root: str
 ) -> "list[WeightedPrefix]":
     """Divide the share of each corpus among its datasets by their tokens.
 
@@ -159,7 +159,7 @@ def check_options(train_tokens: int | None, temperature: float | None) -> None:
 
 
 def _count_tokens(
-    datasets: list[dict[str, Any]], rows: "list[Corpus]", metadata: Path, corpora: Path
+    datasets: list[dict[str, Any]], rows: "list[Corpus]", *, metadata: Path, corpora: Path
 ) -> dict[str, int]:
     """Return the number of tokens of each corpus."""
     tokens = dict.fromkeys((row.corpus for row in rows), 0)

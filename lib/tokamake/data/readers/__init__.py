@@ -43,7 +43,8 @@ def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str =
     Raises:
         UserError: the file cannot be read, has no known format, or does not contain the range.
     """
-    raw = Input(path, *look(path, format))
+    kind, packing, head = look(path, format)
+    raw = Input(path, kind, compression=packing, head=head)
     if byte_range and byte_range != (0, None):
         raw.start, raw.end = byte_range
         _check_range(raw)

@@ -72,7 +72,7 @@ def compression(head: bytes) -> str:
     return next((name for magic, name in magics.items() if head.startswith(magic)), "")
 
 
-def unpack(chunks: Iterable[bytes], name: str, path: Path, *, block_bytes: int) -> Iterator[bytes]:
+def unpack(chunks: Iterable[bytes], name: str, *, path: Path, block_bytes: int) -> Iterator[bytes]:
     """Yield the decompressed bytes of all members in blocks of about `block_bytes`.
 
     Raises:

@@ -80,7 +80,7 @@ def _head(path: Path) -> tuple[str, bytes]:
         if packing:
             stream.seek(0)
             chunks = iter(lambda: stream.read(HEAD_BYTES), b"")
-            blocks = unpack(chunks, packing, path, block_bytes=HEAD_BYTES)
+            blocks = unpack(chunks, packing, path=path, block_bytes=HEAD_BYTES)
             return packing, b"".join(islice(blocks, 1))[:HEAD_BYTES]
     if not head and path.suffix in SUFFIXES | {".parquet", ".arrow", ".feather"}:
         raise UserError(

@@ -55,7 +55,7 @@ class Input:
     """Number of good and bad documents, without blank lines."""
     blank_lines: int
 
-    def __init__(self, path: Path, format: str, compression: str, head: Bytes) -> None:
+    def __init__(self, path: Path, format: str, *, compression: str, head: Bytes) -> None:
         self.path, self.format, self.compression, self.head = path, format, compression, head
         self.start, self.end = 0, None
         self.first_byte = 0
@@ -121,7 +121,7 @@ class Input:
         """Yield decompressed bytes; for an uncompressed file, those in [start, end)."""
         chunks = self._raw_chunks(start, end)
         if self.compression:
-            chunks = unpack(chunks, self.compression, self.path, block_bytes=CHUNK_BYTES)
+            chunks = unpack(chunks, self.compression, path=self.path, block_bytes=CHUNK_BYTES)
         with reading(self.path):
             is_small = self.path.stat().st_size < _SMALL_BYTES
         return chunks if is_small else ahead(chunks)

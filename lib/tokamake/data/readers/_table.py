@@ -40,7 +40,7 @@ def damaged(raw: "Input", fault: str) -> UserError:
     )
 
 
-def check_columns(raw: "Input", names: list[str], keys: tuple[str, ...]) -> None:
+def check_columns(raw: "Input", names: list[str], *, keys: tuple[str, ...]) -> None:
     """Refuse a table unless each key is the name of exactly one column."""
     for key in keys:
         if names.count(key) != 1:

@@ -46,7 +46,7 @@ def _batches(raw: "Input", keys: tuple[str, ...]) -> Iterator[Any]:
     with arrow.OSFile(str(raw.path)) as source:
         # Columns are selected by index, so the schema comes first. Then read from the beginning.
         schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
-        check_columns(raw, schema.names, keys)
+        check_columns(raw, schema.names, keys=keys)
         options = ipc.IpcReadOptions(
             included_fields=[schema.get_field_index(key) for key in keys], use_threads=False
         )

@@ -64,11 +64,11 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         numbers = np.arange(number, number + len(ends), dtype=np.int64)
         number, position = number + len(ends), position + len(chunk)
         if texts:
-            views = _LineViews(chunk, starts, ends)
+            views = _LineViews(chunk, starts, ends=ends)
             yield RecordBlock(_LazyRecords(views), numbers, offsets, Lines(views), Utf8(*texts[:2]))
         for first in range(0, len(lines), _MAX_LINES):
             part = slice(first, first + _MAX_LINES)
-            block = _block(lines[part], numbers[part], offsets[part])
+            block = _block(lines[part], numbers[part], offsets=offsets[part])
             raw.blank_lines += len(lines[part]) - len(block.records)
             if block.records:
                 yield block
@@ -77,7 +77,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 class _LineViews(LazySequence[memoryview]):
     """Views of the lines in a chunk, made on access: hardly any line is accessed."""
 
-    def __init__(self, chunk: Line, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    def __init__(self, chunk: Line, starts: NDArray[np.int64], *, ends: NDArray[np.int64]) -> None:
         self._chunk, self._starts, self._ends = memoryview(chunk), starts, ends
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ def _split(chunk: Line) -> list[Line]:
 
 
 def _block(
-    lines: list[Line], numbers: NDArray[np.int64], offsets: NDArray[np.int64]
+    lines: list[Line], numbers: NDArray[np.int64], *, offsets: NDArray[np.int64]
 ) -> RecordBlock:
     records = _parse(lines)
     if records is None:

@@ -30,12 +30,12 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         with parquet.ParquetFile(
             raw.path, buffer_size=1 << 20, page_checksum_verification=True
         ) as source:
-            check_columns(raw, source.schema_arrow.names, keys)
+            check_columns(raw, source.schema_arrow.names, keys=keys)
             first_row = 0
             for group in range(source.metadata.num_row_groups):
                 metadata = source.metadata.row_group(group)
                 if _begins_in_range(raw, metadata):
-                    yield from _row_group(raw, source, group, keys, first_row)
+                    yield from _row_group(raw, source, group=group, keys=keys, first_row=first_row)
                 first_row += metadata.num_rows
         raw.count()
 
@@ -54,7 +54,7 @@ def _begins_in_range(raw: "Input", metadata: Any) -> bool:
 
 
 def _row_group(
-    raw: "Input", source: Any, group: int, keys: tuple[str, ...], first_row: int
+    raw: "Input", source: Any, *, group: int, keys: tuple[str, ...], first_row: int
 ) -> Iterator[RecordBlock]:
     metadata = source.metadata.row_group(group)
     num_rows = 0

@@ -58,9 +58,10 @@ class ArrayFile:
         Raises:
             UserError: the file is too short.
         """
-        return DatasetIndex(*(self._array(*locations[name]) for name in DatasetIndex._fields))
+        return DatasetIndex(*(self._array(locations[name]) for name in DatasetIndex._fields))
 
-    def _array(self, offset: int, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
+    def _array(self, location: list[Any]) -> npt.NDArray[Any]:
+        offset, dtype, shape = location
         end = offset + np.dtype(dtype).itemsize * math.prod(shape)
         if end > len(self._bytes):
             raise UserError(f"{self._path}: damaged (ends before byte {end:,}); {REMEDY}")

@@ -71,11 +71,15 @@ def build(
     }
     epochs = count_epochs(num_samples, **sizes)
     total = count_samples(epochs, **sizes)
-    early = _samples_before_separate_epoch(num_samples, epochs, sizes, separate_last_epoch)
+    early = _samples_before_separate_epoch(
+        num_samples, epochs, sizes=sizes, separate=separate_last_epoch
+    )
     # The bytes equal Megatron's only with one generator and these calls in this order.
     random = np.random.RandomState(seed)
     blocks = [epochs] if early is None else [epochs - 1, 1]
-    document = np.concatenate([_shuffled_epochs(documents, block, random) for block in blocks])
+    document = np.concatenate(
+        [_shuffled_epochs(documents, block, random=random) for block in blocks]
+    )
     sample = _csrc.build_sample_index(
         lengths, document, sequence_length, epochs, sizes["tokens_per_epoch"]
     )
@@ -85,12 +89,12 @@ def build(
         end = [len(document) - 1, lengths[document[-1]] - 1]
         sample = np.concatenate([sample, np.array([end], sample.dtype)])
         total += 1
-    order = _shuffled_samples(total if early is None else early, total, random)
+    order = _shuffled_samples(total if early is None else early, total, random=random)
     return DatasetIndex(document, sample, order)
 
 
 def _samples_before_separate_epoch(
-    num_samples: int, epochs: int, sizes: dict[str, int], separate: bool | None
+    num_samples: int, epochs: int, *, sizes: dict[str, int], separate: bool | None
 ) -> int | None:
     """Samples before a separate last epoch; None if all epochs are shuffled together."""
     if epochs == 1 or separate is False:
@@ -101,7 +105,7 @@ def _samples_before_separate_epoch(
 
 
 def _shuffled_epochs(
-    documents: range, epochs: int, random: np.random.RandomState
+    documents: range, epochs: int, *, random: np.random.RandomState
 ) -> npt.NDArray[np.int32]:
     order = np.tile(np.arange(documents.start, documents.stop, dtype=np.int32), epochs)
     shuffle(order, random)
@@ -109,7 +113,7 @@ def _shuffled_epochs(
 
 
 def _shuffled_samples(
-    early: int, total: int, random: np.random.RandomState
+    early: int, total: int, *, random: np.random.RandomState
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.int64]:
     # Megatron's bound: one less than uint32 allows.
     small = total < np.iinfo(np.uint32).max - 1

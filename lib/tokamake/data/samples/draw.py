@@ -57,7 +57,7 @@ def draw(
         settings: settings of the order.
     """
     if settings.blend == "weighted":
-        return DrawnSamples(*write_blend(folder, list(weights), num_samples))
+        return DrawnSamples(*write_blend(folder, list(weights), num_samples=num_samples))
     if settings.blend == "exact":
         counts = apportion(list(weights), num_samples)
         write_order(folder, ExactBlend(counts))
@@ -67,11 +67,11 @@ def draw(
         groups.setdefault(corpus, []).append(weight)
     totals = apportion([sum(group) for group in groups.values()], num_samples)
     nested = [apportion(group, total) for group, total in zip(groups.values(), totals, strict=True)]
-    return _draw_corpora(folder, nested, settings)
+    return _draw_corpora(folder, nested, settings=settings)
 
 
 def draw_all(
-    folder: Path, counts: Sequence[int], corpora: Sequence[str], *, settings: DrawSettings
+    folder: Path, counts: Sequence[int], *, corpora: Sequence[str], settings: DrawSettings
 ) -> DrawnSamples:
     """Write an order of all samples of some datasets.
 
@@ -85,7 +85,7 @@ def draw_all(
         groups: dict[str, list[int]] = {}
         for count, corpus in zip(counts, corpora, strict=True):
             groups.setdefault(corpus, []).append(count)
-        return _draw_corpora(folder, list(groups.values()), settings)
+        return _draw_corpora(folder, list(groups.values()), settings=settings)
     if settings.blend == "exact":
         write_order(folder, ExactBlend(list(counts)))
     else:
@@ -93,7 +93,7 @@ def draw_all(
     return DrawnSamples(list(counts), list(counts), sum(counts))
 
 
-def _draw_corpora(folder: Path, nested: list[list[int]], settings: DrawSettings) -> DrawnSamples:
+def _draw_corpora(folder: Path, nested: list[list[int]], *, settings: DrawSettings) -> DrawnSamples:
     within = settings.within_corpus
     seed = settings.seed if within == "shuffled" else None
     write_order(folder, CorpusBlend(nested, within=within, seed=seed))

@@ -87,7 +87,7 @@ def index(
         separate_last_epoch=separate_last_epoch,
         drop_last_partial_sequence=drop_last_partial_sequence,
     )
-    _check_values(settings, train_samples, epochs, valid_samples)
+    _check_values(settings, train_samples, epochs=epochs, valid_samples=valid_samples)
     data_root = find_root(weights, data_root)
     splits = SplitPrefixes(
         weights,
@@ -142,20 +142,20 @@ def index(
 
 
 def _check_values(
-    settings: IndexSettings, train_samples: int | None, epochs: Sequence[str], valid_samples: int
+    settings: IndexSettings, train_samples: int | None, *, epochs: Sequence[str], valid_samples: int
 ) -> None:
     # samples x sequence_length must fit int64, with room for the surplus of Megatron.
     max_samples = 2**62 // max(settings.sequence_length, 1)
-    _check("sequence_length", settings.sequence_length, 2, 2**31 - 2)
-    _check("valid_samples", valid_samples, 0, max_samples)
-    _check("seed", settings.seed, 0, 2**32 - 1)
+    _check("sequence_length", settings.sequence_length, lowest=2, highest=2**31 - 2)
+    _check("valid_samples", valid_samples, lowest=0, highest=max_samples)
+    _check("seed", settings.seed, lowest=0, highest=2**32 - 1)
     if train_samples is not None:
-        _check("train_samples", train_samples, 1, max_samples)
+        _check("train_samples", train_samples, lowest=1, highest=max_samples)
     if (train_samples is None) == (not epochs):
         raise UserError("give --train-samples or --epochs, and not both")
 
 
-def _check(name: str, value: int, lowest: int, highest: int) -> None:
+def _check(name: str, value: int, *, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
         raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")
 

@@ -81,7 +81,7 @@ def identity(data_root: Path, prefix: str, *, thorough: bool = False) -> dict[st
         measured["sha256"]["idx"] = files.sha256(idx_path(dataset))
         return measured | ({"content": files.sha256(bin_path(dataset))} if thorough else {})
     if any(manifest["bytes"][kind] != size for kind, size in measured["bytes"].items()) or (
-        thorough and differs_from_manifest(dataset, manifest, "idx")
+        thorough and differs_from_manifest(dataset, manifest, name="idx")
     ):
         raise UserError(f"{dataset}: files do not match the manifest; write the dataset again")
     return measured | {"sha256": manifest["sha256"]}

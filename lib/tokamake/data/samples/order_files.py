@@ -31,7 +31,7 @@ class Order(Protocol):
 
 
 def write_blend(
-    folder: Path, weights: list[float], num_samples: int
+    folder: Path, weights: list[float], *, num_samples: int
 ) -> tuple[list[int], list[int], int]:
     """Write an order that draws from datasets by weight, as Megatron's BlendedDataset does.
 
@@ -52,7 +52,7 @@ def write_blend(
             drawn[:] += np.bincount(datasets, minlength=len(drawn))
             yield datasets, numbers
 
-    _write(folder, count_drawn(), samples, np.dtype(np.int16))
+    _write(folder, count_drawn(), samples=samples, dtype=np.dtype(np.int16))
     return requested, drawn.tolist(), samples
 
 
@@ -65,14 +65,14 @@ def write_exhaustive(folder: Path, counts: list[int]) -> None:
     """
     blender = _csrc.Blender.exhaustive(np.array(counts, np.int64))
     samples = sum(counts)
-    _write(folder, drawn_blocks(blender, samples), samples, np.dtype(np.int16))
+    _write(folder, drawn_blocks(blender, samples), samples=samples, dtype=np.dtype(np.int16))
 
 
 def write_order(folder: Path, order: Order) -> None:
     """Write an order; dataset numbers keep the dtype of its blocks."""
     samples = len(order)
     blocks = (order.block(start, stop) for start, stop in _bounds(samples))
-    _write(folder, blocks, samples, order.block(0, 0)[0].dtype)
+    _write(folder, blocks, samples=samples, dtype=order.block(0, 0)[0].dtype)
 
 
 def drawn_blocks(blender: _csrc.Blender, samples: int) -> Iterator[OrderBlock]:
@@ -87,20 +87,20 @@ def _bounds(samples: int) -> Iterator[tuple[int, int]]:
 
 
 def _write(
-    folder: Path, blocks: Iterable[OrderBlock], samples: int, dtype: np.dtype[np.integer]
+    folder: Path, blocks: Iterable[OrderBlock], *, samples: int, dtype: np.dtype[np.integer]
 ) -> None:
     with (
         open(folder / "dataset_index.npy", "wb") as dataset_stream,
         open(folder / "dataset_sample_index.npy", "wb") as number_stream,
     ):
-        _write_header(dataset_stream, dtype, samples)
-        _write_header(number_stream, np.dtype(np.int64), samples)
+        _write_header(dataset_stream, dtype, size=samples)
+        _write_header(number_stream, np.dtype(np.int64), size=samples)
         for datasets, numbers in blocks:
             dataset_stream.write(_bytes(datasets, dtype))
             number_stream.write(_bytes(numbers, np.dtype(np.int64)))
 
 
-def _write_header(stream: IO[bytes], dtype: np.dtype[np.integer], size: int) -> None:
+def _write_header(stream: IO[bytes], dtype: np.dtype[np.integer], *, size: int) -> None:
     # No np.lib.format.open_memmap: dirty pages of a mapping count as memory of the process.
     header = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (size,)}
     numpy.lib.format.write_array_header_1_0(stream, header)

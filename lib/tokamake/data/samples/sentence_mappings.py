@@ -59,8 +59,8 @@ def sentence_mapping(
         UserError: an array has a wrong shape or dtype, or a number is out of range.
     """
     _check_sentences(sentences)
-    _check_numbers(max_seq_length, seed, num_epochs, max_num_samples)
-    _check("min_num_sent", min_num_sent, 1, 2**31 - 1)
+    _check_numbers(max_seq_length, seed, num_epochs=num_epochs, max_num_samples=max_num_samples)
+    _check("min_num_sent", min_num_sent, lowest=1, highest=2**31 - 1)
     # Megatron rounds 1 / short_seq_prob to an int32.
     if not (short_seq_prob == 0 or 1e-9 <= short_seq_prob <= 1):
         raise UserError(f"short_seq_prob: {short_seq_prob}: out of range; give 0, or 1e-9 to 1")
@@ -110,8 +110,8 @@ def block_mapping(
         UserError: an array has a wrong shape or dtype, or a number is out of range.
     """
     _check_sentences(sentences)
-    _check_array("title_lengths", title_lengths, np.int32)
-    _check_numbers(max_seq_length, seed, num_epochs, max_num_samples)
+    _check_array("title_lengths", title_lengths, dtype=np.int32)
+    _check_numbers(max_seq_length, seed, num_epochs=num_epochs, max_num_samples=max_num_samples)
     if len(title_lengths) != len(sentences.documents) - 1:
         raise UserError(
             f"title_lengths: {len(title_lengths)} titles for {len(sentences.documents) - 1} "
@@ -132,14 +132,14 @@ def block_mapping(
 
 
 def _check_sentences(sentences: Sentences) -> None:
-    _check_array("documents", sentences.documents, np.int64)
-    _check_array("lengths", sentences.lengths, np.int32)
+    _check_array("documents", sentences.documents, dtype=np.int64)
+    _check_array("lengths", sentences.lengths, dtype=np.int32)
     if not len(sentences.documents):
         raise UserError("documents: empty; give one bound more than there are documents")
 
 
 def _check_array(
-    name: str, array: npt.NDArray[np.integer], dtype: type[np.int32] | type[np.int64]
+    name: str, array: npt.NDArray[np.integer], *, dtype: type[np.int32] | type[np.int64]
 ) -> None:
     if array.ndim != 1 or array.dtype != dtype or not array.flags.c_contiguous:
         shape = f"{array.ndim} dimensions of {array.dtype}"
@@ -147,16 +147,16 @@ def _check_array(
 
 
 def _check_numbers(
-    max_seq_length: int, seed: int, num_epochs: int, max_num_samples: int | None
+    max_seq_length: int, seed: int, *, num_epochs: int, max_num_samples: int | None
 ) -> None:
-    _check("max_seq_length", max_seq_length, 2, 2**31 - 1)
+    _check("max_seq_length", max_seq_length, lowest=2, highest=2**31 - 1)
     # Megatron adds 1 to the seed for the order.
-    _check("seed", seed, 1, 2**31 - 2)
-    _check("num_epochs", num_epochs, 1, 2**31 - 1)
+    _check("seed", seed, lowest=1, highest=2**31 - 2)
+    _check("num_epochs", num_epochs, lowest=1, highest=2**31 - 1)
     if max_num_samples is not None:
-        _check("max_num_samples", max_num_samples, 1, _UNLIMITED)
+        _check("max_num_samples", max_num_samples, lowest=1, highest=_UNLIMITED)
 
 
-def _check(name: str, value: int, lowest: int, highest: int) -> None:
+def _check(name: str, value: int, *, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
         raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")

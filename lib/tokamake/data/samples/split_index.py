@@ -74,7 +74,7 @@ def find_datasets(
     }
     # Check the test split too: an empty one must fail now, not after weeks of training.
     datasets_of = {
-        name: list(_contributing(splits, opened, name))
+        name: list(_contributing(splits, opened, name=name))
         for name in splits.names
         if splits.is_used(name)
     }
@@ -90,7 +90,7 @@ def find_datasets(
                 f"{_MAX_DATASETS[blend]:,}; merge datasets or use blend exact or corpora"
             )
         if name != "train":
-            _warn_of_overlap(datasets_of["train"], datasets, name)
+            _warn_of_overlap(datasets_of["train"], datasets, name=name)
     validation = [name for name in datasets_of if name not in ("train", "test")]
     if validate and not validation:
         raise UserError(
@@ -103,7 +103,7 @@ def find_datasets(
 
 
 def _contributing(
-    splits: SplitPrefixes, opened: dict[str, IndexedDataset], name: str
+    splits: SplitPrefixes, opened: dict[str, IndexedDataset], *, name: str
 ) -> Iterator[WeightedDataset]:
     """Datasets that contribute to a split. Warns about the others."""
     for line in splits.lines(name):
@@ -118,7 +118,7 @@ def _contributing(
 
 
 def _warn_of_overlap(
-    train: list[WeightedDataset], held_out: list[WeightedDataset], name: str
+    train: list[WeightedDataset], held_out: list[WeightedDataset], *, name: str
 ) -> None:
     trained = {dataset.line.prefix: dataset.documents for dataset in train}
     for dataset in held_out:
@@ -167,9 +167,9 @@ def write_split(
         settings = settings._replace(separate_last_epoch=True)
     order = draw.DrawSettings(settings.blend, settings.within_corpus, settings.seed)
     if num_samples is None:
-        datasets, counts = _whole_epochs(datasets, settings, epochs_of)
+        datasets, counts = _whole_epochs(datasets, settings, epochs_of=epochs_of)
         corpora = [dataset.line.corpus for dataset in datasets]
-        samples = draw.draw_all(folder, counts, corpora, settings=order)
+        samples = draw.draw_all(folder, counts, corpora=corpora, settings=order)
     else:
         weights = [dataset.line.weight for dataset in datasets]
         corpora = [dataset.line.corpus for dataset in datasets]
@@ -178,9 +178,9 @@ def write_split(
     with (folder / array_file.NAME).open("wb") as stream:
         for number, dataset in enumerate(progress(datasets, label=folder.name, unit="datasets")):
             drawn = samples.drawn[number]
-            arrays = _build(dataset, samples.requested[number], drawn, settings)
+            arrays = _build(dataset, samples.requested[number], drawn=drawn, settings=settings)
             locations = array_file.write_arrays(stream, arrays)
-            descriptions.append({**_describe(dataset, arrays, drawn), "arrays": locations})
+            descriptions.append({**_describe(dataset, arrays, drawn=drawn), "arrays": locations})
     _warn_of_repetition(folder.name, descriptions)
     # The key "files" is part of the format of index.json.
     return {"requested_samples": num_samples, "samples": samples.samples, "files": descriptions}
@@ -197,7 +197,7 @@ def _warn_of_repetition(name: str, descriptions: list[dict[str, Any]]) -> None:
 
 
 def _whole_epochs(
-    datasets: list[WeightedDataset], settings: IndexSettings, epochs_of: dict[str, Fraction]
+    datasets: list[WeightedDataset], settings: IndexSettings, *, epochs_of: dict[str, Fraction]
 ) -> tuple[list[WeightedDataset], list[int]]:
     """Datasets that fill a sample in the epochs of their corpus, and the samples of each."""
     filled, counts = [], []
@@ -223,7 +223,7 @@ def _whole_epochs(
 
 
 def _build(
-    dataset: WeightedDataset, requested: int, drawn: int, settings: IndexSettings
+    dataset: WeightedDataset, requested: int, *, drawn: int, settings: IndexSettings
 ) -> DatasetIndex:
     """Build the same index as Megatron, or a larger one if more samples are drawn.
 
@@ -252,7 +252,7 @@ def _build(
     return arrays if len(arrays.shuffle) >= drawn else build(drawn)
 
 
-def _describe(dataset: WeightedDataset, arrays: DatasetIndex, drawn: int) -> dict[str, Any]:
+def _describe(dataset: WeightedDataset, arrays: DatasetIndex, *, drawn: int) -> dict[str, Any]:
     documents = dataset.documents
     return {
         "prefix": dataset.line.prefix,

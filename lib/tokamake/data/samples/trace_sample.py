@@ -50,7 +50,8 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     # Cached: an end-of-document token or a mark splits a span into several ranges.
     locate = cache(lambda span: _locate(settings.data_root, span))
     for token_range in _ranges(traced, spans) if token is None else [range(token, token + 1)]:
-        print(f"{_tokens_text(token_range)} {_origin_text(traced, spans, token_range, locate)}")
+        origin = _origin_text(traced, spans, tokens=token_range, locate=locate)
+        print(f"{_tokens_text(token_range)} {origin}")
     if traced.left_out and token is None:
         verb = "is" if traced.left_out == 1 else "are"
         print(f"{counted(traced.left_out, 'token')} more did not fit and {verb} left out")
@@ -93,6 +94,7 @@ def _tokens_text(tokens: range) -> str:
 def _origin_text(
     traced: "TracedSample",
     spans: "list[DocumentSpan]",
+    *,
     tokens: range,
     locate: "Callable[[DocumentSpan], str]",
 ) -> str:

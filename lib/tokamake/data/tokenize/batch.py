@@ -158,8 +158,8 @@ def tokenize_files(
 def tokenize_batch(
     tokenizer: ShardTokenizer,
     plan: Path,
-    batch: str,
     *,
+    batch: str,
     folder: Path,
     summary: Path,
     duplicates: Path | None = None,
@@ -191,7 +191,7 @@ def tokenize_batch(
     job_batch.make_each(shards, tokenizer.write_if_needed)
     fields = tokenizer.options.fields
     prefixes = [prefix for shard in shards for prefix in dataset_prefixes(shard.output, fields)]
-    job_batch.write_batch(summary, batch, folder, prefixes)
+    job_batch.write_batch(summary, batch, folder=folder, prefixes=prefixes)
 
 
 def _check_output(shard: ShardRequest, prefixes: list[Path]) -> None:

@@ -226,7 +226,9 @@ class Encoder:
         for index in unsafe:
             safe_texts[index] = ""
         reference = self._encode_by_reference([texts[index] for index in unsafe])
-        return _replace_texts(self._encode_by_fast(fast, safe_texts), unsafe, reference)
+        return _replace_texts(
+            self._encode_by_fast(fast, safe_texts), unsafe, replacements=reference
+        )
 
     def _check(self, fast: ByteLevelEncoder | Gigatoken, samples: list[str]) -> None:
         """Raise Mismatch if the fast encoder and the reference differ on the samples."""
@@ -238,7 +240,9 @@ class Encoder:
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
 
 
-def _replace_texts(encoded: Encoded, indices: NDArray[np.int64], replacements: Encoded) -> Encoded:
+def _replace_texts(
+    encoded: Encoded, indices: NDArray[np.int64], *, replacements: Encoded
+) -> Encoded:
     """Replace the tokens of the texts at ascending indices."""
     ends = np.cumsum(encoded.lengths)
     new_ends = np.cumsum(replacements.lengths)

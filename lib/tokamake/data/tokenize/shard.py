@@ -136,6 +136,7 @@ class ShardWriter:
         with atomic(*paths, optional=[quarantine_file], vouching=len(prefixes)) as temporaries:
             temporary = dict(zip(paths, temporaries, strict=True))
             quarantine = Quarantine(temporary[quarantine_file])
+            bos, eod = self._bos_and_eod()
             with ExitStack() as stack:
                 stack.callback(quarantine.close)
                 outputs = [
@@ -143,14 +144,15 @@ class ShardWriter:
                         _Output(
                             [temporary[path] for path in dataset_files(prefix)],
                             self._dtype,
-                            *self._bos_and_eod(),
+                            bos=bos,
+                            eod=eod,
                         )
                     )
                     for prefix in prefixes
                 ]
                 self._write_documents(outputs, quarantine)
             self._check_bad_fraction(quarantine)
-            return self._write_manifests(outputs, quarantine, request, started)
+            return self._write_manifests(outputs, quarantine, request=request, started=started)
 
     def _bos_and_eod(self) -> tuple[int | None, int | None]:
         options, tokenizer = self._options, self._tokenizer
@@ -183,7 +185,9 @@ class ShardWriter:
                 texts = documents.texts(block, fields)
                 is_kept = self._is_not_duplicate(texts.kept)
                 for index, reason in texts.bad:
-                    self._handle_bad_document(source, block, index, reason, quarantine)
+                    self._handle_bad_document(
+                        source, block, index=index, reason=reason, quarantine=quarantine
+                    )
                 self._num_read += len(block.records)
                 indices = texts.kept[is_kept]
                 columns = texts.columns
@@ -207,7 +211,7 @@ class ShardWriter:
         return mask
 
     def _handle_bad_document(
-        self, source: Input, block: RecordBlock, index: int, reason: str, quarantine: Quarantine
+        self, source: Input, block: RecordBlock, *, index: int, reason: str, quarantine: Quarantine
     ) -> None:
         if self._options.on_bad_document == "stop":
             place = documents.place(source, block, index)
@@ -258,7 +262,7 @@ class ShardWriter:
         return EncodedBatch(ids, lengths[lengths > 0], counts, utf8_bytes(texts))
 
     def _write_manifests(
-        self, outputs: "list[_Output]", quarantine: Quarantine, request: str, started: float
+        self, outputs: "list[_Output]", quarantine: Quarantine, *, request: str, started: float
     ) -> list[dict[str, Any]]:
         common = self._common_manifest(quarantine, request)
         manifests: list[dict[str, Any]] = []
@@ -323,11 +327,11 @@ class _Output:
     """
 
     def __init__(
-        self, paths: list[Path], dtype: type[np.integer], bos: int | None, eod: int | None
+        self, paths: list[Path], dtype: type[np.integer], *, bos: int | None, eod: int | None
     ) -> None:
         self.paths = paths
         self._dtype, self._bos, self._eod = dtype, bos, eod
-        self._writer = DatasetWriter(paths[0], paths[1], dtype)
+        self._writer = DatasetWriter(paths[0], paths[1], dtype=dtype)
         self._sources = SourcesWriter(paths[2])
         self._num_documents = self._num_empty = self._text_bytes = 0
 

@@ -114,5 +114,10 @@ def tokenize(
         tokenize_files(shard_tokenizer, files, output=output, byte_range=byte_range)
     else:
         tokenize_batch(
-            shard_tokenizer, plan, batch, folder=output, summary=summary, duplicates=duplicates
+            shard_tokenizer,
+            plan,
+            batch=batch,
+            folder=output,
+            summary=summary,
+            duplicates=duplicates,
         )

@@ -63,7 +63,7 @@ def json_refusal(text: bytes) -> str:
     model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
     reason = _model_refusal(model)
     if not reason and model.get("byte_fallback"):
-        reason = _byte_fallback_refusal(normalizer, tokenizer.get("pre_tokenizer"), model)
+        reason = _byte_fallback_refusal(normalizer, tokenizer.get("pre_tokenizer"), model=model)
     elif not reason:
         reason = f"it normalizes text ({normalizer['type']})" if normalizer else ""
         reason = reason or _split_refusal(tokenizer.get("pre_tokenizer"))
@@ -113,7 +113,9 @@ def _splits_as_gpt2(pre_tokenizer: Json | None) -> bool:
     return False
 
 
-def _byte_fallback_refusal(normalizer: Json | None, pre_tokenizer: Json | None, model: Json) -> str:
+def _byte_fallback_refusal(
+    normalizer: Json | None, pre_tokenizer: Json | None, *, model: Json
+) -> str:
     """Check a model in SentencePiece's style, which splits unknown characters into bytes."""
     if model.get("ignore_merges"):
         return "the model has byte_fallback with ignore_merges"

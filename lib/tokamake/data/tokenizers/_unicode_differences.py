@@ -38,26 +38,26 @@ def table() -> NDArray[np.uint8]:
 
 
 def differing_points(
-    points: Iterable[int], encode_a: Encode, encode_b: Encode, *, group_size: int = 128
+    points: Iterable[int], encoders: tuple[Encode, Encode], *, group_size: int = 128
 ) -> set[int]:
     """Return the code points that two encoders of a `probe_tokenizer` classify differently.
 
     Args:
         points: code points to compare; surrogates are ignored.
-        encode_a: an encoder.
-        encode_b: the encoder to compare it with.
+        encoders: two encoders.
         group_size: code points that share a text in the first comparison. Texts that differ are
             compared again, one code point at a time.
     """
     points = [point for point in points if not 0xD800 <= point < 0xE000]
     groups = [points[start : start + group_size] for start in range(0, len(points), group_size)]
+    encode_a, encode_b = encoders
     differing: set[int] = set()
     for start in range(0, len(groups), _GROUPS_PER_CALL):
         batch = groups[start : start + _GROUPS_PER_CALL]
         texts = ["".join(map(_probe_text, group)) for group in batch]
         for group, a, b in zip(batch, encode_a(texts), encode_b(texts), strict=True):
             if a != b and len(group) > 1:
-                differing |= differing_points(group, encode_a, encode_b, group_size=1)
+                differing |= differing_points(group, encoders, group_size=1)
             elif a != b:
                 differing |= {*group}
     return differing
@@ -134,7 +134,7 @@ def _print() -> None:
 
     differing: set[int] = set()
     for regex in REGEXES.values():
-        differing |= differing_points(range(0x110000), *load_encoders(probe_tokenizer(regex)))
+        differing |= differing_points(range(0x110000), load_encoders(probe_tokenizer(regex)))
     print(f"VERSIONS = { {package: version(package) for package in VERSIONS} }")
     print(f'RANGES = """{format_ranges(differing)}"""')
 

@@ -70,7 +70,7 @@ class LanguageModel(nn.Module):
     output_name = "lm_head.weight"
 
     def __init__(
-        self, architecture: Architecture, mesh: Mesh = SINGLE_RANK, stage: range | None = None
+        self, architecture: Architecture, mesh: Mesh = SINGLE_RANK, *, stage: range | None = None
     ) -> None:
         super().__init__()
         assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
         """Add the token embedding to the first stage; families may add more."""
         vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
         assert vocab_size is not None
-        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, self.mesh)
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, mesh=self.mesh)
 
     def add_output(self) -> None:
         """Add the norm to the last stage, and the output layer unless that is the embedding."""
@@ -104,7 +104,7 @@ class LanguageModel(nn.Module):
         assert vocab_size is not None
         self.norm = self.build_norm()
         if self.has_tied_output or not self.architecture.tie_word_embeddings:
-            self.lm_head = ColumnParallelLinear(hidden, vocab_size, self.mesh)
+            self.lm_head = ColumnParallelLinear(hidden, vocab_size, mesh=self.mesh)
 
     def forward(
         self,
@@ -160,7 +160,7 @@ class LanguageModel(nn.Module):
             length *= self.mesh.tensor.size
         axis = self.mesh.context
         if axis.size > 1:
-            return zigzag_indices(length * axis.size, axis, x.device)
+            return zigzag_indices(length * axis.size, axis, device=x.device)
         start = cache[0].length if cache else 0
         return torch.arange(start, start + length, device=x.device)
 

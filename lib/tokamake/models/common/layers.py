@@ -59,15 +59,16 @@ class Attention(nn.Module):
         self,
         architecture: Architecture,
         mesh: Mesh = SINGLE_RANK,
+        *,
         head_norm: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
         self._mesh, self._width = mesh, architecture.head_dim
         hidden, bias = architecture.hidden_size, architecture.attention_bias
-        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh, bias=bias)
+        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh=mesh, bias=bias)
         self.k_proj = key_value_projection(architecture, mesh)
         self.v_proj = key_value_projection(architecture, mesh)
-        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh, bias=bias)
+        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
         self.q_norm, self.k_norm = head_norm(), head_norm()
 
     def forward(
@@ -110,10 +111,10 @@ def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
     hidden, width = architecture.hidden_size, architecture.head_dim
     groups, bias = architecture.num_key_value_heads, architecture.attention_bias
     if groups % mesh.tensor.size == 0:
-        return ColumnParallelLinear(hidden, groups * width, mesh, bias=bias)
+        return ColumnParallelLinear(hidden, groups * width, mesh=mesh, bias=bias)
     head = mesh.tensor.rank * groups // mesh.tensor.size
     rows = range(head * width, (head + 1) * width)
-    return ReplicatedLinear(hidden, groups * width, mesh, rows=rows, bias=bias)
+    return ReplicatedLinear(hidden, groups * width, mesh=mesh, rows=rows, bias=bias)
 
 
 class GatedMLP(nn.Module):
@@ -124,9 +125,9 @@ class GatedMLP(nn.Module):
         self._mesh = mesh
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         bias = architecture.mlp_bias
-        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, bias=bias)
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, bias=bias)
-        self.down_proj = RowParallelLinear(inner, hidden, mesh, bias=bias)
+        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
+        self.down_proj = RowParallelLinear(inner, hidden, mesh=mesh, bias=bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Transform each token on its own."""
@@ -143,7 +144,9 @@ class TransformerLayer(nn.Module):
         mlp: transforms each token on its own.
     """
 
-    def __init__(self, norm: Callable[[], nn.Module], attention: Attention, mlp: nn.Module) -> None:
+    def __init__(
+        self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: nn.Module
+    ) -> None:
         super().__init__()
         self.input_layernorm = norm()
         self.self_attn = attention

@@ -70,7 +70,9 @@ def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
     stated = getattr(args, "add_bias_linear", None)
     has_biases = default if stated is None else bool(stated)
     if getattr(args, "add_qkv_bias", False) and not has_biases:
-        raise unsupported(args, file, "add_qkv_bias", "biases of queries, keys and values alone")
+        raise unsupported(
+            args, file, name="add_qkv_bias", meaning="biases of queries, keys and values alone"
+        )
     return {"attention_bias": has_biases, "mlp_bias": has_biases}
 
 
@@ -88,7 +90,7 @@ def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     }
 
 
-def unsupported(args: Any, file: Path, name: str, meaning: str) -> UserError:
+def unsupported(args: Any, file: Path, *, name: str, meaning: str) -> UserError:
     """Error: an argument asks for a feature that no family has.
 
     Args:

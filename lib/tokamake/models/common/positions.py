@@ -89,7 +89,7 @@ def rotary_frequencies(
         return plain / scaling.factor, 1.0
     if scaling.rope_type == "llama3":
         return _llama3(plain, scaling), 1.0
-    return _yarn(plain, architecture.rope_theta, scaling), _yarn_attention_factor(scaling)
+    return _yarn(plain, architecture.rope_theta, scaling=scaling), _yarn_attention_factor(scaling)
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
@@ -102,7 +102,7 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
     return (1 - kept) * plain / scaling.factor + kept * plain
 
 
-def _yarn(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+def _yarn(plain: Tensor, theta: float, *, scaling: RopeScaling) -> Tensor:
     """Stretch pairs along a ramp over their numbers (arXiv 2309.00071, section 3.2)."""
     width = 2 * len(plain)
 

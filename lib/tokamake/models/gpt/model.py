@@ -57,8 +57,8 @@ class MLP(nn.Module):
         super().__init__()
         self._mesh, self._activation = mesh, _ACTIVATIONS[architecture.hidden_act]
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, bias=architecture.mlp_bias)
-        self.down_proj = RowParallelLinear(inner, hidden, mesh, bias=architecture.mlp_bias)
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=architecture.mlp_bias)
+        self.down_proj = RowParallelLinear(inner, hidden, mesh=mesh, bias=architecture.mlp_bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Transform each token on its own."""
@@ -75,7 +75,7 @@ class Model(LanguageModel):
 
     def build_layer(self) -> TransformerLayer:
         attention = Attention(self.architecture, self.mesh)
-        return TransformerLayer(self.build_norm, attention, MLP(self.architecture, self.mesh))
+        return TransformerLayer(self.build_norm, attention, mlp=MLP(self.architecture, self.mesh))
 
     def add_embeddings(self) -> None:
         """Add the embeddings of tokens and of learned positions, and their norm."""
@@ -83,7 +83,7 @@ class Model(LanguageModel):
         architecture = self.architecture
         if architecture.position_embedding == "learned":
             longest, hidden = architecture.max_position_embeddings, architecture.hidden_size
-            self.embed_positions = PositionEmbedding(longest, hidden, self.mesh)
+            self.embed_positions = PositionEmbedding(longest, hidden, mesh=self.mesh)
         if architecture.embedding_layernorm:
             self.embed_layernorm = self.build_norm()
 
@@ -106,7 +106,7 @@ class Model(LanguageModel):
         if self.architecture.position_embedding == "alibi":
             assert mask is None or isinstance(mask, PackedDocuments)
             start, length = cache[0].length if cache else 0, position_ids.shape[-1]
-            mask = self._bias(x_BLD, start, length, mask.mask if mask else None)
+            mask = self._bias(x_BLD, start, length=length, mask=mask.mask if mask else None)
         x_BLD = self.through_layers(x_BLD, cos, sin, mask, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
 
@@ -117,7 +117,7 @@ class Model(LanguageModel):
             x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         return self.embed_layernorm(x_BLD) if hasattr(self, "embed_layernorm") else x_BLD
 
-    def _bias(self, like: Tensor, start: int, length: int, mask: Tensor | None) -> Tensor:
+    def _bias(self, like: Tensor, start: int, *, length: int, mask: Tensor | None) -> Tensor:
         num_heads = self.architecture.num_attention_heads
         heads, total = part(num_heads, self.mesh.tensor), start + length
         return alibi(num_heads, heads, length=length, total=total, like=like, mask=mask)

@@ -34,7 +34,9 @@ class Model(LanguageModel):
 
     def build_layer(self) -> TransformerLayer:
         attention = Attention(self.architecture, self.mesh)
-        return TransformerLayer(self.build_norm, attention, GatedMLP(self.architecture, self.mesh))
+        return TransformerLayer(
+            self.build_norm, attention, mlp=GatedMLP(self.architecture, self.mesh)
+        )
 
     def forward(
         self,

@@ -44,8 +44,10 @@ class Model(LanguageModel):
     def build_layer(self) -> TransformerLayer:
         head_dim, eps = self.architecture.head_dim, self.architecture.rms_norm_eps
         head_norm = partial(HeadRMSNorm, head_dim, self.mesh, eps=eps)
-        attention = Attention(self.architecture, self.mesh, head_norm)
-        return TransformerLayer(self.build_norm, attention, GatedMLP(self.architecture, self.mesh))
+        attention = Attention(self.architecture, self.mesh, head_norm=head_norm)
+        return TransformerLayer(
+            self.build_norm, attention, mlp=GatedMLP(self.architecture, self.mesh)
+        )
 
     def forward(
         self,

@@ -62,14 +62,14 @@ class EngineBase(ABC):
     _optimizer: torch.optim.Optimizer
     _own_sums: tuple[Tensor, Tensor]
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device, *, shard: bool) -> None:
+    def __init__(self, run: Run, ranks: Ranks, *, device: torch.device, shard: bool) -> None:
         self._run, self._ranks, self._device = run, ranks, device
         seed_all(run.seed)
         if device.type == "cpu":
             keep_freed_memory()
         sharded = run.train.zero_stage > 0
-        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device, shard=sharded)
-        self._stages = PipelineStages(run, self.mesh, device, shard=shard)
+        self.mesh = mesh.build(run.train.parallel, ranks.world_size, device=device, shard=sharded)
+        self._stages = PipelineStages(run, self.mesh, device=device, shard=shard)
         self._chunks: list[ParameterChunk] = self._stages.chunks
         self._loss_scale = LossScale(precision_of(run), run.train.loss_scaling)
         # Saving runs beside training, and must not mix with its collectives.
@@ -124,7 +124,7 @@ class EngineBase(ABC):
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
         view = WholeParameters(parts.__getitem__) if whole else UNSHARDED
-        optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, view)
+        optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, whole=view)
         return optimizer
 
     def checkpoint_bytes(self) -> float:
@@ -148,7 +148,7 @@ class EngineBase(ABC):
         """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
 
     def _batches(self, rows: Sequence[TokenRows]) -> list[MicroBatch]:
-        return [to_batch(array, self._run, self._device, self.mesh) for array in rows]
+        return [to_batch(array, self._run, device=self._device, mesh=self.mesh) for array in rows]
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
         """Number of tokens with a loss, over all ranks."""

@@ -40,8 +40,8 @@ class PartitionedParameter:
 
     def place(self, tensor: Tensor) -> FlatChunks:
         """The piece of such a tensor, as chunks of the whole parameter."""
-        chunks = chunks_of_range(self.of(tensor), self.start, self.chunk.place)
-        return FlatChunks(self.chunk.shape, tensor.dtype, chunks)
+        chunks = chunks_of_range(self.of(tensor), self.start, place=self.chunk.place)
+        return FlatChunks(self.chunk.shape, dtype=tensor.dtype, chunks=chunks)
 
 
 def pieces(
@@ -54,10 +54,12 @@ def pieces(
         optimizer: DeepSpeed's optimizer.
         stage: ZeRO stage.
     """
-    return [piece for parameter in chunks if (piece := _piece(parameter, optimizer, stage)).size]
+    return [
+        piece for parameter in chunks if (piece := _piece(parameter, optimizer, stage=stage)).size
+    ]
 
 
-def _piece(chunk: ParameterChunk, optimizer: Any, stage: int) -> PartitionedParameter:
+def _piece(chunk: ParameterChunk, optimizer: Any, *, stage: int) -> PartitionedParameter:
     if stage == 0:
         return PartitionedParameter(chunk, 0, chunk.local, 0, chunk.local.numel())
     return PartitionedParameter(chunk, *internals.partition(optimizer, chunk.parameter, stage))
@@ -87,6 +89,7 @@ def tensors_of(
 def make_state(
     folder: Path,
     pieces: Iterable[PartitionedParameter],
+    *,
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
@@ -112,6 +115,7 @@ def make_state(
 def take_shared(
     folder: Path,
     pieces: Iterable[PartitionedParameter],
+    *,
     states: Mapping[Tensor, dict[str, Any]],
     loaded: training_state.Tensors,
 ) -> None:

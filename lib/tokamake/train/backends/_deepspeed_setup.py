@@ -31,7 +31,7 @@ class Mpu:
         device: device of this rank.
     """
 
-    def __init__(self, mesh: Mesh, world_size: int, device: torch.device) -> None:
+    def __init__(self, mesh: Mesh, world_size: int, *, device: torch.device) -> None:
         model = mesh.pipeline.size * mesh.tensor.size
         ranks = torch.arange(world_size).view(mesh.pipeline.size, -1, mesh.tensor.size)
         groups = DeviceMesh(
@@ -75,7 +75,7 @@ class Mpu:
 
 
 def initialize(
-    run: Run, module: torch.nn.Module, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
+    run: Run, module: torch.nn.Module, *, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
 ) -> Any:
     """Wrap a module and its optimizer in DeepSpeed's engine."""
     if device == "cpu":

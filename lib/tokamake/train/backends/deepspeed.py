@@ -59,16 +59,16 @@ class Engine(EngineBase):
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, device: torch.device, *, continues: bool = False
+        self, run: Run, ranks: Ranks, *, device: torch.device, continues: bool = False
     ) -> None:
         self._zero_stage, self._mode = run.train.zero_stage, ""
-        super().__init__(run, ranks, device, shard=False)
+        super().__init__(run, ranks, device=device, shard=False)
         # Flat partitions cannot be gathered to whole parameters.
         self._optimizer = self._build_optimizer(whole=self._zero_stage == 0)
         self._mark_parameters()
-        mpu = setup.Mpu(self.mesh, ranks.world_size, device)
+        mpu = setup.Mpu(self.mesh, ranks.world_size, device=device)
         self._engine = setup.initialize(
-            run, _StagesModule(self._stages), self._optimizer, mpu, device.type
+            run, _StagesModule(self._stages), optimizer=self._optimizer, mpu=mpu, device=device.type
         )
         internals.reduce_at_end(self._engine, self._zero_stage < 2)
         self._pieces = partitions.pieces(self._chunks, self._engine.optimizer, self._zero_stage)
@@ -141,10 +141,12 @@ class Engine(EngineBase):
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
         total = self._stages.forward_backward(batches, scale * value) / value
-        sharding.add_up_partial(self._chunks, self.mesh.tensor, self._gradient)
+        sharding.add_up_partial(self._chunks, self.mesh.tensor, gradient=self._gradient)
         if self._run.architecture.tie_word_embeddings:
             name = self._stages.embedding_name
-            sharding.add_up_copies(self._chunks, self.mesh.pipeline, name, self._gradient)
+            sharding.add_up_copies(
+                self._chunks, self.mesh.pipeline, name=name, gradient=self._gradient
+            )
         self._engine.set_gradient_accumulation_boundary(True)
         self._engine.allreduce_gradients()
         return total
@@ -216,7 +218,7 @@ class Engine(EngineBase):
             rank_state=self._rank_state(),
             group=self._save_group,
         )
-        return Saving(folder, written, lambda: self._sync_folder(folder))
+        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any back end and layout; see `native.Engine.load`."""
@@ -226,11 +228,13 @@ class Engine(EngineBase):
         rank_state = None
         for pieces in (originals, copies):
             with raise_on_all_ranks():
-                partitions.make_state(folder, pieces, self._optimizer, self._state_kinds)
+                partitions.make_state(
+                    folder, pieces, optimizer=self._optimizer, kinds=self._state_kinds
+                )
                 tensors = partitions.tensors_of(pieces, self._optimizer.state)
                 training_state.check(folder, tensors)
             rank_state = training_state.load(folder, tensors) or rank_state
             with raise_on_all_ranks():
-                partitions.take_shared(folder, pieces, self._optimizer.state, tensors)
+                partitions.take_shared(folder, pieces, states=self._optimizer.state, loaded=tensors)
         internals.publish(self._engine.optimizer, self._zero_stage)
         self._restore_state(folder, rank_state)

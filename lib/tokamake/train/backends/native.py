@@ -41,9 +41,9 @@ class Engine(EngineBase):
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, device: torch.device, *, continues: bool = False
+        self, run: Run, ranks: Ranks, *, device: torch.device, continues: bool = False
     ) -> None:
-        super().__init__(run, ranks, device, shard=True)
+        super().__init__(run, ranks, device=device, shard=True)
         self._optimizer = self._build_optimizer(whole=True)
         plug_in = plugins.load("optim", run.train.optimizer.name)
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
@@ -53,7 +53,7 @@ class Engine(EngineBase):
 
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
         for chunk in self._chunks:
-            yield chunk, single_chunk(chunk.local.detach(), chunk.shape, chunk.place)
+            yield chunk, single_chunk(chunk.local.detach(), chunk.shape, place=chunk.place)
 
     # ---- Steps ----
 
@@ -138,7 +138,7 @@ class Engine(EngineBase):
         num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
         scale = self._stages.num_averaged / num_labels * loss_scale
-        self._stages.forward_backward(batches, scale, draws)
+        self._stages.forward_backward(batches, scale, draws=draws)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
@@ -159,7 +159,9 @@ class Engine(EngineBase):
             chunk.take_gradient()
         sharding.add_up_partial(self._chunks, self.mesh.tensor)
         if self._run.architecture.tie_word_embeddings:
-            sharding.add_up_copies(self._chunks, self.mesh.pipeline, self._stages.embedding_name)
+            sharding.add_up_copies(
+                self._chunks, self.mesh.pipeline, name=self._stages.embedding_name
+            )
 
     def _gradient_factor(self, norm: float) -> float:
         """Factor of gradients that clips them."""
@@ -193,7 +195,7 @@ class Engine(EngineBase):
             rank_state=self._rank_state(),
             group=self._save_group,
         )
-        return Saving(folder, written, lambda: self._sync_folder(folder))
+        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
 
     def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self._optimizer.state
@@ -204,7 +206,9 @@ class Engine(EngineBase):
                 key: {kind: plain(value) for kind, value in state.items()}
                 for key, state in states.items()
             }
-        return training_state.tensors_of(chunks, states, self._layout, self._state_kinds)
+        return training_state.tensors_of(
+            chunks, states, layout=self._layout, kinds=self._state_kinds
+        )
 
     def _pack_states(self, parameters: list[ParameterChunk]) -> None:
         """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""
@@ -229,7 +233,9 @@ class Engine(EngineBase):
         # A copy has the keys of its original, so that one dict cannot hold both.
         for parameters in (self._originals(), copies):
             with raise_on_all_ranks():
-                training_state.make_state(folder, parameters, self._optimizer, self._state_kinds)
+                training_state.make_state(
+                    folder, parameters, optimizer=self._optimizer, kinds=self._state_kinds
+                )
                 tensors = self._tensors(parameters)
                 training_state.check(folder, tensors)
             rank_state = training_state.load(folder, tensors) or rank_state

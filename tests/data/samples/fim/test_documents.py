@@ -38,7 +38,7 @@ class Scripted(SampleRandom):
 def rearranger(*, split: bool = False, **settings: float) -> Rearranger:
     special = [EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR]
     marks = FimTokens(PREFIX, SUFFIX, MIDDLE, SEPARATOR if split else None, special)
-    return Rearranger(Fim(**{"rate": 1.0, **settings}), TOKENIZER, marks)
+    return Rearranger(Fim(**{"rate": 1.0, **settings}), TOKENIZER, marks=marks)
 
 
 def tokens(*parts: str | int) -> Any:

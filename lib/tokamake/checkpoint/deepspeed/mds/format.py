@@ -73,7 +73,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     weights, slices = list[Extent](), list[dict[str, TensorSlice]]()
     for number, file in enumerate(files):
         state = first if number == 0 else rank_file.read(file)
-        rank_file.check_same_step(file, state, files[0], first)
+        rank_file.check_same_step(file, state, first_file=files[0], first_state=first)
         version = rank_file.version_of(state, file, default=3.0)
         rank = Rank(architecture, Axis(number, size), rows, version)
         tree = megatron_module.stage_tree(rank, layers)
@@ -84,7 +84,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return deepspeed_folder.opened("mds", folder, description, weights, states, ranks=(size, 1))
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; see `CheckpointFormat`.
 
     Raises:
@@ -96,13 +96,13 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
     partitions = PartitionWriter(checkpoint, target)
     for number, rank in enumerate(target_ranks(checkpoint.architecture, target)):
         tree = megatron_module.stage_tree(rank, layers)
-        module = megatron_module.planned_tree(tree, checkpoint, target)
+        module = megatron_module.planned_tree(tree, checkpoint, target=target)
         if layout.zero_stage == 3:
             module = megatron_module.without_elements(module)
         slices = dict(megatron_module.named_slices(tree))
-        shapes, partition_extents = partitions.lay_out(folder, number, slices)
+        shapes, partition_extents = partitions.lay_out(folder, number, slices=slices)
         client_state = deepspeed_folder.client_state(checkpoint, layout, rank.padded_vocab_size)
-        first, *copies = deepspeed_folder.new_model_states_paths(folder, number, layout)
+        first, *copies = deepspeed_folder.new_model_states_paths(folder, number, layout=layout)
         extents += partition_extents
         extents += torch_archive.lay_out(first, {"module": module, **client_state, **shapes})
         # Only ZeRO 3 has several files. They hold no elements, so the contents are final.

@@ -74,7 +74,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     file = model_states_path(folder, 0)
     state = rank_file.read(file)
     for path in (model_states_path(folder, rank) for rank in range(1, num_ranks)):
-        rank_file.check_same_step(path, rank_file.read(path), file, state)
+        rank_file.check_same_step(path, rank_file.read(path), first_file=file, first_state=state)
     args = deepspeed_folder.megatron_args(state)
     embedding = folder / _file_name(numbers[0], 0)
     rows = megatron_module.vocabulary_rows(embedding, rank_file.read(embedding)) * tensor
@@ -83,7 +83,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     check_rank_counts(args, folder, tensor=tensor, pipeline=stages)
     version = rank_file.version_of(state, file, default=3.0)
     ranks = [Rank(architecture, Axis(number, tensor), rows, version) for number in range(tensor)]
-    weights = [extent for rank in ranks for extent in _locate(folder, rank, numbers)]
+    weights = [extent for rank in ranks for extent in _locate(folder, rank, numbers=numbers)]
     # Each stage may have any parameter: the files of its optimizer states name those it has.
     slices = [pipeline.parameters(rank, numbers) for rank in ranks] * stages
     states = read_states(folder, slices, tensor_parallel_size=tensor, weights=weights)
@@ -92,7 +92,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _locate(folder: Path, rank: Rank, numbers: Sequence[int]) -> Iterator[Extent]:
+def _locate(folder: Path, rank: Rank, *, numbers: Sequence[int]) -> Iterator[Extent]:
     """Yield the extents of a rank's weights.
 
     Raises:
@@ -126,7 +126,7 @@ def _file_name(layer: int, rank: int) -> str:
     return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; number layers from 1 without gaps.
 
     Raises:
@@ -139,14 +139,14 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
     extents: list[Extent] = []
     for number, rank in enumerate(ranks):
         for layer, tree in enumerate(pipeline.layers(rank), 1):
-            content: Any = megatron_module.planned_tree(tree, checkpoint, target)
+            content: Any = megatron_module.planned_tree(tree, checkpoint, target=target)
             extents += torch_archive.lay_out(folder / _file_name(layer, number), content)
     client_state = deepspeed_folder.client_state(checkpoint, layout, ranks[0].padded_vocab_size)
     partitions = PartitionWriter(checkpoint, target)
     for model_rank in range(len(ranks) * stages):
         stage, number = divmod(model_rank, len(ranks))
-        slices = pipeline.stage_parameters(ranks[number], stage, stages)
-        shapes, partition_extents = partitions.lay_out(folder, model_rank, slices)
+        slices = pipeline.stage_parameters(ranks[number], stage, stages=stages)
+        shapes, partition_extents = partitions.lay_out(folder, model_rank, slices=slices)
         extents += partition_extents
         content = {"module": None, **client_state, **shapes}
         torch_archive.lay_out(model_states_path(folder, model_rank), content)

@@ -90,10 +90,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     hidden_size = rank_file.whole_number(
         getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size"
     )
-    rows = _vocabulary_rows(folder, folder_of, hidden_size)
+    rows = _vocabulary_rows(folder, folder_of, hidden_size=hidden_size)
     description = Description(file, state, args, rows)
     architecture = description.architecture
-    states = _states(folder, folder_of, Rank(architecture, Axis(0, 1), rows))
+    states = _states(folder, folder_of, rank=Rank(architecture, Axis(0, 1), rows))
     return description.checkpoint(
         "universal",
         folder,
@@ -102,7 +102,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _states(folder: Path, folder_of: Mapping[str, Path], rank: Rank) -> OptimizerStates:
+def _states(folder: Path, folder_of: Mapping[str, Path], *, rank: Rank) -> OptimizerStates:
     """Locate weights and optimizer states.
 
     Args:
@@ -118,16 +118,16 @@ def _states(folder: Path, folder_of: Mapping[str, Path], rank: Rank) -> Optimize
     slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
     if missing := sorted({*slices} - {*folder_of}):
         missing_slices = {name: slices[name] for name in missing}
-        states.extents += _frozen_weights(folder, rank.architecture, missing_slices)
+        states.extents += _frozen_weights(folder, rank.architecture, slices=missing_slices)
     for name, parameter_folder in folder_of.items():
         if (tensor := slices.get(name)) is None:
             raise UserError(f"{parameter_folder}: is not part of the model; {REMEDY}")
-        _add_parameter(states, parameter_folder, tensor)
+        _add_parameter(states, parameter_folder, tensor=tensor)
     _add_steps_of_zero_3(states, folder / _ZERO)
     return states
 
 
-def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], hidden_size: int) -> int:
+def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], *, hidden_size: int) -> int:
     """Return the number of rows of the embedding or the output layer.
 
     If both were frozen, they are not in `zero`, but in the files of the ranks.
@@ -146,7 +146,7 @@ def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], hidden_size: i
 
 
 def _frozen_weights(
-    folder: Path, architecture: Architecture, slices: Mapping[str, TensorSlice]
+    folder: Path, architecture: Architecture, *, slices: Mapping[str, TensorSlice]
 ) -> list[Extent]:
     """Return the extents of parameters that were not trained, which are in the ranks' files.
 
@@ -232,7 +232,7 @@ def _param(file: Path) -> PickledTensor:
     return tensor
 
 
-def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -> None:
+def _add_parameter(states: OptimizerStates, folder: Path, *, tensor: TensorSlice) -> None:
     """Add the weights and states in a parameter's folder."""
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
@@ -240,7 +240,7 @@ def _add_parameter(states: OptimizerStates, folder: Path, tensor: TensorSlice) -
         chunks = (*state_chunks(tensor.chunks, prefix),)
         if kind == _STEP:
             step = pickle_reader.read(file, REMEDY)
-            states.add_step(file, _STEP, step, {chunk.key for chunk in chunks})
+            states.add_step(file, _STEP, step=step, keys={chunk.key for chunk in chunks})
             continue
         param = _param(file)
         if param.shape not in (tensor.shape, (math.prod(tensor.shape),)):
@@ -262,10 +262,10 @@ def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
         state = rank_file.read(file).get("optimizer_state_dict", {})
         torch_state = state.get("optimizer_state_dict", state)
         step = torch_state.get("state", {}).get(0, {}).get(_STEP)
-        states.add_step(file, _STEP, step, missing)
+        states.add_step(file, _STEP, step=step, keys=missing)
 
 
-def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent]:
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; with several stages, for a pipeline.
 
     Raises:
@@ -291,11 +291,11 @@ def lay_out(folder: Path, checkpoint: Checkpoint, target: Target) -> list[Extent
             extents += torch_archive.lay_out(zero / parameter / f"{kind}.pt", content)
     groups = {"param_groups": [{}] * _NUM_GROUPS, "ds_version": VERSION}
     torch_archive.lay_out(zero / "optimizer_state.pt", groups)
-    _write_model_states(folder / name, checkpoint, target)
+    _write_model_states(folder / name, checkpoint, target=target)
     return extents
 
 
-def _write_model_states(folder: Path, checkpoint: Checkpoint, target: Target) -> None:
+def _write_model_states(folder: Path, checkpoint: Checkpoint, *, target: Target) -> None:
     vocab_size = checkpoint.architecture.vocab_size
     assert vocab_size is not None
     client_state = deepspeed_folder.client_state(checkpoint, target.layout, vocab_size)

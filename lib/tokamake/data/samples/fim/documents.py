@@ -70,7 +70,7 @@ class Rearranger:
         marks: its special tokens.
     """
 
-    def __init__(self, fim: Fim, tokenizer: Tokenizer, marks: FimTokens) -> None:
+    def __init__(self, fim: Fim, tokenizer: Tokenizer, *, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
         self._prefix, self._suffix, self._middle = (
             FimPart(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
@@ -92,28 +92,28 @@ class Rearranger:
             )
         parts = []
         for start, document, end in _split_at(tokens, tokens == self._tokenizer.eod):
-            parts += self._document(document, start, random)
+            parts += self._document(document, start, random=random)
             parts.append(FimPart(end, start + len(document)))
         return parts
 
-    def _document(self, tokens: Tokens, start: int, random: SampleRandom) -> list[FimPart]:
+    def _document(self, tokens: Tokens, start: int, *, random: SampleRandom) -> list[FimPart]:
         # The order of random draws decides the samples: draw only where the method needs a number.
         if not len(tokens) or not random.happens(self._fim.rate):
             return [FimPart(tokens, start)]
         splits = tokens == self._split
         if not splits.any():
-            return self._fill_in_middle(tokens, start, random)
+            return self._fill_in_middle(tokens, start, random=random)
         parts = []
         for offset, fragment, end in _split_at(tokens, splits):
             position = start + offset
             if len(fragment) and random.happens(self._fim.fragment_rate):
-                parts += self._fill_in_middle(fragment, position, random)
+                parts += self._fill_in_middle(fragment, position, random=random)
             else:
                 parts.append(FimPart(fragment, position))
             parts.append(FimPart(end, position + len(fragment)))
         return parts
 
-    def _fill_in_middle(self, tokens: Tokens, start: int, random: SampleRandom) -> list[FimPart]:
+    def _fill_in_middle(self, tokens: Tokens, start: int, *, random: SampleRandom) -> list[FimPart]:
         """Cut a text at two random places, its ends included, and move the middle to the end."""
         units: list[Unit] = []
         for ids, text in self.split_texts(tokens):

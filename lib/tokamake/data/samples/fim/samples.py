@@ -63,9 +63,9 @@ class FimSamples:
         opened = open_tokenizer(tokenizer)
         for prefix in samples.prefixes if verify else []:
             check_tokenizer(prefix, opened)
-        marks = find_tokens(fim, opened, tokenizer)
+        marks = find_tokens(fim, opened, path=tokenizer)
         self._samples, self._seed = samples, seed
-        self._rearrange = Rearranger(fim, opened, marks)
+        self._rearrange = Rearranger(fim, opened, marks=marks)
         self._marks = {
             marks.prefix: fim.prefix,
             marks.suffix: fim.suffix,

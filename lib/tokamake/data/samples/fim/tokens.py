@@ -55,7 +55,7 @@ class FimTokens(NamedTuple):
     """All special tokens of the tokenizer, also those for other purposes."""
 
 
-def find_tokens(fim: Fim, tokenizer: Tokenizer, path: Path) -> FimTokens:
+def find_tokens(fim: Fim, tokenizer: Tokenizer, *, path: Path) -> FimTokens:
     """Look up the special tokens, and check that the tokenizer keeps text that is cut.
 
     Args:
@@ -72,7 +72,9 @@ def find_tokens(fim: Fim, tokenizer: Tokenizer, path: Path) -> FimTokens:
         texts["split_token"] = fim.split_token
     for name, text in texts.items():
         if text not in special:
-            raise _missing(f"fim.{name}: {text!r}", path, special, list(texts.values()))
+            raise _missing(
+                f"fim.{name}: {text!r}", path, special=special, texts=list(texts.values())
+            )
     _check_uses({name: special[text] for name, text in texts.items()}, tokenizer)
     _check_cuts(tokenizer, path)
     return FimTokens(
@@ -95,7 +97,7 @@ def _special_tokens(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
     return {token["content"]: token["id"] for token in added if token["content"].strip()}
 
 
-def _missing(setting: str, path: Path, special: dict[str, int], texts: list[str]) -> UserError:
+def _missing(setting: str, path: Path, *, special: dict[str, int], texts: list[str]) -> UserError:
     similar = [text for text in special if _SIMILAR.search(text)]
     has = f"it has {', '.join(similar[:12])}" if similar else "it has no similar ones"
     options = " ".join(f"--special-tokens '{text}'" for text in texts)
