@@ -329,7 +329,8 @@ TESTED_THROUGH = {
 
 NO_MODULE = [
     # The repository as a whole.
-    *("test_docs.py", "test_fresh.py", "test_house.py", "test_private_names.py"),
+    *("test_docs.py", "test_fresh.py", "test_house.py", "test_parameters.py"),
+    "test_private_names.py",
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm")),
