@@ -10,7 +10,9 @@ from tokamake.workflow.start_up import add_hooks, rule_functions, shell_prefix
 shell.prefix(shell_prefix())
 
 FUNCTIONS = rule_functions(
-    SNAKEMAKE, config, lambda run: checkpoints.plan_segments.get(run=run).output[0]
+    SNAKEMAKE,
+    config,
+    planned_segments=lambda run: checkpoints.plan_segments.get(run=run).output[0],
 )
 add_hooks(SNAKEMAKE, FUNCTIONS)
 

@@ -151,7 +151,7 @@ def _modules(run: Run, rank: int) -> list[Any]:
     )
     family = plugins.load("models/*/model", architecture.family)
     with torch.device("meta"):
-        return [family.Model(architecture, mesh, layers_of_stages[stage]) for stage in stages]
+        return [family.Model(architecture, mesh, stage=layers_of_stages[stage]) for stage in stages]
 
 
 def _num_parameters(module: torch.nn.Module) -> int:

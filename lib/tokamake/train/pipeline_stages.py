@@ -73,7 +73,9 @@ class PipelineStages:
             num_stages=parallel.num_stages,
         )
         with torch.device("meta"):
-            self.modules = {n: family.Model(run.architecture, mesh, layers[n]) for n in stages}
+            self.modules = {
+                n: family.Model(run.architecture, mesh, stage=layers[n]) for n in stages
+            }
 
         # Who keeps fp32 weights beside those of the passes: FSDP2, or this class.
         num_sharers = mesh.data.size * mesh.context.size
