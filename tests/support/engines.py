@@ -26,7 +26,9 @@ def build(run: Run, **options: Any) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)  # `runtime.process_group` sets it, too
     engine = plugins.load("train/backends", run.train.backend).Engine
     device = torch.device("cpu")
-    return engine(with_precision(run, device), Ranks(rank, size, rank, size), device, **options)
+    return engine(
+        with_precision(run, device), Ranks(rank, size, rank, size), device=device, **options
+    )
 
 
 def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:

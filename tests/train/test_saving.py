@@ -24,8 +24,8 @@ class Recorder:
         self.errors: dict[str, Exception] = {}
 
     def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            self.calls.append((name, *arguments))
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, *arguments, *named.values()))
             if error := self.errors.get(name):
                 raise error
             return {"save": self, "checkpoint_bytes": 100.0}.get(name)

@@ -373,8 +373,8 @@ def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
     make_start("start", "a", "b")
     calls: list[tuple[Any, ...]] = []
 
-    def fail(*arguments: Any, **_: Any) -> None:
-        calls.append(arguments)
+    def fail(*arguments: Any, architecture: Any) -> None:
+        calls.append((*arguments, architecture))
         raise UserError("start: no checkpoint")
 
     monkeypatch.setattr(starts_module, "open_start", fail)
