@@ -18,7 +18,7 @@ from tokamake.workflow.config import read_workflow_config
 EPOCHS = "corpus\tfiles\tepochs\ndocs\tresults/raw/docs/*\t2\n"
 
 
-class Job(NamedTuple):
+class JobState(NamedTuple):
     """A job of a dry run."""
 
     rule: str
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 @pytest.fixture(params=["default", "other"])
 def planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> list[Job]:
+) -> list[JobState]:
     """All jobs of a workflow that uses every rule, in the current folder, where nothing exists."""
     data_set = DataSet(request.param)
     monkeypatch.chdir(make_workspace(tmp_path))
@@ -53,7 +53,7 @@ def planned(
     return read_jobs(result.stdout + result.stderr)
 
 
-def read_jobs(text: str) -> list[Job]:
+def read_jobs(text: str) -> list[JobState]:
     """Jobs that a dry run lists; jobs without a log are left out."""
     parts = re.split(r"^(?:local)?(?:rule|checkpoint) (\w+):\n", text, flags=re.M)
     jobs = []
@@ -61,11 +61,11 @@ def read_jobs(text: str) -> list[Job]:
         fields = dict(re.findall(r"^ {4}(output|log): (.*)$", block, re.M))
         if "log" in fields:
             outputs = re.sub(r" \([^)]*\)", "", fields["output"])
-            jobs.append(Job(rule, outputs.split(", "), fields["log"]))
+            jobs.append(JobState(rule, outputs.split(", "), fields["log"]))
     return jobs
 
 
-def test_stages_have_the_products_and_logs_of_the_rules(planned: list[Job]) -> None:
+def test_stages_have_the_products_and_logs_of_the_rules(planned: list[JobState]) -> None:
     assert {job.rule for job in planned} == rules().keys() - {"all", "data"}
     for job in planned:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.engines import NamedChunk, buffer, build, coming, parts, pieces
+from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
 from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.loader import Step
@@ -73,12 +73,12 @@ def _train_on(engine: Any, steps: Iterator[Step]) -> list[float]:
 def states(engine: Any) -> list[NamedChunk]:
     """Return the weights and optimizer states of this rank."""
     states: list[NamedChunk] = []
-    for piece in pieces(engine):
-        flat, chunk = buffer(piece), getattr(piece, "chunk", piece)
+    for fragment in fragments(engine):
+        flat, chunk = buffer(fragment), getattr(fragment, "chunk", fragment)
         state = engine._optimizer.state.get(flat, {})
         for kind, value in {"model": flat, **state}.items():
             if value.shape == flat.shape:
-                states += parts(piece, value, f"{kind}.")
+                states += parts(fragment, value, f"{kind}.")
             else:  # a step count, which is not partitioned
                 states.append((f"{kind}.{chunk.saved_name}", value.shape, ..., value.clone()))
     return states

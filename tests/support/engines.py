@@ -51,23 +51,23 @@ def go(engine: Any, steps_left: Iterable[Step], number: int, **rates: float) -> 
     return [result.loss for result in results]
 
 
-def pieces(engine: Any) -> list[Any]:
-    """This rank's chunks of parameters, or pieces of the flat buffers of DeepSpeed."""
-    return list(getattr(engine, "_pieces", engine._chunks))
+def fragments(engine: Any) -> list[Any]:
+    """This rank's chunks of parameters, or fragments of the flat buffers of DeepSpeed."""
+    return list(getattr(engine, "_fragments", engine._chunks))
 
 
-def buffer(piece: Any) -> torch.Tensor:
-    """Parameter of the optimizer that contains a piece."""
-    return piece.local if isinstance(piece, ParameterChunk) else piece.flat
+def buffer(fragment: Any) -> torch.Tensor:
+    """Parameter of the optimizer that contains a fragment."""
+    return fragment.local if isinstance(fragment, ParameterChunk) else fragment.flat
 
 
-def parts(piece: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[NamedChunk]:
-    """Copies of the chunks of whole tensors in a tensor of the shape of a piece's buffer."""
-    if isinstance(piece, ParameterChunk):
-        yield kind + piece.saved_name, piece.shape, piece.place, tensor.detach().clone()
+def parts(fragment: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[NamedChunk]:
+    """Copies of the chunks of whole tensors in a tensor of the shape of a fragment's buffer."""
+    if isinstance(fragment, ParameterChunk):
+        yield kind + fragment.saved_name, fragment.shape, fragment.place, tensor.detach().clone()
         return
-    chunk = piece.chunk
-    for offset, elements in piece.place(tensor).chunks.items():
+    chunk = fragment.chunk
+    for offset, elements in fragment.place(tensor).chunks.items():
         sizes = zip(offset, elements.shape, strict=True)
         place = tuple(slice(start, start + size) for start, size in sizes)
         yield kind + chunk.saved_name, chunk.shape, place, elements.clone()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.support.engines import NamedChunk, buffer, build, coming, parts, pieces
+from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.parallel import document_attention, linear
 
@@ -75,26 +75,28 @@ def train(run: Run) -> RankResults:
         results["losses"].append(result.loss)
         results["norms"].append(result.grad_norm)
     results["after"] = engine.mean_loss(iter(held_out))
-    results["weights"] = [part for piece in pieces(engine) for part in parts(piece, buffer(piece))]
+    results["weights"] = [
+        part for fragment in fragments(engine) for part in parts(fragment, buffer(fragment))
+    ]
     return results
 
 
 def watch(engine: Any, into: list[list[NamedChunk]]) -> None:
     """Record the clipped gradients of each update."""
-    update, all_pieces = engine._optimizer.step, pieces(engine)
+    update, all_fragments = engine._optimizer.step, fragments(engine)
     remaining: list[Any] = []
 
     def step(*arguments: Any) -> Any:
         # DeepSpeed clips and updates groups of parameters one after the other.
         if not remaining:
-            remaining.extend(all_pieces)
+            remaining.extend(all_fragments)
             into.append([])
         groups = engine._optimizer.param_groups
         updated = {id(parameter) for group in groups for parameter in group["params"]}
-        for piece in [*remaining]:
-            if id(buffer(piece)) in updated:
-                into[-1].extend(parts(piece, buffer(piece).grad))
-                remaining.remove(piece)
+        for fragment in [*remaining]:
+            if id(buffer(fragment)) in updated:
+                into[-1].extend(parts(fragment, buffer(fragment).grad))
+                remaining.remove(fragment)
         into[-1] = _packed(into[-1])
         return update(*arguments)
 
@@ -107,6 +109,6 @@ def _packed(chunks: list[NamedChunk]) -> list[NamedChunk]:
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     cut = flat.split([tensor.numel() for tensor in tensors])
     return [
-        (name, shape, place, piece.view_as(tensor))
-        for (name, shape, place, tensor), piece in zip(chunks, cut, strict=True)
+        (name, shape, place, fragment.view_as(tensor))
+        for (name, shape, place, tensor), fragment in zip(chunks, cut, strict=True)
     ]

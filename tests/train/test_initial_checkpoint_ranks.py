@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.deepspeed_runs import BF16, zero
-from tests.support.engines import buffer, build, coming, go, parts, pieces, states, whole
+from tests.support.engines import buffer, build, coming, fragments, go, parts, states, whole
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import make_run
@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(engine: Any) -> list[Any]:
-    return [part for piece in pieces(engine) for part in parts(piece, buffer(piece))]
+    return [part for fragment in fragments(engine) for part in parts(fragment, buffer(fragment))]
 
 
 PIPELINE = parallel(pp=2)

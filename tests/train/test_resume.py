@@ -11,8 +11,8 @@ from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.errors import UserError
 from tokamake.train import resume
-from tokamake.train.resume import claim, commit
-from tokamake.train.resume_state import Change, ResumeState
+from tokamake.train.resume import commit, prepare_output
+from tokamake.train.resume_state import LineageEntry, ResumeState
 
 
 def state(step: int, digest: str = "a" * 64) -> ResumeState:
@@ -52,10 +52,12 @@ def refuse(state: ResumeState) -> tuple[str, None]:
 def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
     save(tmp_path, 2)
     said = list[str]()
-    found = claim(tmp_path, "b" * 64, said.append, lambda _: ("new rate", ("rate 1 -> 2",)))
+    found = prepare_output(
+        tmp_path, "b" * 64, said.append, lambda _: ("new rate", ("rate 1 -> 2",))
+    )
     assert found is not None
     assert found == state(2, "b" * 64)._replace(
-        lineage=(Change(2, 16, "a" * 64, ("rate 1 -> 2",)),)
+        lineage=(LineageEntry(2, 16, "a" * 64, ("rate 1 -> 2",)),)
     )
     assert said == [f"{tmp_path}: new rate"]
     grown = tmp_path / resume.SAVING / "global_step4"
@@ -65,7 +67,7 @@ def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "global_step4/state.json", "")["lineage"] == [
         {"step": 2, "consumed_samples": 16, "digest": "a" * 64, "changed": ["rate 1 -> 2"]}
     ]
-    newest = claim(tmp_path, "b" * 64, unexpected, refuse)
+    newest = prepare_output(tmp_path, "b" * 64, unexpected, refuse)
     assert newest == found._replace(step=4, consumed_samples=32)
     # The checkpoint before the change is still one of this run, a later one of that digest is not.
     assert resume.state_at(tmp_path, 2, state=newest) == state(2)
@@ -80,14 +82,14 @@ def test_a_checkpoint_before_a_change_takes_the_change_earlier() -> None:
     later = state(6).changed("b" * 64, ("rate 1 -> 2",))._replace(step=8, consumed_samples=70)
     earlier = state(4).in_place_of(later)
     assert (earlier.digest, earlier.step, earlier.consumed_samples) == ("b" * 64, 4, 32)
-    assert earlier.lineage == (Change(4, 32, "a" * 64, ("rate 1 -> 2",)),)
+    assert earlier.lineage == (LineageEntry(4, 32, "a" * 64, ("rate 1 -> 2",)),)
 
 
 def test_a_refused_run_keeps_its_folder(tmp_path: Path) -> None:
     save(tmp_path, 2)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="refused at step 2"):
-        claim(tmp_path, "b" * 64, unexpected, refuse)
+        prepare_output(tmp_path, "b" * 64, unexpected, refuse)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -97,18 +99,18 @@ def test_a_state_without_a_lineage_can_be_read(tmp_path: Path) -> None:
     content = files.read_json(folder / "state.json", "")
     del content["lineage"]
     files.write_json(folder / "state.json", content)
-    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)
 
 
 def test_a_new_folder_starts_from_the_beginning(tmp_path: Path) -> None:
-    assert claim(tmp_path / "new", "a" * 64, unexpected, refuse) is None
+    assert prepare_output(tmp_path / "new", "a" * 64, unexpected, refuse) is None
     assert (tmp_path / "new").is_dir()
 
 
 def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
     for step in (2, 4):
         save(tmp_path, step)
-    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(4)
+    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(4)
     assert (tmp_path / "latest").read_text() == "global_step4"
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == "4"
     assert not (tmp_path / resume.SAVING).exists()
@@ -117,7 +119,7 @@ def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
 def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / resume.SAVING / "global_step4").mkdir(parents=True)
-    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)
     assert not (tmp_path / resume.SAVING).exists()
 
 
@@ -149,9 +151,9 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
     output, scratch, said = tmp_path / "training", tmp_path / "scratch", list[str]()
     scratch.mkdir()
     output.symlink_to(scratch / "run")
-    assert claim(output, "b" * 64, unexpected, refuse) is None
+    assert prepare_output(output, "b" * 64, unexpected, refuse) is None
     save(output, 2, "first", "b" * 64)
-    assert claim(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, said.append, restart) is None
     assert output.is_symlink()
     assert list(output.iterdir()) == []
     assert (scratch / "run.bbbbbbbb/global_step2/file").read_text() == "first"
@@ -161,9 +163,9 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
 def test_other_runs_are_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     for digest in ("b" * 64, "b" * 64, "c" * 64):
-        claim(output, "a" * 64, said.append, restart)
+        prepare_output(output, "a" * 64, said.append, restart)
         save(output, 2, digest, digest)
-    assert claim(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, said.append, restart) is None
     assert len(said) == 3
     assert all(
         line.startswith(f"{output}: step 2 has another rate; moved to {output}.") for line in said
@@ -177,7 +179,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     (output / "global_step9").mkdir(parents=True)
     (output / "latest").write_text("global_step9")
-    assert claim(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, said.append, restart) is None
     assert (tmp_path / "training.unknown" / "global_step9").is_dir()
     assert len(said) == 1
 
@@ -185,7 +187,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
 def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step9")
     with pytest.raises(UserError, match=r"latest: names global_step9, which is missing"):
-        claim(tmp_path, "a" * 64, unexpected, refuse)
+        prepare_output(tmp_path, "a" * 64, unexpected, refuse)
 
 
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
@@ -201,4 +203,4 @@ def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) ->
     with pytest.raises(UserError, match="global_step4: not saved, because its files are not"):
         commit(tmp_path, state(4))
     assert not (tmp_path / "global_step4").exists()
-    assert claim(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)

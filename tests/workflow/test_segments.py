@@ -1,4 +1,4 @@
-"""Segments of runs: their ends, inputs, and what a failed workflow reports."""
+"""SegmentRules of runs: their ends, inputs, and what a failed workflow reports."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import pytest
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
 from tokamake.errors import UserError
 from tokamake.workflow import segments as segments_module
-from tokamake.workflow.segments import Segments, trained_steps
+from tokamake.workflow.segments import SegmentRules, trained_steps
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -25,9 +25,9 @@ def planned(run: str) -> str:
 
 def make_segments(
     *, in_job: bool = False, plan: Callable[[str], str] = planned, **settings: Any
-) -> Segments:
-    """Segments of the run `smoke`, of 40 steps."""
-    return Segments(read_config(train=train(**settings)), None if in_job else plan)
+) -> SegmentRules:
+    """SegmentRules of the run `smoke`, of 40 steps."""
+    return SegmentRules(read_config(train=train(**settings)), None if in_job else plan)
 
 
 def save(step: int, *, run: str = "smoke", folders: tuple[int, ...] | None = None) -> None:
@@ -89,7 +89,7 @@ def test_the_plan_ends_segments_of_a_run_whose_data_decide_its_length(in_job: bo
         calls.append(run)
         return planned(run)
 
-    segments = Segments(config, None if in_job else plan)
+    segments = SegmentRules(config, None if in_job else plan)
     assert segments.open_ended == ["smoke"]
     assert calls == []
     assert segments.ends("smoke") == []
@@ -101,7 +101,7 @@ def test_the_plan_ends_segments_of_a_run_whose_data_decide_its_length(in_job: bo
 
 def test_a_run_without_segments_is_not_open_ended() -> None:
     config = read_config(table=EPOCHS, train=train(train_steps=None))
-    assert Segments(config, planned).open_ended == []
+    assert SegmentRules(config, planned).open_ended == []
 
 
 def continued(finetune: bool) -> Any:
@@ -118,7 +118,7 @@ def test_a_continued_run_has_segments_after_its_start(
 ) -> None:
     start = SimpleNamespace(progress=SimpleNamespace(iteration=20))
     monkeypatch.setattr(segments_module, "open_any", lambda _: start)
-    assert Segments(continued(finetune), planned).ends("smoke") == ends
+    assert SegmentRules(continued(finetune), planned).ends("smoke") == ends
 
 
 def test_a_checkpoint_that_cannot_be_read_names_its_setting(
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_cannot_be_read_names_its_setting(
 
     monkeypatch.setattr(segments_module, "open_any", fail)
     with pytest.raises(UserError, match=r"^model\.checkpoint: start: no such folder$"):
-        Segments(continued(False), planned)
+        SegmentRules(continued(False), planned)
 
 
 def test_a_segment_ends_at_its_step_and_the_last_one_with_the_run() -> None:
@@ -151,7 +151,7 @@ def test_the_checkpoint_of_a_segment_or_the_export_is_evaluated() -> None:
 
 def test_each_run_has_its_own_segments() -> None:
     runs = write_runs("run train.segment_steps", "short 20", "long 30")
-    segments = Segments(read_config(runs=runs), planned)
+    segments = SegmentRules(read_config(runs=runs), planned)
     assert {run: segments.ends(run) for run in ("short", "long")} == {"short": [20], "long": [30]}
 
 
@@ -159,7 +159,7 @@ def test_only_runs_that_trained_and_did_not_end_are_reported() -> None:
     runs = write_runs("run train.train_steps", "idle 40", "stopped 4000", "ended 40")
     save(7, run="idle")
     save(7, run="stopped")
-    segments = Segments(read_config(runs=runs), planned)
+    segments = SegmentRules(read_config(runs=runs), planned)
     assert segments.saved_since_start() == []
     save(1234, run="stopped")
     save(40, run="ended")

@@ -10,7 +10,7 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import ARCHITECTURE
 from tokamake.errors import UserError
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.segments import Segments
+from tokamake.workflow.segments import SegmentRules
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -167,7 +167,7 @@ def test_a_mapping_that_names_no_run_is_refused() -> None:
 def test_the_chain_of_a_run_that_continues_begins_at_the_end_of_its_parent() -> None:
     columns = f"{CHILD} train.train_steps train.segment_steps"
     config = read_config(runs=write_table(columns, "base", "more base false 100 30"))
-    segments = Segments(config, None)
+    segments = SegmentRules(config, None)
     assert segments.open_ended == []
     assert segments.ends("more") == [60, 90]
 
@@ -177,4 +177,4 @@ def test_the_data_of_a_parent_decide_where_a_chain_begins() -> None:
     Path("epochs.tsv").write_text("corpus\tfiles\tepochs\ndocs\tresults/raw/docs/*\t2\n")
     rows = ("base - - epochs.tsv null -", "more base false corpora.tsv 100 30")
     config = read_config(runs=write_table(columns, *rows))
-    assert Segments(config, None).open_ended == ["more"]
+    assert SegmentRules(config, None).open_ended == ["more"]

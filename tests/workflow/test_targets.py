@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.workflow_configs import read_config, train, write_runs
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.segments import Segments
+from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.targets import Targets
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
@@ -69,7 +69,7 @@ def make_targets(*, snakemake: Any = None, **config: Any) -> Targets:
         checked,
         snakemake or SnakemakeStandIn(),
         checkpoints=CheckpointRules(checked),
-        segments=Segments(checked, lambda run: f"results/{run}/segments.json"),
+        segments=SegmentRules(checked, lambda run: f"results/{run}/segments.json"),
         doctor=cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
     )
 

@@ -174,7 +174,7 @@ def _gradient(chunk: ParameterChunk) -> Tensor | None:
 
 
 @torch.no_grad()
-def keep_originals(chunks: Iterable[ParameterChunk], dtype: torch.dtype) -> None:
+def keep_master_weights(chunks: Iterable[ParameterChunk], dtype: torch.dtype) -> None:
     """Keep the parameters as master weights and round the module's copies to `dtype`."""
     for each in chunks:
         each.local = nn.Parameter(each.parameter.detach())
@@ -182,7 +182,7 @@ def keep_originals(chunks: Iterable[ParameterChunk], dtype: torch.dtype) -> None
 
 
 @torch.no_grad()
-def round_originals(chunks: Iterable[ParameterChunk]) -> None:
+def round_master_weights(chunks: Iterable[ParameterChunk]) -> None:
     """Copy updated master weights, rounded, into the module's parameters."""
     rounded = [each for each in chunks if each.parameter.dtype != each.local.dtype]
     if rounded:

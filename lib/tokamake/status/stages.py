@@ -19,7 +19,7 @@ _MAX_SILENT_SECONDS = 600
 StageState = Literal["done", "running", "failed", "waiting"]
 
 
-class Stage(NamedTuple):
+class StageJob(NamedTuple):
     """A rule, or the part of it that one job does."""
 
     name: str
@@ -32,10 +32,10 @@ class Stage(NamedTuple):
     """Whether every workflow has it. Other stages appear only after they have begun."""
 
 
-class Job(NamedTuple):
+class JobState(NamedTuple):
     """The state of a job."""
 
-    stage: Stage
+    stage: StageJob
     state: StageState
     """running: Snakemake lists the job, and holds its lock or the log was written recently.
     failed: there is a log but no product, and the job is not running. A failure before the present
@@ -44,17 +44,17 @@ class Job(NamedTuple):
     """Seconds since the last write to its log; None: no log."""
 
 
-_SAMPLE = Stage("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False)
+_SAMPLE = StageJob("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False)
 _RUN_STAGES = (
-    Stage("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
-    Stage("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
-    Stage("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
-    Stage("plan_segments", "results/{run}/segments.json", "logs/{run}/plan_segments.log", False),
-    Stage("train", "results/{run}/train.json", "logs/{run}/train.log"),
-    Stage("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
-    Stage("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
-    Stage("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
-    Stage("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
+    StageJob("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
+    StageJob("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
+    StageJob("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
+    StageJob("plan_segments", "results/{run}/segments.json", "logs/{run}/plan_segments.log", False),
+    StageJob("train", "results/{run}/train.json", "logs/{run}/train.log"),
+    StageJob("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
+    StageJob("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
+    StageJob("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
+    StageJob("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
 
 
@@ -66,7 +66,7 @@ def runs(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def stages(folder: Path) -> dict[str, list[Stage]]:
+def stages(folder: Path) -> dict[str, list[StageJob]]:
     """Return group → stages, in the order of the data flow: data sets, runs, their reports."""
     data_sets = _data_sets(folder)
     groups = {_title("data", each): _data_stages(folder, each) for each in data_sets}
@@ -80,7 +80,7 @@ def stages(folder: Path) -> dict[str, list[Stage]]:
         groups["starts"] = imports
     for run in runs(folder):
         weights = data_set_of(folder, run).weights.format(run=run)
-        run_stages = [Stage("weigh", weights, f"logs/{run}/weigh.log")]
+        run_stages = [StageJob("weigh", weights, f"logs/{run}/weigh.log")]
         run_stages += [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
         exports = _begun(
             folder, "convert", logs=f"logs/{run}/convert", product=f"results/{run}/convert/{{}}"
@@ -101,11 +101,11 @@ def _data_sets(folder: Path) -> list[DataSet]:
     return planned or [DataSet()]
 
 
-def _data_stages(folder: Path, data_set: DataSet) -> list[Stage]:
+def _data_stages(folder: Path, data_set: DataSet) -> list[StageJob]:
     """Return the jobs that make a data set."""
     data, logs, tokenizer = data_set.folder, data_set.logs, data_set.tokenizer
     return [
-        Stage(
+        StageJob(
             "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
         ),
         *_begun(
@@ -122,52 +122,54 @@ def _data_stages(folder: Path, data_set: DataSet) -> list[Stage]:
         ),
         *_planned(folder, data_set, "tokenize"),
         *_planned(folder, data_set, "merge"),
-        Stage("describe", data_set.metadata, f"{logs}/describe.log"),
+        StageJob("describe", data_set.metadata, f"{logs}/describe.log"),
     ]
 
 
-def _report_stages(data_set: DataSet) -> list[Stage]:
+def _report_stages(data_set: DataSet) -> list[StageJob]:
     """Return the jobs that report on the runs of a data set."""
     page = f"{data_set.shared}/compare/runs.html"
     return [
-        Stage("compare", page, f"{data_set.logs}/compare.log", always=False),
-        Stage("report", f"{data_set.shared}/report.html", f"{data_set.logs}/report.log"),
+        StageJob("compare", page, f"{data_set.logs}/compare.log", always=False),
+        StageJob("report", f"{data_set.shared}/report.html", f"{data_set.logs}/report.log"),
     ]
 
 
-def _segments(folder: Path, run: str, stage: Stage) -> list[Stage]:
+def _segments(folder: Path, run: str, stage: StageJob) -> list[StageJob]:
     """Return the jobs of a stage: those of segments that have begun, then the last one."""
     product, log = stage.product.format(run=run), stage.log.format(run=run)
     logs = {path.suffixes[0][1:]: path for path in folder.glob(f"logs/{run}/{stage.name}.*.log")}
     segments = [
-        Stage(stage.name, f"results/{run}/{logs[step].stem}.json", f"logs/{run}/{logs[step].name}")
+        StageJob(
+            stage.name, f"results/{run}/{logs[step].stem}.json", f"logs/{run}/{logs[step].name}"
+        )
         for step in sorted(filter(str.isdecimal, logs), key=int)
     ]
     return [*segments, stage._replace(product=product, log=log)]
 
 
-def _begun(folder: Path, name: str, *, logs: str, product: str) -> list[Stage]:
+def _begun(folder: Path, name: str, *, logs: str, product: str) -> list[StageJob]:
     """Return the jobs of a rule that have a log. The name of a log is the name of its product."""
     return [
-        Stage(name, product.format(log.stem), f"{logs}/{log.name}", always=False)
+        StageJob(name, product.format(log.stem), f"{logs}/{log.name}", always=False)
         for log in sorted((folder / logs).glob("*.log"))
     ]
 
 
-def _planned(folder: Path, data_set: DataSet, stage: str) -> list[Stage]:
+def _planned(folder: Path, data_set: DataSet, stage: str) -> list[StageJob]:
     """Return a job per job batch of the plan, or the stage alone before there is a plan."""
     path, logs = folder / data_set.plan, f"{data_set.logs}/{stage}"
     if not path.exists():
-        return [Stage(stage, f"{data_set.folder}/batches/{stage}", logs)]
+        return [StageJob(stage, f"{data_set.folder}/batches/{stage}", logs)]
     plan = read_plan(path)
     batches = plan.tokenize_batches if stage == "tokenize" else plan.merge_batches
     return [
-        Stage(stage, data_set.batch_file(stage, batch.name), f"{logs}/{batch.name}.log")
+        StageJob(stage, data_set.batch_file(stage, batch.name), f"{logs}/{batch.name}.log")
         for batch in batches
     ]
 
 
-def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
+def jobs(folder: Path, stages: Iterable[StageJob]) -> list[JobState]:
     """Return the state of each stage. Optional stages that have not begun are left out."""
     running, jobs = running_outputs(folder), []
     start = started(folder)
@@ -184,5 +186,5 @@ def jobs(folder: Path, stages: Iterable[Stage]) -> list[Job]:
         else:
             state = "waiting" if silent is None or is_old else "failed"
         if stage.always or state != "waiting":
-            jobs.append(Job(stage, state, silent))
+            jobs.append(JobState(stage, state, silent))
     return jobs

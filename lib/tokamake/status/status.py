@@ -11,7 +11,7 @@ from tokamake.units import duration
 
 if TYPE_CHECKING:
     from tokamake.status.run_data import Origin
-    from tokamake.status.stages import Job
+    from tokamake.status.stages import JobState
     from tokamake.status.training import TrainingProgress
 
 _STATES = ("failed", "running", "done", "waiting")
@@ -65,7 +65,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
                 print("\n".join(f"  {line}" for line in _tail(folder / job.stage.log)))
 
 
-def _lines(jobs: "list[Job]", training: "TrainingProgress | None") -> list[str]:
+def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[str]:
     """Return a line per state with its stages, and a line on training."""
     lines = []
     for state in _STATES:
@@ -93,7 +93,7 @@ def _origin_lines(origin: "Origin | None") -> list[str]:
     return lines
 
 
-def _summary(name: str, state: str, *, jobs: "list[Job]") -> str:
+def _summary(name: str, state: str, *, jobs: "list[JobState]") -> str:
     """Name of a stage, number of its jobs in a state, and last output of running jobs."""
     stage_jobs = [job for job in jobs if job.stage.name == name]
     selected = [job for job in stage_jobs if job.state == state]
@@ -136,7 +136,7 @@ def _tail(log: Path) -> list[str]:
 
 def _as_json(
     folder: Path,
-    groups: "dict[str, list[Job]]",
+    groups: "dict[str, list[JobState]]",
     *,
     trainings: "dict[str, TrainingProgress]",
     origins: "dict[str, Origin]",

@@ -8,7 +8,7 @@ from tokamake.checkpoint.latest import latest
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
-from tokamake.train.resume_state import counted_run, read_state
+from tokamake.train.resume_state import read_state, run_since_change
 from tokamake.train.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20
@@ -79,7 +79,7 @@ def _num_steps(run: Run, output: Path) -> int:
         state = read_state(latest(output))
     except UserError:  # no checkpoint yet, or a damaged one
         state = None
-    return (counted_run(run, state) if state else run).train.train_steps
+    return (run_since_change(run, state) if state else run).train.train_steps
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

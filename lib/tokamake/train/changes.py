@@ -19,7 +19,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.train.guard import ranges_without_effect
 from tokamake.train.resume_state import ResumeState
-from tokamake.train.run_digest import effective_settings, training_samples
+from tokamake.train.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
 Settings = dict[str, Any]
@@ -171,7 +171,7 @@ def record(run: Run, *, index: dict[str, Any], weights: str) -> Record:
         index: content of the index folder's index.json.
         weights: hash of the initial weights.
     """
-    samples = training_samples(index)
+    samples = training_index(index)
     return {
         "index": samples,
         "datasets": [*index["pairs"]],
@@ -216,7 +216,7 @@ def data_lines(
     """Changes of the training samples.
 
     Args:
-        earlier: training samples of the checkpoint's run, see `training_samples`.
+        earlier: training samples of the checkpoint's run, see `training_index`.
         current: those of the run.
         has_settings: whether settings differ, which may explain another order of samples.
     """

@@ -262,7 +262,9 @@ def describe(
         folder: folder of the reports.
         seconds: time-out of the run.
     """
-    lines = [f"tokamake train: no rank has made progress for {seconds:g} s; the run ends with {HUNG}"]
+    lines = [
+        f"tokamake train: no rank has made progress for {seconds:g} s; the run ends with {HUNG}"
+    ]
     if silent := [rank for rank in range(len(hosts)) if rank not in reports]:
         lines.append(f"  lags, stopped or stuck, without a report: {_named(silent, hosts)}")
     groups: dict[tuple[Beat, str], list[int]] = defaultdict(list)

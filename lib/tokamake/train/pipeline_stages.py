@@ -92,7 +92,7 @@ class PipelineStages:
             chunk for module in self.modules.values() for chunk in self._prepare(module, device)
         ]
         if self._rounds:
-            sharding.keep_originals(self.chunks, self._dtype)
+            sharding.keep_master_weights(self.chunks, self._dtype)
         self._scale = 1.0
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -178,7 +178,7 @@ class PipelineStages:
                 joined.inputs, joined.labels, len(batches), **joined.document_inputs
             )
         (module,) = self.modules.values()
-        sharding.round_originals(self.chunks)
+        sharding.round_master_weights(self.chunks)
         total = torch.zeros((), device=batches[0].inputs.device)
         for number, batch in enumerate(batches, 1):
             if isinstance(module, FSDPModule):
@@ -227,7 +227,7 @@ class PipelineStages:
                 self._empty_states,
                 **joined.document_inputs,
             )
-        sharding.round_originals(self.chunks)
+        sharding.round_master_weights(self.chunks)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()
 
     def _empty_states(self, tokens: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train import changes, metrics
 from tokamake.train.guard import ranges_without_effect
 from tokamake.train.initial_checkpoint import check_begun
-from tokamake.train.resume_state import ResumeState, counted_run, read_state
+from tokamake.train.resume_state import ResumeState, read_state, run_since_change
 from tokamake.train.run_digest import run_digest, weights_digest
 from tokamake.train.run_lock import locked
 
@@ -48,7 +48,7 @@ class StartingPoint(NamedTuple):
 
 
 @contextmanager
-def claimed(
+def locked_output(
     run: Run, ranks: Ranks, *, index: dict[str, Any], beat: Callable[[], object] = lambda: None
 ) -> Iterator[StartingPoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
@@ -99,12 +99,12 @@ def _starting_point(
         text = changes.decision(on_change, changed, state=state, output=run.output)
         return text, changed.lines if on_change == "continue" else None
 
-    state = claim(run.output, digest, say=ranks.print_once, decide=decide)
+    state = prepare_output(run.output, digest, say=ranks.print_once, decide=decide)
     if changes.read_record(run.output, digest) is None:
         changes.write_record(run.output, digest, content=record())
     if state:
         resumed = run.output / f"global_step{state.step}"
-        is_unvalidated = _lacks_validation(counted_run(run, state), state.step, index=index)
+        is_unvalidated = _lacks_validation(run_since_change(run, state), state.step, index=index)
         return StartingPoint(state, resumed, is_unvalidated)
     if before := ranges_without_effect(run.train.skip_data, run.step):
         ranks.print_once(f"train.skip_data: {before}")
@@ -143,7 +143,7 @@ def checkpoint_to_load(run: Run, ranks: Ranks, *, start: StartingPoint) -> Path 
     return run.checkpoint
 
 
-def claim(
+def prepare_output(
     output: Path,
     digest: str,
     say: Callable[[str], None],

@@ -9,7 +9,7 @@ from tokamake.errors import UserError
 from tokamake.train.guard import GuardState
 
 
-class Change(NamedTuple):
+class LineageEntry(NamedTuple):
     """A point where a run went on with other settings or data."""
 
     step: int
@@ -35,7 +35,7 @@ class ResumeState(NamedTuple):
     """Time spent in training steps, over all jobs of the run."""
     world_size: int
     """Number of ranks."""
-    lineage: tuple[Change, ...] = ()
+    lineage: tuple[LineageEntry, ...] = ()
     """Changes with which the run was continued, from the first to the last."""
     guard: GuardState = GuardState()
     """Last good steps, to compare the next ones with, and effects of bad steps."""
@@ -50,7 +50,7 @@ class ResumeState(NamedTuple):
 
     def changed(self, digest: str, changed: tuple[str, ...]) -> "ResumeState":
         """The same state as one of a run with another digest."""
-        change = Change(self.step, self.consumed_samples, self.digest, changed)
+        change = LineageEntry(self.step, self.consumed_samples, self.digest, changed)
         return self._replace(digest=digest, lineage=(*self.lineage, change))
 
     def is_before(self, later: "ResumeState") -> bool:
@@ -93,7 +93,7 @@ def read_state(folder: Path) -> ResumeState | None:
     value = files.read_json(path, f"name another checkpoint in {folder.parent / 'latest'}")
     try:
         lineage = tuple(
-            Change(**{**change, "changed": tuple(change["changed"])})
+            LineageEntry(**{**change, "changed": tuple(change["changed"])})
             for change in value.pop("lineage", ())  # earlier versions have none
         )
         noted = value.pop("guard", None)
@@ -105,7 +105,7 @@ def read_state(folder: Path) -> ResumeState | None:
         ) from None
 
 
-def counted_run(run: Run, state: ResumeState) -> Run:
+def run_since_change(run: Run, state: ResumeState) -> Run:
     """The run with the steps that it has from its last change on."""
     if not state.lineage:
         return run

@@ -65,13 +65,13 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         {
             **settings,
             "train": without_added_defaults(settings["train"]),
-            "index": training_samples(index),
+            "index": training_index(index),
             "weights": weights,
         }
     )
 
 
-def training_samples(index: dict[str, Any]) -> dict[str, Any]:
+def training_index(index: dict[str, Any]) -> dict[str, Any]:
     """The part of index.json that decides the training samples."""
     split = index["splits"]["train"]
     return {

@@ -30,7 +30,7 @@ from tokamake.train.heartbeat import Heartbeat, watched
 from tokamake.train.loading import load_newest_whole, newest_before
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.resume import StartingPoint
-from tokamake.train.resume_state import ResumeState, counted_run
+from tokamake.train.resume_state import ResumeState, run_since_change
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_guard import StepGuard
@@ -83,8 +83,8 @@ def train_run(
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training goes on.
-        with resume.claimed(run, ranks, index=index, beat=heartbeat.beat) as start:
-            state, counted = start.state, counted_run(run, start.state)
+        with resume.locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
+            state, counted = start.state, run_since_change(run, start.state)
             with raise_on_all_ranks():
                 if until_samples is not None:
                     until_step = step_of_samples(counted, until_samples)
@@ -188,7 +188,7 @@ class Trainer:
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")
         # The checkpoint that was loaded decides how many steps a changed run has.
-        self.run = counted_run(run, self.state)
+        self.run = run_since_change(run, self.state)
         self.last_step = self._until_step or self.run.train.train_steps
         self.schedule = Schedule(self.run.train)
 

@@ -11,7 +11,7 @@ from tokamake.workflow.paths import RUN
 from tokamake.workflow.snakemake_internals import Snakemake
 
 
-class Layouts:
+class LayoutCheck:
     """Layouts of all runs, and the number of ranks of a training."""
 
     def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:

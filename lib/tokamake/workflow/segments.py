@@ -16,7 +16,7 @@ from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.paths import RUN
 
 
-class Segments:
+class SegmentRules:
     """Segments of all runs. Wildcards are `run` and `segment`: .STEP, or empty for the last one."""
 
     def __init__(self, config: WorkflowConfig, planned: Callable[[str], str] | None) -> None:

@@ -15,13 +15,13 @@ from tokamake.workflow.config import WorkflowConfig, read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error, exit_with
-from tokamake.workflow.layouts import Layouts
+from tokamake.workflow.layouts import LayoutCheck
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import RUN, check_writable
 from tokamake.workflow.replaced_data import check_replaced, write_settings
 from tokamake.workflow.report import ReportRules
 from tokamake.workflow.run_changes import RunChanges
-from tokamake.workflow.segments import Segments
+from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import (
     Snakemake,
     resolve_launch,
@@ -39,9 +39,9 @@ class RuleFunctions:
     run_settings: RunSettings
     data: DataRules
     checkpoints: CheckpointRules
-    segments: Segments
+    segments: SegmentRules
     doctor: DoctorRules
-    layouts: Layouts
+    layouts: LayoutCheck
     changes: RunChanges
     report: ReportRules
 
@@ -83,9 +83,9 @@ def rule_functions(
             run_settings=RunSettings(checked),
             data=DataRules(checked, snakemake.force_job if is_main else None),
             checkpoints=CheckpointRules(checked),
-            segments=Segments(checked, planned_segments if is_main else None),
+            segments=SegmentRules(checked, planned_segments if is_main else None),
             doctor=DoctorRules(snakemake),
-            layouts=Layouts(checked, snakemake),
+            layouts=LayoutCheck(checked, snakemake),
             changes=RunChanges(checked, is_main_process=is_main),
             report=ReportRules(checked, snakemake),
         )

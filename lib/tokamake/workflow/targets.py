@@ -14,7 +14,7 @@ from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_with
 from tokamake.workflow.paths import RUN
-from tokamake.workflow.segments import Segments
+from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 
 
@@ -27,7 +27,7 @@ class Targets:
         snakemake: Snakemake,
         *,
         checkpoints: CheckpointRules,
-        segments: Segments,
+        segments: SegmentRules,
         doctor: DoctorRules,
     ) -> None:
         self._config = config

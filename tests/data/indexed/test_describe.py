@@ -24,7 +24,7 @@ from tokamake.data.indexed.manifest import write_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import read_weights
+from tokamake.data.mixture.weights import read_weighting_file
 from tokamake.errors import UserError
 
 
@@ -204,7 +204,7 @@ def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> 
     table.write_text("corpus\tfiles\ttext_key\tweight\nwiki\tx\ttext\t3\ncode\ty\ttext\t1\n")
     weights = tmp_path / "weights.txt"
     weigh(corpora=table, metadata=tmp_path / "metadata.json", output=weights)
-    weighted = {line.prefix: (line.weight, line.corpus) for line in read_weights(weights)}
+    weighted = {line.prefix: (line.weight, line.corpus) for line in read_weighting_file(weights)}
     assert weighted == {
         "in/code-0_text_document": (0.25, "code"),
         "in/wiki-0_text_document": (pytest.approx(0.75 * 41 / 43), "wiki"),

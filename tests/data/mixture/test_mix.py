@@ -8,7 +8,7 @@ import pytest
 from megatron.core.datasets.utils import get_blend_from_list, normalize
 
 from tokamake.data.mixture.mix import mix
-from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weights, scan
+from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weighting_file, scan
 from tokamake.errors import UserError
 
 
@@ -19,7 +19,7 @@ def no_root_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mixed(output: Path, *parts: object, data_root: Path | None = None) -> dict[str, float]:
     mix([str(part) for part in parts], output=output, data_root=data_root)
-    return {entry.prefix: entry.weight for entry in read_weights(output)}
+    return {entry.prefix: entry.weight for entry in read_weighting_file(output)}
 
 
 def test_the_lines_of_the_combined_file(tmp_path: Path) -> None:

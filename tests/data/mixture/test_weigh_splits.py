@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.mixture.test_weigh import write_metadata
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import WeightedPrefix, read_weights
+from tokamake.data.mixture.weights import WeightedPrefix, read_weighting_file
 from tokamake.errors import UserError
 
 DATASETS = [("a", 600), ("a", 200), ("b", 100), ("v", 50)]
@@ -29,7 +29,7 @@ def build(folder: Path, table: str, **options: Any) -> dict[str, list[WeightedPr
         output=folder / "weights.txt",
         **options,
     )
-    return {path.name: read_weights(path) for path in sorted(folder.glob("weights*.txt"))}
+    return {path.name: read_weighting_file(path) for path in sorted(folder.glob("weights*.txt"))}
 
 
 def test_each_split_has_its_weighting_file(tmp_path: Path) -> None:

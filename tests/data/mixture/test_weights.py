@@ -10,8 +10,8 @@ from tokamake.data.mixture.weights import (
     ROOT_VARIABLE,
     WeightedPrefix,
     find_root,
-    read_weights,
-    write_weights,
+    read_weighting_file,
+    write_weighting_file,
 )
 from tokamake.errors import UserError
 
@@ -19,7 +19,7 @@ from tokamake.errors import UserError
 def test_reads_lines_in_order(tmp_path: Path) -> None:
     path = tmp_path / "weights.txt"
     path.write_text("0.75 merged/b-0000 b\n\n 25e-2\tmerged/a.x-0000 a\n")
-    assert read_weights(path) == [
+    assert read_weighting_file(path) == [
         WeightedPrefix(0.75, "merged/b-0000", "b"),
         WeightedPrefix(0.25, "merged/a.x-0000", "a"),
     ]
@@ -36,7 +36,7 @@ def test_reads_all_forms_of_a_line(tmp_path: Path) -> None:
         "6 x 7\n"
         "8 a#b/c#d #e\n"
     )
-    assert read_weights(path) == [
+    assert read_weighting_file(path) == [
         WeightedPrefix(1, "/data/books-0000_text_document", "books"),
         WeightedPrefix(2, "wiki", "books"),
         WeightedPrefix(4, "a/-x", "-x"),
@@ -59,7 +59,7 @@ def test_reads_the_data_path_of_megatron(tmp_path: Path, seed: int) -> None:
     path.write_text(text)
     blend = get_blend_from_list(text.split())
     assert blend is not None
-    entries = read_weights(path)
+    entries = read_weighting_file(path)
     assert [entry.prefix for entry in entries] == blend[0]
     assert [entry.weight for entry in entries] == blend[1]
     assert entries[8].corpus == "9"
@@ -72,14 +72,14 @@ def test_written_files_are_read_unchanged(tmp_path: Path, seed: int) -> None:
         WeightedPrefix(draw.random() * 10.0 ** draw.randint(-300, 300), f"a/{n}", f"c{n % 3}")
         for n in range(100)
     ]
-    write_weights(tmp_path / "weights.txt", entries)
-    assert read_weights(tmp_path / "weights.txt") == entries
+    write_weighting_file(tmp_path / "weights.txt", entries)
+    assert read_weighting_file(tmp_path / "weights.txt") == entries
 
 
 @pytest.mark.parametrize("prefix", ["a b", "#a", "", "a\n1 b b"])
 def test_unreadable_prefixes_are_not_written(tmp_path: Path, prefix: str) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: it is empty, has a space, or begins"):
-        write_weights(
+        write_weighting_file(
             tmp_path / "weights.txt", [WeightedPrefix(1, "a", "a"), WeightedPrefix(1, prefix, "a")]
         )
     assert not list(tmp_path.iterdir())
@@ -125,7 +125,7 @@ def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "weights.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        read_weights(path)
+        read_weighting_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -133,24 +133,24 @@ def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
 def test_a_missing_or_binary_file_is_a_user_error(tmp_path: Path) -> None:
     path = tmp_path / "weights.txt"
     with pytest.raises(UserError, match="no such file"):
-        read_weights(path)
+        read_weighting_file(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="UTF-8"):
-        read_weights(path)
+        read_weighting_file(path)
 
 
 def test_a_sum_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.txt").write_text("1e308 a a\n1e308 b b\n")
     with pytest.raises(UserError, match="the sum of the weights is too large for a float"):
-        read_weights(tmp_path / "weights.txt")
+        read_weighting_file(tmp_path / "weights.txt")
 
 
 def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
     (tmp_path / "weights.txt").write_text("0.5 2024-0 2024 0:0.9\n0.5 x-0 1 0.5 y-0\n")
     with pytest.raises(UserError, match="5 columns"):
-        read_weights(tmp_path / "weights.txt")
+        read_weighting_file(tmp_path / "weights.txt")
     (tmp_path / "weights.txt").write_text("0.5 2024-0 2024 0:0.9\n0.5 x-0 1 y-0\n")
-    assert read_weights(tmp_path / "weights.txt") == [
+    assert read_weighting_file(tmp_path / "weights.txt") == [
         WeightedPrefix(0.5, "2024-0", "2024", (0.0, 0.9)),
         WeightedPrefix(0.5, "x-0", "x"),
         WeightedPrefix(1, "y-0", "y"),
@@ -159,8 +159,8 @@ def test_a_corpus_may_be_a_number(tmp_path: Path) -> None:
 
 def test_a_weighting_file_names_parts_of_datasets(tmp_path: Path) -> None:
     entries = [WeightedPrefix(0.5, "a-0", "a", (0.0, 0.1 + 0.2)), WeightedPrefix(0.5, "b-0", "b")]
-    write_weights(tmp_path / "weights.txt", entries)
-    assert read_weights(tmp_path / "weights.txt") == entries
+    write_weighting_file(tmp_path / "weights.txt", entries)
+    assert read_weighting_file(tmp_path / "weights.txt") == entries
     (tmp_path / "weights.txt").write_text("1 a-0 a 0.5:0.4\n")
     with pytest.raises(UserError, match=r"weights\.txt:1: '0\.5:0\.4': give a part"):
-        read_weights(tmp_path / "weights.txt")
+        read_weighting_file(tmp_path / "weights.txt")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokamake.data.indexed.verify import VerifiedDataset
+    from tokamake.data.indexed.check_dataset import CheckedDataset
 
 _COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
 _COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
@@ -52,14 +52,14 @@ def describe(
     _refuse_duplicates(named)
     if output is not None:
         _refuse_overwrite(named, output)
-    verified = _verify(named, read_tokens=output is None)
+    checked = _checked(named, read_tokens=output is None)
     if output is None:
-        _print_table(verified)
-    faults = [fault for dataset in verified for fault in dataset.faults]
+        _print_table(checked)
+    faults = [fault for dataset in checked for fault in dataset.faults]
     if faults:
         raise UserError("\n".join(faults))
     if output is not None:
-        _write(output, verified)
+        _write(output, checked)
 
 
 def _prefixes(prefixes: list[Path], plan: Path | None, *, folder: Path | None) -> list[Path]:
@@ -107,39 +107,39 @@ def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
             )
 
 
-def _verify(prefixes: list[Path], *, read_tokens: bool) -> "list[VerifiedDataset]":
+def _checked(prefixes: list[Path], *, read_tokens: bool) -> "list[CheckedDataset]":
     """Verify several datasets at once; return the results in order."""
     import os
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
-    from tokamake.data.indexed.verify import verify
+    from tokamake.data.indexed.check_dataset import check_dataset
     from tokamake.runtime.console import progress
 
-    check = partial(verify, read_tokens=read_tokens)
+    check = partial(check_dataset, read_tokens=read_tokens)
     # Threads suffice: hashing and most of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = pool.map(check, prefixes)
         return list(progress(results, label="describe", total=len(prefixes), unit="datasets"))
 
 
-def _print_table(verified: "list[VerifiedDataset]") -> None:
+def _print_table(checked: "list[CheckedDataset]") -> None:
     from tokamake.runtime.console import counted
 
     rows = [
         ("dataset", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict"),
-        *map(_row, verified),
+        *map(_row, checked),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         numbers = (cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         words = (cell.ljust(width) for cell, width in zip(row[5:7], widths[5:], strict=True))
         print("  ".join([row[0].ljust(widths[0]), *numbers, *words, row[7]]))
-    num_damaged = sum(bool(dataset.faults) for dataset in verified)
-    print(f"{counted(len(verified), 'dataset')}, {num_damaged or 'none'} damaged")
+    num_damaged = sum(bool(dataset.faults) for dataset in checked)
+    print(f"{counted(len(checked), 'dataset')}, {num_damaged or 'none'} damaged")
 
 
-def _row(dataset: "VerifiedDataset") -> tuple[str, ...]:
+def _row(dataset: "CheckedDataset") -> tuple[str, ...]:
     from tokamake.runtime.console import counted
 
     numbers: list[int | None] = [None] * 3
@@ -153,23 +153,23 @@ def _row(dataset: "VerifiedDataset") -> tuple[str, ...]:
     return (str(dataset.prefix), *cells, dtype, fingerprint, verdict)
 
 
-def _write(output: Path, verified: "list[VerifiedDataset]") -> None:
+def _write(output: Path, checked: "list[CheckedDataset]") -> None:
     import os
 
     from tokamake.files import write_json
     from tokamake.runtime.console import counted
 
     metadata = [
-        _metadata(dataset, os.path.relpath(dataset.prefix, output.parent)) for dataset in verified
+        _metadata(dataset, os.path.relpath(dataset.prefix, output.parent)) for dataset in checked
     ]
-    for dataset, described in zip(verified, metadata, strict=True):
+    for dataset, described in zip(checked, metadata, strict=True):
         write_json(output.with_suffix("") / f"{dataset.prefix.name}.json", described)
     write_json(output, metadata)
-    tokens = sum(dataset.tokens for dataset in verified)
-    print(f"{output}: {counted(len(verified), 'dataset')}, {counted(tokens, 'token')}")
+    tokens = sum(dataset.tokens for dataset in checked)
+    print(f"{output}: {counted(len(checked), 'dataset')}, {counted(tokens, 'token')}")
 
 
-def _metadata(dataset: "VerifiedDataset", relative: str) -> dict[str, Any]:
+def _metadata(dataset: "CheckedDataset", relative: str) -> dict[str, Any]:
     """Return the metadata of a dataset; `relative` is its prefix from the folder of the output."""
     from tokamake.data.indexed.length_histogram import document_lengths, histogram
     from tokamake.data.indexed.paths import corpus_of

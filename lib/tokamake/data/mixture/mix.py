@@ -54,10 +54,15 @@ def mix(
         UserError: a weight is not a number above 0, a file cannot be read, files disagree about the
             corpus or the part of a prefix, or two columns cannot hold a part.
     """
-    from tokamake.data.mixture.weights import WeightedPrefix, find_root, read_weights, write_weights
+    from tokamake.data.mixture.weights import (
+        WeightedPrefix,
+        find_root,
+        read_weighting_file,
+        write_weighting_file,
+    )
     from tokamake.runtime.console import counted
 
-    files = [(weight, path, read_weights(path)) for weight, path in _parse_files(parts)]
+    files = [(weight, path, read_weighting_file(path)) for weight, path in _parse_files(parts)]
     total = sum((weight for weight, _, _ in files), Fraction())
     mixed: dict[str, _MixedEntry] = {}
     output_root = os.path.realpath(find_root(output, data_root))
@@ -67,7 +72,7 @@ def mix(
             name = os.path.normpath(Path(output_root, entry.prefix))
             mixed[name] = _add(mixed[name], entry) if name in mixed else entry
     lines = [WeightedPrefix(float(entry.weight), *entry[1:4]) for entry in mixed.values()]
-    write_weights(output, lines, columns=columns)
+    write_weighting_file(output, lines, columns=columns)
     print(f"{output}: {counted(len(mixed), 'dataset')} of {counted(len(files), 'weighting file')}")
 
 

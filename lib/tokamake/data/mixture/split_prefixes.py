@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokamake.data.corpus import splits
 from tokamake.data.corpus.splits import NAMES, WHOLE, Rule
-from tokamake.data.mixture.weights import WeightedPrefix, read_weights
+from tokamake.data.mixture.weights import WeightedPrefix, read_weighting_file
 from tokamake.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class SplitPrefixes:
 def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:
     """Read a weighting file and normalize prefixes, so that each dataset has one spelling."""
     lines = []
-    for line in read_weights(path):
+    for line in read_weighting_file(path):
         relative = os.path.relpath(data_root / line.prefix, data_root)
         # An absolute prefix stays absolute if it is outside the data root.
         outside = Path(line.prefix).is_absolute() and relative.startswith("..")

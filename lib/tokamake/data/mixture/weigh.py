@@ -115,10 +115,10 @@ def _divide(
 
 
 def _write(path: Path, lines: "list[WeightedPrefix]") -> None:
-    from tokamake.data.mixture.weights import write_weights
+    from tokamake.data.mixture.weights import write_weighting_file
     from tokamake.runtime.console import counted
 
-    write_weights(path, lines)
+    write_weighting_file(path, lines)
     num_corpora = len({line.corpus for line in lines})
     print(f"{path}: {counted(len(lines), 'dataset')} of {num_corpora} corpora")
 

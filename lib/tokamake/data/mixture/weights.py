@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     """False: a warning."""
 
 
-def read_weights(path: Path) -> list[WeightedPrefix]:
+def read_weighting_file(path: Path) -> list[WeightedPrefix]:
     """Read a weighting file: `weight prefix corpus` a line, or one or more `weight prefix`.
 
     A fourth column, START:END, names a part of the dataset's documents. Several `weight prefix` on
@@ -108,7 +108,7 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
     return lines, problems
 
 
-def write_weights(
+def write_weighting_file(
     path: Path, entries: Iterable[WeightedPrefix], *, columns: Literal[2, 3] = 3
 ) -> None:
     """Write a weighting file; every weight keeps its full precision.
@@ -118,7 +118,7 @@ def write_weights(
     """
     lines = []
     for entry in entries:
-        # What `read_weights` would not read as one column must not be written.
+        # What `read_weighting_file` would not read as one column must not be written.
         if _columns(entry.prefix) != [entry.prefix]:
             raise UserError(
                 f"{path}: cannot write {entry.prefix!r}: it is empty, has a space, or begins with "

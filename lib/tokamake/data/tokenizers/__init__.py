@@ -21,7 +21,7 @@ CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""
 
 
-class EncodeBatch(Protocol):
+class BatchEncoder(Protocol):
     """Function that encodes texts to token ids and adds no special tokens."""
 
     def __call__(self, texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
@@ -42,7 +42,7 @@ class Tokenizer:
     """End-of-document token."""
     bos: int | None = None
     """Token that can begin a document; None if the tokenizer has none."""
-    encode_batch: EncodeBatch
+    encode_batch: BatchEncoder
     """Texts to token ids, by the tokenizer's own package."""
     decode: Callable[[list[int]], str]
     """Token ids to text, including special tokens."""

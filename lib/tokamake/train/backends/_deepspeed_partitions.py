@@ -1,7 +1,7 @@
-"""This rank's piece of each parameter under DeepSpeed: elements of a flat fp32 buffer.
+"""This rank's fragment of each parameter under DeepSpeed: elements of a flat fp32 partition.
 
-One interface for all ZeRO stages. The engine reads initial weights into the pieces, and writes the
-pieces to checkpoints.
+One interface for all ZeRO stages. The engine reads initial weights into the fragments, and writes
+the fragments to checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,34 +20,32 @@ from tokamake.train.backends import _deepspeed_internals as internals
 
 
 @dataclass(frozen=True)
-class PartitionedParameter:
-    """This rank's piece of a parameter."""
+class Fragment:
+    """This rank's fragment of a parameter."""
 
     chunk: ParameterChunk
     """The parameter, after tensor and pipeline parallelism."""
     start: int
-    """Offset of the piece in the flattened parameter."""
+    """Offset of the fragment in the flattened parameter."""
     flat: Tensor
     """Buffer of weights, which is one parameter for the optimizer."""
     offset: int
-    """Offset of the piece in the buffer."""
+    """Offset of the fragment in the buffer."""
     size: int
-    """Number of elements of the piece."""
+    """Number of elements of the fragment."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The piece of the buffer, or of an optimizer state of the buffer's shape."""
+        """The fragment of the buffer, or of an optimizer state of the buffer's shape."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.size)
 
     def place(self, tensor: Tensor) -> FlatChunks:
-        """The piece of such a tensor, as chunks of the whole parameter."""
+        """The fragment of such a tensor, as chunks of the whole parameter."""
         chunks = chunks_of_range(self.of(tensor), self.start, place=self.chunk.place)
         return FlatChunks(self.chunk.shape, dtype=tensor.dtype, chunks=chunks)
 
 
-def pieces(
-    chunks: Iterable[ParameterChunk], optimizer: Any, stage: int
-) -> list[PartitionedParameter]:
-    """This rank's pieces of parameters, without empty ones.
+def fragments(chunks: Iterable[ParameterChunk], optimizer: Any, stage: int) -> list[Fragment]:
+    """This rank's fragments of parameters, without empty ones.
 
     Args:
         chunks: parameters of DeepSpeed's engine.
@@ -55,40 +53,42 @@ def pieces(
         stage: ZeRO stage.
     """
     return [
-        piece for parameter in chunks if (piece := _piece(parameter, optimizer, stage=stage)).size
+        fragment
+        for parameter in chunks
+        if (fragment := _fragment(parameter, optimizer, stage=stage)).size
     ]
 
 
-def _piece(chunk: ParameterChunk, optimizer: Any, *, stage: int) -> PartitionedParameter:
+def _fragment(chunk: ParameterChunk, optimizer: Any, *, stage: int) -> Fragment:
     if stage == 0:
-        return PartitionedParameter(chunk, 0, chunk.local, 0, chunk.local.numel())
-    return PartitionedParameter(chunk, *internals.partition(optimizer, chunk.parameter, stage))
+        return Fragment(chunk, 0, chunk.local, 0, chunk.local.numel())
+    return Fragment(chunk, *internals.partition(optimizer, chunk.parameter, stage))
 
 
 def tensors_of(
-    pieces: Iterable[PartitionedParameter], states: Mapping[Tensor, dict[str, Any]]
+    fragments: Iterable[Fragment], states: Mapping[Tensor, dict[str, Any]]
 ) -> training_state.Tensors:
     """This rank's chunks of weights and optimizer states, by their keys in a checkpoint.
 
     Args:
-        pieces: pieces of this rank.
-        states: states of the optimizer, by `PartitionedParameter.flat`.
+        fragments: fragments of this rank.
+        states: states of the optimizer, by `Fragment.flat`.
     """
     tensors: training_state.Tensors = {}
-    for piece in pieces:
-        name = piece.chunk.saved_name
-        tensors[f"model.{name}"] = piece.place(piece.flat)
-        for kind, value in states.get(piece.flat, {}).items():
-            like_buffer = value.shape == piece.flat.shape
+    for fragment in fragments:
+        name = fragment.chunk.saved_name
+        tensors[f"model.{name}"] = fragment.place(fragment.flat)
+        for kind, value in states.get(fragment.flat, {}).items():
+            like_buffer = value.shape == fragment.flat.shape
             # Others, such as step counts, are the same for the whole buffer.
-            tensor = piece.place(value) if like_buffer else value.clone()
+            tensor = fragment.place(value) if like_buffer else value.clone()
             tensors[f"optimizer.{kind}.{name}"] = tensor
     return tensors
 
 
 def make_state(
     folder: Path,
-    pieces: Iterable[PartitionedParameter],
+    fragments: Iterable[Fragment],
     *,
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
@@ -97,24 +97,24 @@ def make_state(
 
     Args:
         folder: folder of the checkpoint.
-        pieces: all pieces of this rank.
+        fragments: all fragments of this rank.
         optimizer: torch's optimizer, whose parameters are the buffers.
         kinds: STATE of the optimizer's plug-in.
     """
     saved_tensors = training_state.saved_in(folder)
-    for piece in pieces:
-        state = optimizer.state[piece.flat]
+    for fragment in fragments:
+        state = optimizer.state[fragment.flat]
         for kind, like in kinds.items():
-            saved = saved_tensors.get(f"optimizer.{kind}.{piece.chunk.saved_name}")
+            saved = saved_tensors.get(f"optimizer.{kind}.{fragment.chunk.saved_name}")
             if saved is None or kind in state:
                 continue
-            shape = piece.flat.shape if like == "like_parameter" else saved.size
-            state[kind] = training_state.room(shape, saved.dtype.torch, piece.flat, optimizer)
+            shape = fragment.flat.shape if like == "like_parameter" else saved.size
+            state[kind] = training_state.room(shape, saved.dtype.torch, fragment.flat, optimizer)
 
 
 def take_shared(
     folder: Path,
-    pieces: Iterable[PartitionedParameter],
+    fragments: Iterable[Fragment],
     *,
     states: Mapping[Tensor, dict[str, Any]],
     loaded: training_state.Tensors,
@@ -125,12 +125,12 @@ def take_shared(
         UserError: they differ between parameters that share a buffer.
     """
     first: dict[tuple[Tensor, str], Tensor] = {}
-    for piece in pieces:
-        for kind, value in states[piece.flat].items():
-            if value.shape == piece.flat.shape:
+    for fragment in fragments:
+        for kind, value in states[fragment.flat].items():
+            if value.shape == fragment.flat.shape:
                 continue
-            key = f"optimizer.{kind}.{piece.chunk.saved_name}"
-            first_value = first.setdefault((piece.flat, kind), loaded[key])
+            key = f"optimizer.{kind}.{fragment.chunk.saved_name}"
+            first_value = first.setdefault((fragment.flat, kind), loaded[key])
             if not torch.equal(first_value, loaded[key]):
                 raise UserError(
                     f"{folder}: {key} differs from those of other parameters, which share it "

@@ -71,14 +71,16 @@ class Engine(EngineBase):
             run, _StagesModule(self._stages), optimizer=self._optimizer, mpu=mpu, device=device.type
         )
         internals.reduce_at_end(self._engine, self._zero_stage < 2)
-        self._pieces = partitions.pieces(self._chunks, self._engine.optimizer, self._zero_stage)
+        self._fragments = partitions.fragments(
+            self._chunks, self._engine.optimizer, self._zero_stage
+        )
         if not continues:
             self._load_initial_weights()
             internals.publish(self._engine.optimizer, self._zero_stage)
 
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
-        for piece in self._pieces:
-            yield piece.chunk, piece.place(piece.flat)
+        for fragment in self._fragments:
+            yield fragment.chunk, fragment.place(fragment.flat)
 
     def _mark_parameters(self) -> None:
         """Mark parameters for DeepSpeed's norm, and set hooks that sum partial gradients."""
@@ -210,7 +212,7 @@ class Engine(EngineBase):
     def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
         """Begin to write a checkpoint; see `native.Engine.save`."""
         self._set_mode("eval")
-        counted = [piece for piece in self._pieces if piece.chunk.counts]
+        counted = [fragment for fragment in self._fragments if fragment.chunk.counts]
         written = training_state.save(
             folder,
             partitions.tensors_of(counted, self._optimizer.state),
@@ -223,18 +225,20 @@ class Engine(EngineBase):
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any back end and layout; see `native.Engine.load`."""
         self._set_mode("eval")  # the mode of the weights in a checkpoint
-        originals = [piece for piece in self._pieces if not piece.chunk.is_tied_output]
-        copies = [piece for piece in self._pieces if piece.chunk.is_tied_output]
+        originals = [fragment for fragment in self._fragments if not fragment.chunk.is_tied_output]
+        copies = [fragment for fragment in self._fragments if fragment.chunk.is_tied_output]
         rank_state = None
-        for pieces in (originals, copies):
+        for fragments in (originals, copies):
             with raise_on_all_ranks():
                 partitions.make_state(
-                    folder, pieces, optimizer=self._optimizer, kinds=self._state_kinds
+                    folder, fragments, optimizer=self._optimizer, kinds=self._state_kinds
                 )
-                tensors = partitions.tensors_of(pieces, self._optimizer.state)
+                tensors = partitions.tensors_of(fragments, self._optimizer.state)
                 training_state.check(folder, tensors)
             rank_state = training_state.load(folder, tensors) or rank_state
             with raise_on_all_ranks():
-                partitions.take_shared(folder, pieces, states=self._optimizer.state, loaded=tensors)
+                partitions.take_shared(
+                    folder, fragments, states=self._optimizer.state, loaded=tensors
+                )
         internals.publish(self._engine.optimizer, self._zero_stage)
         self._restore_state(folder, rank_state)

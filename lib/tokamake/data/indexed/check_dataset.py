@@ -1,4 +1,4 @@
-"""Verify an indexed dataset: its files, index, manifest and tokens; collect every fault.
+"""Check an indexed dataset: its files, index, manifest and tokens; collect every fault.
 
 `describe` uses it. It reads columns of the index and tokens in blocks, so that memory does not
 grow with the dataset.
@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 _REBUILD = "remove the dataset and rebuild it"
 
 
-class VerifiedDataset(NamedTuple):
+class CheckedDataset(NamedTuple):
     """Contents of an indexed dataset, as far as they are readable, and its faults."""
 
     prefix: Path
@@ -53,7 +53,7 @@ class VerifiedDataset(NamedTuple):
         return None if self.layout is None else np.dtype(DTYPES[self.layout.code])
 
 
-def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
+def check_dataset(prefix: Path, *, read_tokens: bool) -> CheckedDataset:
     """Check an indexed dataset; collect faults instead of raising them.
 
     Compare sizes, lengths, pointers and document bounds with one another and with the manifest.
@@ -74,7 +74,7 @@ def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
         faults.append(
             f"{prefix}: no dataset: there is neither {prefix}.bin nor {prefix}.idx; fix the prefix"
         )
-        return VerifiedDataset(prefix, faults, None, None, 0, {}, {})
+        return CheckedDataset(prefix, faults, None, None, 0, {}, {})
     for name in ("bin", "idx"):
         path = file_path(prefix, name)
         if path.is_file():
@@ -85,7 +85,7 @@ def verify(prefix: Path, *, read_tokens: bool) -> VerifiedDataset:
         with _collect(faults):
             layout = _trainable_layout(idx_path(prefix))
     tokens = layout.tokens() if layout else 0
-    dataset = VerifiedDataset(prefix, faults, manifest, layout, tokens, sizes, {})
+    dataset = CheckedDataset(prefix, faults, manifest, layout, tokens, sizes, {})
     _check_index(dataset)
     if manifest:
         faults += _count_faults(dataset)
@@ -115,7 +115,7 @@ def _trainable_layout(idx: Path) -> IndexLayout:
     return layout
 
 
-def _check_index(dataset: VerifiedDataset) -> None:
+def _check_index(dataset: CheckedDataset) -> None:
     """Compare lengths, pointers, document bounds and the size of the token file."""
     layout, dtype = dataset.layout, dataset.dtype
     if layout is None or dtype is None:
@@ -129,7 +129,7 @@ def _check_index(dataset: VerifiedDataset) -> None:
             check_size(dataset.prefix, dataset.tokens * dtype.itemsize)
 
 
-def _count_faults(dataset: VerifiedDataset) -> Iterator[str]:
+def _count_faults(dataset: CheckedDataset) -> Iterator[str]:
     """Compare the counts of the index with the manifest."""
     manifest, layout, dtype = dataset.manifest, dataset.layout, dataset.dtype
     if manifest is None or layout is None or dtype is None:
@@ -153,7 +153,7 @@ def _count_faults(dataset: VerifiedDataset) -> Iterator[str]:
             )
 
 
-def _check_content(dataset: VerifiedDataset) -> dict[str, str]:
+def _check_content(dataset: CheckedDataset) -> dict[str, str]:
     """Read all files and add faults of hashes and tokens; return the hashes if no manifest."""
     prefix, manifest = dataset.prefix, dataset.manifest
     hashes: dict[str, str] = {}
