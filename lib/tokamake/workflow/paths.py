@@ -24,7 +24,7 @@ def split_weights(weights: str, split: str) -> str:
     return str(split_weights_path(Path(weights), split))
 
 
-def corpus_of(batch: str) -> str:
+def corpus_of_batch(batch: str) -> str:
     """Name of the corpus that a job batch belongs to."""
     return batch.rpartition("-")[0]
 
