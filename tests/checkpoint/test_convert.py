@@ -252,10 +252,10 @@ from tokamake.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background has none.
 move, numbers = copy._copy_tensor, itertools.count(1)
 
-def moves(*arguments):
+def moves(*arguments, **named):
     if next(numbers) == 10:  # of those of all threads
         os.kill(os.getpid(), signal.SIGINT)
-    return move(*arguments)
+    return move(*arguments, **named)
 
 copy._copy_tensor = moves
 main()
