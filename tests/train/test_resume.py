@@ -53,7 +53,10 @@ def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
     save(tmp_path, 2)
     said = list[str]()
     found = prepare_output(
-        tmp_path, "b" * 64, said.append, lambda _: ("new rate", ("rate 1 -> 2",))
+        tmp_path,
+        "b" * 64,
+        say=said.append,
+        decide=lambda _: ("new rate", ("rate 1 -> 2",)),
     )
     assert found is not None
     assert found == state(2, "b" * 64)._replace(
@@ -67,7 +70,7 @@ def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "global_step4/state.json", "")["lineage"] == [
         {"step": 2, "consumed_samples": 16, "digest": "a" * 64, "changed": ["rate 1 -> 2"]}
     ]
-    newest = prepare_output(tmp_path, "b" * 64, unexpected, refuse)
+    newest = prepare_output(tmp_path, "b" * 64, say=unexpected, decide=refuse)
     assert newest == found._replace(step=4, consumed_samples=32)
     # The checkpoint before the change is still one of this run, a later one of that digest is not.
     assert resume.state_at(tmp_path, 2, state=newest) == state(2)
@@ -89,7 +92,7 @@ def test_a_refused_run_keeps_its_folder(tmp_path: Path) -> None:
     save(tmp_path, 2)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="refused at step 2"):
-        prepare_output(tmp_path, "b" * 64, unexpected, refuse)
+        prepare_output(tmp_path, "b" * 64, say=unexpected, decide=refuse)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -99,18 +102,18 @@ def test_a_state_without_a_lineage_can_be_read(tmp_path: Path) -> None:
     content = files.read_json(folder / "state.json", "")
     del content["lineage"]
     files.write_json(folder / "state.json", content)
-    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(2)
 
 
 def test_a_new_folder_starts_from_the_beginning(tmp_path: Path) -> None:
-    assert prepare_output(tmp_path / "new", "a" * 64, unexpected, refuse) is None
+    assert prepare_output(tmp_path / "new", "a" * 64, say=unexpected, decide=refuse) is None
     assert (tmp_path / "new").is_dir()
 
 
 def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
     for step in (2, 4):
         save(tmp_path, step)
-    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(4)
+    assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(4)
     assert (tmp_path / "latest").read_text() == "global_step4"
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == "4"
     assert not (tmp_path / resume.SAVING).exists()
@@ -119,7 +122,7 @@ def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
 def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / resume.SAVING / "global_step4").mkdir(parents=True)
-    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(2)
     assert not (tmp_path / resume.SAVING).exists()
 
 
@@ -151,9 +154,9 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
     output, scratch, said = tmp_path / "training", tmp_path / "scratch", list[str]()
     scratch.mkdir()
     output.symlink_to(scratch / "run")
-    assert prepare_output(output, "b" * 64, unexpected, refuse) is None
+    assert prepare_output(output, "b" * 64, say=unexpected, decide=refuse) is None
     save(output, 2, "first", "b" * 64)
-    assert prepare_output(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, say=said.append, decide=restart) is None
     assert output.is_symlink()
     assert list(output.iterdir()) == []
     assert (scratch / "run.bbbbbbbb/global_step2/file").read_text() == "first"
@@ -163,9 +166,9 @@ def test_an_output_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
 def test_other_runs_are_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     for digest in ("b" * 64, "b" * 64, "c" * 64):
-        prepare_output(output, "a" * 64, said.append, restart)
+        prepare_output(output, "a" * 64, say=said.append, decide=restart)
         save(output, 2, digest, digest)
-    assert prepare_output(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, say=said.append, decide=restart) is None
     assert len(said) == 3
     assert all(
         line.startswith(f"{output}: step 2 has another rate; moved to {output}.") for line in said
@@ -179,7 +182,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
     output, said = tmp_path / "training", []
     (output / "global_step9").mkdir(parents=True)
     (output / "latest").write_text("global_step9")
-    assert prepare_output(output, "a" * 64, said.append, restart) is None
+    assert prepare_output(output, "a" * 64, say=said.append, decide=restart) is None
     assert (tmp_path / "training.unknown" / "global_step9").is_dir()
     assert len(said) == 1
 
@@ -187,7 +190,7 @@ def test_a_checkpoint_of_another_program_is_moved_aside(tmp_path: Path) -> None:
 def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step9")
     with pytest.raises(UserError, match=r"latest: names global_step9, which is missing"):
-        prepare_output(tmp_path, "a" * 64, unexpected, refuse)
+        prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
 
 
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
@@ -203,4 +206,4 @@ def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) ->
     with pytest.raises(UserError, match="global_step4: not saved, because its files are not"):
         commit(tmp_path, state(4))
     assert not (tmp_path / "global_step4").exists()
-    assert prepare_output(tmp_path, "a" * 64, unexpected, refuse) == state(2)
+    assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(2)

@@ -146,6 +146,7 @@ def checkpoint_to_load(run: Run, ranks: Ranks, *, start: StartingPoint) -> Path 
 def prepare_output(
     output: Path,
     digest: str,
+    *,
     say: Callable[[str], None],
     decide: Callable[[ResumeState], tuple[str, tuple[str, ...] | None]],
 ) -> ResumeState | None:
