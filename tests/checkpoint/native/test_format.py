@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from tests.support.engines import build, coming, go, parts, pieces
+from tests.support.engines import build, coming, fragments, go, parts
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, train_here
@@ -224,8 +224,8 @@ def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_pa
     run = read_run(config)
     assert run.checkpoint == tmp_path
     expected = training_state.read(folder)[1]
-    for piece in pieces(build(run)):
-        for name, _, slices, tensor in parts(piece, piece.local):
+    for fragment in fragments(build(run)):
+        for name, _, slices, tensor in parts(fragment, fragment.local):
             assert torch.equal(expected[name][slices], tensor)
     assert train_here(config) == 0
 
