@@ -15,7 +15,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Container images often set it. Every process would then compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train test test-all test-fresh check docs format clean
+.PHONY: help install train test test-all faults test-fresh check docs format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ test: install  ## test each module, kind of layout and format, the workflow and 
 
 test-all: install  ## run every test: large grids of layouts, conversions and kills too
 	$(BIN)/pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+
+faults: install  ## inject faults into stages, runs and workflows; count what survives (part of test-all)
+	$(BIN)/pytest -n 3 --dist worksteal -m fault $(PYTEST_ARGS)
 
 test-fresh:  ## make train and the quick tests on fresh Debians, each with its own Python; as root
 	.ci/fresh

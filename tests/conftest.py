@@ -6,11 +6,13 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import faults
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
@@ -47,6 +49,31 @@ def pytest_collection_finish() -> None:
     """Leave out of garbage collection what was imported: to look through it takes long."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Count the fault of a test of the marker `fault`."""
+    faults.injected_by_default(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many faults the tests injected, and how many were survived."""
+    calls = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if report.when == "call"
+    ]
+    if lines := faults.table(calls):
+        terminalreporter.section("faults")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def inject(request: pytest.FixtureRequest) -> faults.Inject:
+    """Call it before each fault of a test that injects several."""
+    return partial(faults.inject, request.node)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.families import FAMILIES, assert_same, weights
+from tests.support.faults import Inject
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -55,6 +56,7 @@ def test_a_changed_source_starts_the_conversion_over(
     assert open_any(tmp_path / "a").architecture.rms_norm_eps == 0.5
 
 
+@pytest.mark.fault("kill of a stage")
 def test_a_conversion_killed_after_the_rename_runs_again_if_the_target_is_gone(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_refused_conversion_leaves_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"hf"}
 
 
+@pytest.mark.fault("full disk")
 def test_a_full_disk_is_one_error_and_finished_work_is_kept(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +218,7 @@ main()
 """
 
 
+@pytest.mark.fault("full disk")
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_real_full_disk_ends_no_process_by_a_signal(family: str, tmp_path: Path) -> None:
     mounted = ["unshare", "--map-root-user", "--user", "--mount", "sh", "-c"]
@@ -300,8 +304,9 @@ finally:
 """
 
 
+@pytest.mark.fault("kill of a stage")
 def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_same_bytes(
-    tmp_path: Path,
+    tmp_path: Path, inject: Inject
 ) -> None:
     shape = FAMILIES["llama"].model_copy(update={"num_hidden_layers": 1})
     hf_folder.write(tmp_path / "hf", shape, weights(shape))
@@ -318,6 +323,7 @@ def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_sa
     for number in [*range(1, calls - 8, max(1, calls // 10)), *range(calls - 8, calls + 1)]:
         target = tmp_path / f"{number}"
         target.mkdir()
+        inject()
         if run(number, target).returncode == 0:
             continue  # how many calls there are may change with threads' turns
         killed += 1

@@ -146,7 +146,7 @@ def test_a_plug_in_without_settings_is_refused(
 
 
 def test_the_guide_lists_all_plug_ins_and_their_settings() -> None:
-    text = ROOT.joinpath("docs/optimizers.md").read_text()
+    text = ROOT.joinpath("docs/reference/optimizers.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     assert set(rows) == {*plugins.names("optim"), *plugins.names("schedules")}
     for name in plugins.names("optim"):

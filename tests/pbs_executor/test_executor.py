@@ -238,6 +238,7 @@ def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
     assert "according to its exit-status file (the server no longer knows it)" in controller.text
 
 
+@pytest.mark.fault("kill of the controller")
 def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: Pbs, start) -> None:
     pbs.set(slots=2)  # two run, one waits
     controller = start()
@@ -253,6 +254,7 @@ def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: P
     assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
+@pytest.mark.fault("kill of the controller")
 def test_kill_9_between_qsub_and_its_answer_loses_no_job(folder: Path, pbs: Pbs, start) -> None:
     pbs.faults("qsub", "slow")  # the server has the job, but the answer is missing
     controller = start("--pbs-command-timeout", "600")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Semaphore
@@ -24,7 +25,6 @@ from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
 from tokamake.runtime.exit_status import Stopped
-from tokamake.train import resume
 from tokamake.train.backends import native
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.saving import CheckpointSaver
@@ -34,9 +34,8 @@ from tokamake.train.trainer import Trainer
 Fault = Callable[[], None]
 TIMEOUT_SECONDS = 600.0
 """Time until ranks that do not end are killed: nothing else ends a rank that hangs."""
-CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir")
-"""Functions of `os` that change which files a folder has. Between two calls a kill has the same
-effect: pages that were written before are in the system's cache, and not lost."""
+CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
+"""Functions of `os` that change which files a folder has, or that end the writing of a file."""
 
 
 def nothing() -> None:
@@ -144,24 +143,25 @@ def killed_in_backward() -> None:
     torch.autograd.backward = backward_or_die
 
 
-def killed_in_commit(number: int) -> None:
-    """Kill the process instead of one of `CALLS` while step 4's checkpoint takes its place."""
-    commit = resume.commit
+def killed_in_save(number: int, rank: int) -> None:
+    """Kill a rank instead of one of `CALLS` while step 4's checkpoint is saved and put in place."""
+    begin, finish = CheckpointSaver.begin, CheckpointSaver.finish
+    calls = [number]
+    originals = {name: getattr(os, name) for name in CALLS}
 
-    def dying_commit(output: Path, state: ResumeState) -> Path:
-        if state.step != 4:
-            return commit(output, state)
-        calls = [number]
-        originals = {name: getattr(os, name) for name in CALLS}
-        for name, function in originals.items():
-            setattr(os, name, dying(function, calls))
-        try:
-            return commit(output, state)
-        finally:
+    def begin_dying(saver: CheckpointSaver, state: ResumeState) -> None:
+        if state.step == 4 and dist.get_rank() == rank:
             for name, function in originals.items():
-                setattr(os, name, function)
+                setattr(os, name, dying(function, calls))
+        begin(saver, state)
 
-    resume.commit = dying_commit
+    def finish_dying(saver: CheckpointSaver) -> None:
+        finish(saver)
+        for name, function in originals.items():
+            setattr(os, name, function)
+
+    CheckpointSaver.begin = begin_dying
+    CheckpointSaver.finish = finish_dying
 
 
 def terminated_in_start() -> None:
@@ -196,13 +196,22 @@ def writes_until_sigterm(writing: Semaphore) -> None:
 
 def stopped_in_step(rank: int, step: int) -> None:
     """Stop a rank by SIGSTOP before it trains a step; as a rank that hangs, it ends no more."""
+    _before_step(rank, step, partial(os.kill, os.getpid(), signal.SIGSTOP))
+
+
+def exits_in_step(rank: int, step: int) -> None:
+    """End a rank with exit status 1 before it trains a step, without a word."""
+    _before_step(rank, step, partial(os._exit, 1))
+
+
+def _before_step(rank: int, step: int, fault: Fault) -> None:
     train_step = native.Engine.train_step
 
-    def stop_or_train(engine: Any, *arguments: Any, **options: Any) -> Any:
+    def fail_or_train(engine: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal step
         step -= 1
         if not step and dist.get_rank() == rank:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            fault()
         return train_step(engine, *arguments, **options)
 
-    native.Engine.train_step = stop_or_train
+    native.Engine.train_step = fail_or_train

@@ -1,4 +1,4 @@
-"""The tables of docs/parallelism.md, written from the layouts in the tests; run to rewrite them."""
+"""The tables of docs/reference/parallelism.md, written from the layouts in the tests; run to rewrite them."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from tests.support.layout_pairs import pairs, settings
 from tests.support.paths import ROOT
 from tests.support.proofs import Proved
 
-DOCUMENT = ROOT / "docs/parallelism.md"
+DOCUMENT = ROOT / "docs/reference/parallelism.md"
 COMMAND = "python -m tests.support.layout_table"
 
 STARTS = {

@@ -48,6 +48,7 @@ def note_of(config: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.parametrize("name", ["corpus.bin", "corpus.idx"])
 def test_a_damaged_file_is_refused_before_training(name: str, root: Path) -> None:
     config = make_run(root, "damaged")
@@ -57,6 +58,7 @@ def test_a_damaged_file_is_refused_before_training(name: str, root: Path) -> Non
     assert not [*config.parent.glob("training/global_step*")]
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.ranks
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
 def test_all_ranks_refuse_a_damaged_file_with_one_line(backend: str, root: Path) -> None:

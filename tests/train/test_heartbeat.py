@@ -90,6 +90,7 @@ def test_the_timeout_is_shorter_after_the_first_step(
     assert timeouts == [160, 70]
 
 
+@pytest.mark.fault("stopped rank")
 @pytest.mark.ranks
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped: int) -> None:

@@ -77,6 +77,7 @@ def interrupted(config: Path) -> tuple[Path, dict[str, str]]:
     return output, expected
 
 
+@pytest.mark.fault("damaged checkpoint")
 @pytest.mark.parametrize("damage", [zeroed, truncated, without_metadata, without_description])
 def test_training_goes_on_from_the_checkpoint_before(
     damage: Callable[[Path], None], root: Path
@@ -94,6 +95,7 @@ def test_training_goes_on_from_the_checkpoint_before(
     assert not (output / "global_step4.old").exists()
 
 
+@pytest.mark.fault("damaged checkpoint")
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_ranks_go_back_together(layout: str, root: Path) -> None:
@@ -107,6 +109,7 @@ def test_all_ranks_go_back_together(layout: str, root: Path) -> None:
     assert hashes(output / "global_step6") == expected
 
 
+@pytest.mark.fault("damaged checkpoint")
 def test_a_run_without_a_whole_checkpoint_is_refused(root: Path) -> None:
     config = make_run(root, "lost")
     train(config)
@@ -120,6 +123,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(root: Path) -> None:
     assert (output / "latest").read_text() == "global_step4"
 
 
+@pytest.mark.fault("damaged checkpoint")
 def test_a_damaged_start_is_refused(root: Path) -> None:
     start = Path(shutil.copytree(root / "start", root / "damaged"))
     zeroed(start / "global_step0")

@@ -31,6 +31,7 @@ def test_a_restart_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
     assert [record["loss"] for record in read(path)] == [1, 2, 3, 40, 50, 60]
 
 
+@pytest.mark.fault("full disk")
 def test_sync_reports_a_full_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, done=0)
     metrics._file._stream.close()
@@ -52,6 +53,7 @@ def full_disk(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.fault("full disk")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_records_of_a_full_disk_are_written_once_it_has_space(tmp_path: Path) -> None:
     metrics, path = Metrics(tmp_path, done=0), tmp_path / "metrics.jsonl"

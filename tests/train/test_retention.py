@@ -175,6 +175,7 @@ def test_a_setting_that_is_new_to_a_run_does_not_restart_it(
     assert steps(config) == [4, 6, 8, 10]  # at 6, a segment has ended
 
 
+@pytest.mark.fault("damaged checkpoint")
 def test_a_damaged_newest_checkpoint_costs_no_other(root: Path) -> None:
     expected = make_run(root, "expected", train_steps=10)
     assert train_here(expected) == 0
@@ -210,6 +211,7 @@ def killed_in_deletion(number: int) -> None:
     Path.rename = dying_rename  # type: ignore[assignment]
 
 
+@pytest.mark.fault("kill in a save")
 @pytest.mark.parametrize("number", [0, 1, 2, 4])
 def test_a_kill_in_the_middle_of_a_deletion(number: int, root: Path) -> None:
     expected = make_run(root, f"whole-{number}", train_steps=10)
@@ -259,6 +261,7 @@ def test_a_run_of_any_length_needs_room_for_two_checkpoints(
     assert steps(config) == [8, 10]
 
 
+@pytest.mark.fault("full disk")
 def test_too_little_room_is_one_error_before_anything_is_written(
     root: Path, checkpoint_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +291,7 @@ def test_the_first_checkpoint_is_estimated(
     assert train_here(config) == 0
 
 
+@pytest.mark.fault("damaged checkpoint")
 def test_the_only_whole_checkpoint_is_not_deleted_for_a_damaged_one(
     root: Path, checkpoint_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +334,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Any]:
     subprocess.run(["umount", str(folder)], capture_output=True, check=False)
 
 
+@pytest.mark.fault("full disk")
 @pytest.mark.ranks
 def test_two_ranks_train_on_a_real_disk_with_room_for_two(root: Path, tmpfs: Any) -> None:
     expected = make_run(root, "roomy", train_steps=10)

@@ -44,6 +44,7 @@ def owner_file(output: Path) -> Path:
     return output.with_name(f".{output.name}.owner")
 
 
+@pytest.mark.fault("second trainer")
 def test_only_one_process_trains_in_a_folder(flock: str, tmp_path: Path) -> None:
     output = tmp_path / "training"
     with locked(output):

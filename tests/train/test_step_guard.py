@@ -59,6 +59,7 @@ def without_data(root: Path) -> Path:
     return config
 
 
+@pytest.mark.fault("numbers that are not finite")
 def test_a_skipped_step_does_not_update_and_is_journaled(
     root: Path,
     without_data: Path,
@@ -103,6 +104,7 @@ def test_data_that_are_left_out_are_not_read_and_count(without_data: Path) -> No
     assert (run.output / "latest").read_text() == "global_step6"
 
 
+@pytest.mark.fault("numbers that are not finite")
 @pytest.mark.parametrize("once", [False, True], ids=["data", "hardware"])
 def test_a_rewound_run_has_the_bytes_of_one_without_the_data(
     root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch, once: bool
@@ -193,6 +195,7 @@ def test_the_budget_ends_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [event["step"] for event in events(config)] == [5, 6]
 
 
+@pytest.mark.fault("numbers that are not finite")
 def test_by_default_the_run_stops_and_names_the_documents(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ def test_without_a_checkpoint_a_rewind_is_a_skip(
     assert [(event["step"], event["action"]) for event in events(config)] == [(2, "skip")]
 
 
+@pytest.mark.fault("numbers that are not finite")
 def test_an_interrupted_run_goes_on_bit_by_bit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between a rewind and the next checkpoint, where only the journal knows of it."""
     on_bad_step: Settings = {"not_finite": "rewind", "spike": "skip", "spike_window": 4}
@@ -266,6 +270,7 @@ def test_a_recomputed_step_is_reproducible_or_transient(
     assert hashes(config) == hashes(without_data)
 
 
+@pytest.mark.fault("damaged checkpoint")
 def test_a_damaged_checkpoint_is_not_the_one_to_go_back_to(
     root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,59 +9,33 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import Inject
 from tests.support.forked import (
     TIMEOUT_SECONDS,
     Started,
+    exits_in_step,
     killed_in_backward,
-    killed_in_commit,
+    killed_in_save,
     terminated_in_start,
     train,
     writes_until_sigterm,
 )
+from tests.support.interrupted_runs import GRID, LAYOUTS, assert_same_end, latest
 from tests.support.ranks import CONTEXT
-from tests.support.runs import losses, make_run
-from tokamake import files
+from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.runtime.exit_status import Stopped
 
 Settings = dict[str, Any]
 
-LAYOUTS: dict[str, Settings] = {
-    "sharded": {"zero_stage": 3},
-    "tensor": {"parallel": {"tensor_parallel_size": 2}},
-    "context": {"parallel": {"context_parallel_size": 2}},
-    "pipeline": {"parallel": {"pipeline_parallel_size": 2}},
-    "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
-}
+
+@pytest.fixture
+def own_root(tmp_path: Path) -> Path:
+    """Folder with a dataset, an index and an initial checkpoint, for the runs of one test."""
+    return prepare(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def single(root: Path) -> Path:
-    """A finished run of one process; do not write here."""
-    config = make_run(root, "single")
-    train(config)
-    return config
-
-
-def latest(config: Path) -> str:
-    return (read_run(config).output / "latest").read_text()
-
-
-def assert_same_end(actual: Path, expected: Path) -> None:
-    """Compare losses, and the files of the last checkpoints: weights, optimizer, random states."""
-    for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(actual, key) == losses(expected, key)
-    assert hashes(actual) == hashes(expected)
-    assert not (read_run(actual).output / ".saving").exists()
-
-
-def hashes(config: Path) -> dict[str, str]:
-    folder = read_run(config).output / latest(config)
-    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert digests
-    return digests
-
-
+@pytest.mark.fault("kill in a step")
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_killed_in_a_step_resumes_with_the_same_result(root: Path, layout: str) -> None:
@@ -78,6 +52,7 @@ def assert_survives_kill(config: Path, expected: Path, *, ranks: int) -> None:
     assert_same_end(config, expected)
 
 
+@pytest.mark.fault("kill in a step")
 def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
     settings: Settings = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
     expected = make_run(root, "whole-growing", **settings)
@@ -85,6 +60,7 @@ def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
     assert_survives_kill(make_run(root, "killed-growing", **settings), expected, ranks=1)
 
 
+@pytest.mark.fault("stop signal")
 @pytest.mark.ranks
 def test_sigterm_before_a_step(root: Path) -> None:
     config = make_run(root, "early", zero_stage=2)
@@ -97,6 +73,7 @@ def test_sigterm_before_a_step(root: Path) -> None:
     assert not (read_run(config).output / "latest").exists()
 
 
+@pytest.mark.fault("stop signal")
 @pytest.mark.ranks
 def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     expected = make_run(root, "whole", zero_stage=2)
@@ -116,22 +93,65 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
     assert_same_end(config, expected)
 
 
-@pytest.mark.grid
-def test_a_kill_between_any_two_calls_of_commit(root: Path, single: Path) -> None:
+@pytest.mark.ranks
+@pytest.mark.fault("kill in a step")
+def test_a_rank_that_exits_in_a_step(root: Path) -> None:
+    expected = make_run(root, "whole-exit")
+    train(expected, ranks=2)
+    config = make_run(root, "exited")
+    train(config, ranks=2, fault=partial(exits_in_step, 1, 5), code=1)
+    # The checkpoint of step 4 may still be on its way to the disk.
+    assert "continuing at step" in train(config, ranks=2)
+    assert_same_end(config, expected)
+
+
+def assert_survives_each_kill_in_a_save(
+    root: Path, *, ranks: int, rank: int, settings: Settings, inject: Inject
+) -> list[str]:
+    """Kill a rank at each file operation of a save; return `latest` after each kill."""
+    expected = make_run(root, "whole", **settings)
+    train(expected, ranks=ranks)
     latests = []
-    for number in range(1, 40):
-        config = make_run(root, f"moved-{number}")
-        with Started(config, fault=partial(killed_in_commit, number)) as started:
-            (code,) = started.ended()
-        if code == 0:
+    for number in range(1, 80):
+        config = make_run(root, f"killed-{number}", **settings)
+        inject()
+        with Started(config, ranks=ranks, fault=partial(killed_in_save, number, rank)) as started:
+            codes = started.ended()
+        if codes == [0] * ranks:
             break
-        assert code == -9, started.printed
+        assert codes[rank] == -9, started.printed
         latests.append(latest(config))
-        printed = train(config)
+        printed = train(config, ranks=ranks)
         assert f"continuing at step {latests[-1].removeprefix('global_step')}" in printed
-        assert_same_end(config, single)
-    assert code == 0
+        assert_same_end(config, expected)
+    assert codes == [0] * ranks
+    return latests
+
+
+@pytest.mark.fault("kill in a save")
+@pytest.mark.grid
+def test_a_kill_at_any_file_operation_of_a_save(own_root: Path, inject: Inject) -> None:
+    latests = assert_survives_each_kill_in_a_save(
+        own_root, ranks=1, rank=0, settings={}, inject=inject
+    )
     # Some kills come before `latest` moves, some after.
     assert latests == sorted(latests)
     assert latests.count("global_step2") > 3
     assert latests.count("global_step4") > 1
+
+
+@pytest.mark.fault("kill in a save")
+@pytest.mark.grid
+@pytest.mark.ranks
+@pytest.mark.parametrize("rank", ["first", "last"])
+@pytest.mark.parametrize("layout", ["data", "tensor", "pipeline", "deepspeed", "tensor-data"])
+def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(
+    own_root: Path, layout: str, rank: str, inject: Inject
+) -> None:
+    ranks, settings = GRID[layout]
+    place = ranks - 1 if rank == "last" else 0
+    latests = assert_survives_each_kill_in_a_save(
+        own_root, ranks=ranks, rank=place, settings=settings, inject=inject
+    )
+    assert latests
+    assert latests == sorted(latests)

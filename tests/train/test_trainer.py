@@ -229,6 +229,7 @@ def test_other_validation_samples_do_not_restart_the_run(
     assert not list(tmp_path.glob("run/training.*"))
 
 
+@pytest.mark.fault("stop signal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_the_run_resumes(
     root: Path,
@@ -258,6 +259,7 @@ def test_a_signal_saves_and_the_run_resumes(
     assert_same_run(config, single)
 
 
+@pytest.mark.fault("kill in a save")
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
     root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -289,6 +291,7 @@ def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
     assert records(config) == records_before
 
 
+@pytest.mark.fault("numbers that are not finite")
 def test_divergence_stops_the_run_and_names_the_step(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,11 +354,13 @@ def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
     assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.fault("kill in a step")
 @pytest.mark.ranks
 def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
     assert_survives_kill(make_run(root, "killed"), double)
 
 
+@pytest.mark.fault("kill in a step")
 @pytest.mark.grid
 @pytest.mark.ranks
 def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
@@ -421,6 +426,7 @@ def test_a_run_moves_to_another_layout_and_back(
     assert not list(tmp_path.glob("run/training.*"))
 
 
+@pytest.mark.fault("full disk")
 def test_a_full_disk_is_reported_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(root, "full", backend="native")
 

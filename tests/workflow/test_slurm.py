@@ -350,6 +350,7 @@ def _loses_a_node(site: Site) -> str:
     return job
 
 
+@pytest.mark.fault("kill of the controller")
 def test_signals_cancel_jobs_and_a_new_controller_adopts_jobs_of_a_killed_one(site: Site) -> None:
     target = STAGE.format("all-00000")
     waits = site.control("tokenize-all-00000", "waits")

@@ -109,6 +109,7 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.slow
 def test_a_broken_shard_and_its_dependents_are_rebuilt(finished: Path) -> None:
     shard = finished / "results/data/shards/docs/00001.bin"
@@ -194,6 +195,7 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
         assert entries[0]["loss"] < json.loads(begun[1])["loss"] - 0.5
 
 
+@pytest.mark.fault("stop signal")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_lets_training_save(
@@ -260,6 +262,7 @@ def restore(path: Path, content: bytes, status: os.stat_result) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["deleted", "damaged"])
 @pytest.mark.parametrize(

@@ -345,8 +345,8 @@ def test_duplicate_datasets_and_names_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("metadata*"))
 
 
-SCHEMA = json.loads((ROOT / "docs/metadata.schema.json").read_text())
-PAGE = (ROOT / "docs/metadata.md").read_text()
+SCHEMA = json.loads((ROOT / "docs/reference/metadata.schema.json").read_text())
+PAGE = (ROOT / "docs/reference/metadata.md").read_text()
 
 
 def test_the_metadata_matches_the_docs_and_the_schema(workspace: Path, ours: list[Path]) -> None:

@@ -117,6 +117,7 @@ def test_a_wrong_fast_encoder_is_replaced(
     assert "gigatoken differs" in capsys.readouterr().err
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.parametrize("shard_bytes", [100, 180, 10_000], ids=["range", "file", "files"])
 def test_a_raw_file_that_changed_since_it_was_planned_is_an_error(
     planned: Path, capsys: pytest.CaptureFixture[str], shard_bytes: int
@@ -134,6 +135,7 @@ def test_a_raw_file_that_changed_since_it_was_planned_is_an_error(
         assert is_written == (str(raw) not in shard.files)
 
 
+@pytest.mark.fault("damaged data")
 @pytest.mark.parametrize("byte_range", ["", "0:200"])
 def test_a_raw_file_that_changes_while_it_is_read_is_an_error(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, byte_range: str

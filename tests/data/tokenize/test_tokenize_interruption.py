@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import Inject
 from tests.support.paths import SUPPORT
 from tokamake.data.indexed.manifest import find_fault
 from tokamake.data.indexed.paths import manifest_path
@@ -78,10 +79,11 @@ def assert_rerun_completes(workspace: Path, expected: dict[str, bytes]) -> None:
     assert len(list((workspace / "out").iterdir())) == len(expected)  # no temporary file is left
 
 
+@pytest.mark.fault("kill of a stage")
 @pytest.mark.parametrize("existing", ["nothing", "an older dataset"])
 @pytest.mark.slow
 def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
-    workspace: Path, expected: dict[str, bytes], existing: str
+    workspace: Path, expected: dict[str, bytes], existing: str, inject: Inject
 ) -> None:
     older = workspace / "raw/code/code-00.jsonl"
     return_codes = []
@@ -91,6 +93,7 @@ def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
                 (str(older),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer"
             )
             old = content(workspace / "out/pair")
+        inject()
         process = subprocess.run(command(workspace, str(step)), capture_output=True, check=False)
         return_codes.append(process.returncode)
         if manifest_path(workspace / "out/pair").exists():
@@ -105,15 +108,19 @@ def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
     assert_rerun_completes(workspace, expected)
 
 
+@pytest.mark.fault("kill of a stage")
 @pytest.mark.grid
 @pytest.mark.slow
-def test_each_manifest_of_several_keys_is_true_after_a_kill(workspace: Path) -> None:
+def test_each_manifest_of_several_keys_is_true_after_a_kill(
+    workspace: Path, inject: Inject
+) -> None:
     keys = ["--text-key", "text", "--text-key", "src"]
     for append_eod in ("--append-eod", "--no-append-eod"):
         for step in range(1, 40):
             arguments = [*command(workspace, str(step))[:5], *keys, append_eod]
             paths = ["--output", str(workspace / "out/pair"), "--tokenizer"]
             arguments += [*paths, str(workspace / "tokenizer"), "--workers", "1"]
+            inject()
             process = subprocess.run(arguments, capture_output=True, check=False)
             for key in ("text", "src"):
                 prefix = workspace / f"out/pair_{key}"
@@ -126,19 +133,22 @@ def test_each_manifest_of_several_keys_is_true_after_a_kill(workspace: Path) -> 
         assert step > 10
 
 
+@pytest.mark.fault("kill of a stage")
 @pytest.mark.slow
 def test_a_kill_at_a_random_instant_leaves_no_false_manifest(
-    workspace: Path, expected: dict[str, bytes]
+    workspace: Path, expected: dict[str, bytes], inject: Inject
 ) -> None:
     random_numbers = random.Random(7)
     for _ in range(12):
         when = f"{random_numbers.uniform(0.05, 1.2):.3f}"
+        inject()
         process = subprocess.run(command(workspace, when), capture_output=True, check=False)
         assert process.returncode in (0, -signal.SIGALRM), process.stderr
         assert_manifest_is_true(workspace / "out/pair", expected)
     assert_rerun_completes(workspace, expected)
 
 
+@pytest.mark.fault("full disk")
 @pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_error_leaves_no_false_manifest(
@@ -147,6 +157,7 @@ def test_a_disk_error_leaves_no_false_manifest(
     monkeypatch: pytest.MonkeyPatch,
     call: str,
     code: int,
+    inject: Inject,
 ) -> None:
     real = getattr(os, call)
     for step in range(1, 20):
@@ -162,6 +173,7 @@ def test_a_disk_error_leaves_no_false_manifest(
 
         monkeypatch.setattr(os, call, failing)
         raised = None
+        inject()
         try:
             make(workspace, workspace / "out/pair")
         except OSError as error:
@@ -175,6 +187,7 @@ def test_a_disk_error_leaves_no_false_manifest(
     assert_rerun_completes(workspace, expected)
 
 
+@pytest.mark.fault("full disk")
 def test_a_full_disk_leaves_no_file(workspace: Path, expected: dict[str, bytes]) -> None:
     """The system refuses to write files beyond a size, as on a full disk."""
     largest = max(map(len, expected.values()))

@@ -1,6 +1,6 @@
 """The DeepSpeed back end equals one process at every layout; in bf16 it stays close to fp32.
 
-docs/parallelism.md lists these layouts; test_layout_table.py checks the list.
+docs/reference/parallelism.md lists these layouts; test_layout_table.py checks the list.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Every layout trains as one process does: losses, norms, gradients, weights, against transformers.
 
-docs/parallelism.md lists these layouts; test_layout_table.py checks the list.
+docs/reference/parallelism.md lists these layouts; test_layout_table.py checks the list.
 """
 
 from pathlib import Path

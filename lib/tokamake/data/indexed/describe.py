@@ -1,7 +1,7 @@
 """Stage `describe`: check indexed datasets completely; print what they hold, or write metadata.
 
 Datasets come from `merge`, `tokenize` or other programs. `weigh` and `plot` read the metadata;
-docs/metadata.md explains its keys.
+docs/reference/metadata.md explains its keys.
 """
 
 from pathlib import Path

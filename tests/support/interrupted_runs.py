@@ -1,0 +1,54 @@
+"""Layouts of runs that tests interrupt, and the comparison of their ends."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.runs import losses
+from tokamake import files
+from tokamake.config.resolved_run import read_run
+
+Settings = dict[str, Any]
+
+LAYOUTS: dict[str, Settings] = {
+    "sharded": {"zero_stage": 3},
+    "tensor": {"parallel": {"tensor_parallel_size": 2}},
+    "context": {"parallel": {"context_parallel_size": 2}},
+    "pipeline": {"parallel": {"pipeline_parallel_size": 2}},
+    "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
+}
+"""Settings of each kind of layout, for two ranks."""
+GRID: dict[str, tuple[int, Settings]] = {
+    "data": (2, {"zero_stage": 1}),
+    "sharded": (2, LAYOUTS["sharded"]),
+    "tensor": (2, LAYOUTS["tensor"]),
+    "context": (2, LAYOUTS["context"]),
+    "pipeline": (2, LAYOUTS["pipeline"]),
+    "deepspeed": (2, LAYOUTS["deepspeed"]),
+    "deepspeed-3": (2, {"backend": "deepspeed", "zero_stage": 3}),
+    "sharded-4": (4, {"zero_stage": 3}),
+    "tensor-data": (4, {"parallel": {"tensor_parallel_size": 2}, "zero_stage": 2}),
+    "pipeline-tensor": (
+        4,
+        {"parallel": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}},
+    ),
+}
+"""Number of ranks and settings of each layout."""
+
+
+def latest(config: Path) -> str:
+    return (read_run(config).output / "latest").read_text()
+
+
+def assert_same_end(actual: Path, expected: Path) -> None:
+    """Compare losses, and the files of the last checkpoints: weights, optimizer, random states."""
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert losses(actual, key) == losses(expected, key)
+    assert hashes(actual) == hashes(expected)
+    assert not (read_run(actual).output / ".saving").exists()
+
+
+def hashes(config: Path) -> dict[str, str]:
+    folder = read_run(config).output / latest(config)
+    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+    assert digests
+    return digests
