@@ -1,7 +1,7 @@
 """Pairs of kinds of parallelism: proved in one layout, refused with a reason, or neither.
 
-Proved layouts come from the tests, reasons from the checks of a run; docs/reference/parallelism.md has the
-table.
+Proved layouts come from the tests, reasons from the checks of a run;
+docs/reference/parallelism.md has the table.
 """
 
 from itertools import product

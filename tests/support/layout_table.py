@@ -1,4 +1,4 @@
-"""The tables of docs/reference/parallelism.md, written from the layouts in the tests; run to rewrite them."""
+"""The tables of docs/reference/parallelism.md, from the layouts in the tests; run to rewrite."""
 
 import re
 from typing import Any

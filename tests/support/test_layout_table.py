@@ -1,4 +1,4 @@
-"""The tables in docs/reference/parallelism.md list the layouts that tests prove and that checks refuse."""
+"""docs/reference/parallelism.md lists the layouts that tests prove and that checks refuse."""
 
 import pytest
 
