@@ -10,6 +10,7 @@ the plug-in's own setting; its value is one of:
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -125,6 +126,7 @@ def _default(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
+@cache  # a model takes milliseconds to create
 def _own_settings(section: type[PlugInSettings], name: str) -> type[Settings]:
     """Model of the own settings of a plug-in."""
     fields: dict[str, Any] = {}
