@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemWriter
 
-from tests.support.forked import killed_in_commit, train
+from tests.support.forked import killed_in_save, train
 from tests.support.proofs import loss_of
 from tests.support.runs import (
     ARCHITECTURE,
@@ -376,7 +376,7 @@ def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single:
 
 def assert_survives_kill(config: Path, expected: Path) -> None:
     """Kill rank 0 while it saves step 4, then resume, and compare with an uninterrupted run."""
-    train(config, ranks=2, fault=partial(killed_in_commit, 1), code=-9)
+    train(config, ranks=2, fault=partial(killed_in_save, 5, 0), code=-9)
     output = read_run(config).output
     assert (output / "latest").read_text() == "global_step2"
     # Training went on while the checkpoint was written.
