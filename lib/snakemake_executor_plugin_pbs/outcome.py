@@ -42,8 +42,8 @@ def _fail(session: Session, task: Task, *, message: str) -> None:
         records.give_up(record)
     if record.bundled:
         session.failed_in_bundle.add(task.key)
-    if records.fails_again(record):
-        message = f"{message}; a retry would fail in the same way, so there is none"
+    if reason := records.reason_against_retry(record):
+        message = f"{message}; {reason}"
         return session.finish(task, EventKind.FAILED, message, retry=False)
     previous, progress = session.progress.get(task.key), records.progress(record)
     if progress and progress != previous and state is not JobState.DELETED:

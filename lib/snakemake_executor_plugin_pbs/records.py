@@ -123,9 +123,13 @@ class Records:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def fails_again(self, record: Record) -> bool:
-        """Whether the job noted that a retry would fail in the same way."""
-        return self.path(record, "failure").exists()
+    def reason_against_retry(self, record: Record) -> str:
+        """Why the job noted that it must not be retried, or an empty string: it did not."""
+        try:
+            text = self.path(record, "failure").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return text or "a retry would fail in the same way, so there is none"
 
     def submitted(self, record: Record) -> float:
         """Time of the submission by the file system's clock, to compare with times of files."""

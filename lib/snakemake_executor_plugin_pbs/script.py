@@ -11,7 +11,8 @@ NO_RESULT = 91
 PROGRESS_VARIABLE = "JOB_PROGRESS_FILE"
 """Environment variable with the file to which work writes its progress (see README.md)."""
 FAILURE_VARIABLE = "JOB_FAILURE_FILE"
-"""Environment variable with the file that work creates if a retry would fail in the same way."""
+"""Environment variable with the file that work creates if it must not be retried; its text is the
+reason."""
 
 
 def script(

@@ -33,23 +33,23 @@ def note_failure(error: Exception) -> None:
     """Tell who started this process that a restart at once would not help.
 
     The executors for PBS and Slurm name a file in JOB_FAILURE_FILE; work that would fail again in
-    the same way creates it, and the job is not retried. A temporary error is retried, but not
-    within the same job (`runtime/restarts.py`).
+    the same way creates it, and the job is not retried. A text in it is the reason that they print.
+    A temporary error is retried, but not within the same job (`runtime/restarts.py`).
     """
-    _touch(RESTART_VARIABLE)
+    _note(RESTART_VARIABLE)
     if not isinstance(error, TemporaryError):
-        _touch(FAILURE_VARIABLE)
+        _note(FAILURE_VARIABLE)
 
 
 def note_wanted_end() -> None:
     """Tell the executors for PBS and Slurm not to retry this job: a person ended its work."""
-    _touch(FAILURE_VARIABLE)
+    _note(FAILURE_VARIABLE, "it was asked to stop, so there is no retry")
 
 
-def _touch(variable: str) -> None:
+def _note(variable: str, reason: str = "") -> None:
     if path := os.environ.get(variable):
         with suppress(OSError):
-            Path(path).touch()
+            Path(path).write_text(reason, encoding="utf-8")
 
 
 def of_system(error: OSError) -> str:

@@ -138,9 +138,12 @@ def test_work_writes_its_progress(records: Records) -> None:
 
 def test_work_notes_that_a_retry_would_fail_too(records: Records) -> None:
     assert run(records, 'touch "$JOB_FAILURE_FILE"; exit 1') == 1
-    assert records.fails_again(RECORD)
+    default = "a retry would fail in the same way, so there is none"
+    assert records.reason_against_retry(RECORD) == default
     assert run(records, "exit 1") == 1  # the batch system reruns the job
-    assert not records.fails_again(RECORD)
+    assert records.reason_against_retry(RECORD) == ""
+    assert run(records, 'echo it was asked to > "$JOB_FAILURE_FILE"; exit 84') == 84
+    assert records.reason_against_retry(RECORD) == "it was asked to"
 
 
 BUNDLE = [Record(f"tok{n}", "name.tok0", f"key{n}", (f"/out{n}",), "f") for n in range(4)]

@@ -88,7 +88,8 @@ def test_the_file_stops_a_run_which_is_saved_and_validated(
     assert [record["step"] for record in records(config) if "loss" in record] == [1, 4]
     assert [record["step"] for record in records(config) if "validation_loss" in record][-1] == 4
     assert not (output / FILE).exists()
-    assert failure.exists()  # no executor submits the job again
+    # No executor submits the job again, and its message ends with this text.
+    assert failure.read_text() == "it was asked to stop, so there is no retry"
     assert train_here(config) == 0
     assert len(losses(config, "validation_loss")) == 4
 
