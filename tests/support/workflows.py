@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +55,22 @@ def make_workspace(folder: Path) -> Path:
     return folder
 
 
+def copy_without_run(built: Path, folder: Path) -> Path:
+    """A copy of a finished workspace that has the data, but no run yet."""
+    copy = Path(shutil.copytree(built, folder / "copy", symlinks=True))
+    shutil.rmtree(copy / "results/smoke")
+    (copy / "results/report.html").unlink()
+    return copy
+
+
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
     return snakemake_server.start(["--profile", "profiles/local", *arguments], folder, environment)
+
+
+def snakemake_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Snakemake that trains on one rank: each rank takes seconds to start."""
+    return snakemake(folder, "--set-resources", "train:tasks=1", *arguments)
 
 
 def jobs(result: subprocess.CompletedProcess[str]) -> dict[str, int]:

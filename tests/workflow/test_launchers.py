@@ -87,6 +87,18 @@ def test_the_local_rank_of_a_launcher_is_ignored(option: str) -> None:
     assert "tokamake train: none.yaml: no such file" in result.stderr
 
 
+def test_a_rank_alone_is_the_command_itself() -> None:
+    script = str(ROOT / "profiles/local/launch.sh")
+    shell = 'echo "$PPID ${RANK-no rank} $OMP_NUM_THREADS"; exit 83'
+    environment = {**os.environ, "OMP_NUM_THREADS": "7"}
+    result = subprocess.run(
+        [script, "1", "1", "sh", "-c", shell],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.stdout == f"{os.getpid()} no rank 7\n"
+    assert result.returncode == 83
+
+
 RANK = """
 import os, signal, sys
 # Waited for, not handled: a signal between `ready` and the waiting would never wake it.

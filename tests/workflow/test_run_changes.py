@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
-from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
+from tests.support.workflows import CONFIG, CORPORA, MINE, copy_without_run, jobs
+from tests.support.workflows import snakemake_alone as snakemake
 from tokamake.checkpoint.hf import config_json
 from tokamake.config.architecture import read_architecture
 
@@ -23,9 +24,9 @@ LINES = "train.train_steps 40 -> 44, train.optimizer.learning_rate 0.02 -> 0.01"
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which a run of two segments has been trained; do not write here."""
-    folder = make_workspace(tmp_path_factory.mktemp("first"))
+    folder = copy_without_run(built, tmp_path_factory.mktemp("first"))
     configure(folder)
     result = snakemake(folder, *MINE, "train")
     assert result.returncode == 0, result.stdout + result.stderr

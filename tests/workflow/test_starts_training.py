@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.workflows import (
-    ARCHITECTURE,
-    CONFIG,
-    CORPORA,
-    MINE,
-    jobs,
-    make_workspace,
-    snakemake,
-)  # fmt: skip
+from tests.support.workflows import ARCHITECTURE, CONFIG, CORPORA, MINE, copy_without_run, jobs
+from tests.support.workflows import snakemake_alone as snakemake
 from tokamake.status.status import status
 
 ROWS = {
@@ -30,9 +23,9 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def staged(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a table of three stages, of which two are trained."""
-    folder = make_workspace(tmp_path_factory.mktemp("staged"))
+    folder = copy_without_run(built, tmp_path_factory.mktemp("staged"))
     (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "runs": "runs.tsv"}))
     write_rows(folder, ROWS)
     (folder / "docs.tsv").write_text(CORPORA.replace("code\tresults/raw/code/*\ttext\t2\n", ""))
