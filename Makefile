@@ -42,13 +42,13 @@ train: install  ## raw text to trained model (the target train) and results/repo
 	$(SNAKEMAKE) train report $(SNAKEMAKE_ARGS)
 
 test: install  ## test each module, kind of layout and format, the workflow and every user mistake
-	$(BIN)/pytest -n 3 --dist worksteal -m "not grid" $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not grid" $(PYTEST_ARGS)
 
 test-all: install  ## run every test: large grids of layouts, conversions and kills too
-	$(BIN)/pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 faults: install  ## inject faults into stages, runs and workflows; count what survives (part of test-all)
-	$(BIN)/pytest -n 3 --dist worksteal -m fault $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m fault $(PYTEST_ARGS)
 
 test-fresh:  ## make train and the quick tests on fresh Debians, each with its own Python; as root
 	.ci/fresh

@@ -27,6 +27,7 @@ from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
 
 
+@pytest.mark.grid
 def test_random_chains_of_conversions_keep_every_bit(tmp_path: Path) -> None:
     random, refused = chances.Random(0), 0
     known: dict[str, list[Path]] = {}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.grids import params
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.config.architecture import Architecture
@@ -123,9 +124,16 @@ WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
     "strided in the file, rounded": ("strided", 1, [["--format=megatron", "--dtype=fp16"]]),
     "transposed, and in another format": ("gpt", 2, [["--format=hf", "--dtype=fp32"]]),
 }
+QUICK = (
+    "padded over ranks, and back",
+    "all in fp32",
+    "transposed over ranks, and back",
+    "strided in the file, padded over ranks",
+)
+"""Ways that have each model and each format."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", params(WAYS, QUICK))
 def test_memory_stays_below_twice_the_largest_tensor(way: str, root: Path, tmp_path: Path) -> None:
     model, factor, conversions = WAYS[way]
     small, large = (root / size / model for size in ("small", "large"))

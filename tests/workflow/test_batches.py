@@ -153,6 +153,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_hundred_thousand_raw_files_need_hundreds_of_jobs(tmp_path: Path) -> None:
     make_workspace(tmp_path)

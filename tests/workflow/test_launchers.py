@@ -22,6 +22,7 @@ from tokamake.runtime.process_group import free_port
 MODULE = ("--module", "tokamake")
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_deepspeed_starts_the_same_run(tmp_path: Path) -> None:
     root = prepare(tmp_path)

@@ -28,7 +28,8 @@ ASSIGNED_PLANES = [*range(0x40000), *range(0xE0000, 0xE1000)]
 @pytest.mark.parametrize(
     ("name", "points"),
     [
-        ("o200k", range(0x110000)),
+        ("o200k", ASSIGNED_PLANES),
+        pytest.param("o200k", range(0x110000), marks=pytest.mark.grid),
         pytest.param("GPT-2", ASSIGNED_PLANES, marks=pytest.mark.grid),
         pytest.param("Llama-3", ASSIGNED_PLANES, marks=pytest.mark.grid),
     ],

@@ -1,6 +1,7 @@
 """Checkpoints move between the DeepSpeed and the native back end, and between layouts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from tests.support.proofs import make_start
 from tests.support.ranks import spawn
 from tokamake.checkpoint.native import training_state
 
-MOVES = [
+Settings = dict[str, Any]
+Ways = tuple[Settings, Settings, Settings]
+
+MOVES: list[Ways] = [
     # Layouts of saving on two ranks, loading on one rank, loading on two ranks.
     (zero(1), {"backend": "native"}, parallel(tp=2) | {"backend": "native"}),
     ({"backend": "native", "zero_stage": 2}, zero(1), zero(3)),
@@ -29,23 +33,35 @@ MOVES = [
     (zero(3, **BF16), zero(1, **BF16), zero(1, **BF16) | parallel(tp=2)),
     (zero(2, **BF16), {"backend": "native", **BF16}, zero(3, offload_param="cpu", **BF16)),
 ]
+EACH_STAGE = [MOVES[number] for number in (2, 3, 4, 5, 9)]
+"""Moves that have each ZeRO stage, back end and kind of parallelism, and bf16."""
+OTHERS = [move for move in MOVES if move not in EACH_STAGE]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("start", [pytest.param("untied", marks=pytest.mark.grid), "tied"])
-def test_checkpoints_move_between_back_ends_and_layouts(start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "moves"),
+    [
+        pytest.param("tied", EACH_STAGE, id="tied-each stage"),
+        pytest.param("tied", OTHERS, id="tied-all others", marks=pytest.mark.grid),
+        pytest.param("untied", MOVES, id="untied", marks=pytest.mark.grid),
+    ],
+)
+def test_checkpoints_move_between_back_ends_and_layouts(
+    start: str, moves: list[Ways], tmp_path: Path
+) -> None:
     config = make_start(tmp_path / start, start)
     same_layout = [
-        Move(config, tmp_path / str(n), save=a, load=a) for n, (a, _, _) in enumerate(MOVES)
+        Move(config, tmp_path / str(n), save=a, load=a) for n, (a, _, _) in enumerate(moves)
     ]
     saved = spawn(move_all, 2, same_layout, timeout=900)
-    one_rank = [Move(config, tmp_path / str(n), load=a) for n, (_, a, _) in enumerate(MOVES)]
-    two_ranks = [Move(config, tmp_path / str(n), load=a) for n, (_, _, a) in enumerate(MOVES)]
+    one_rank = [Move(config, tmp_path / str(n), load=a) for n, (_, a, _) in enumerate(moves)]
+    two_ranks = [Move(config, tmp_path / str(n), load=a) for n, (_, _, a) in enumerate(moves)]
     elsewhere = (
         spawn(move_all, 1, one_rank, timeout=900),
         spawn(move_all, 2, two_ranks, timeout=900),
     )
-    for number, ways in enumerate(MOVES):
+    for number, ways in enumerate(moves):
         originals = [result[number] for result in saved]
         states = joined(originals, "saved")
         assert {key.split(".")[0] for key in states} == {"model", "step", "exp_avg", "exp_avg_sq"}
