@@ -107,6 +107,7 @@ def test_only_what_has_changed_the_weights_is_an_effect() -> None:
     assert GuardState(tuple(usual())).effect(8) == {}
     state = GuardState(skipped=(3, 9))
     assert state.effect(2) == {}
+    assert state.effect(3) == {"skipped": [3], "rate_factor": 1.0}
     assert state.effect(8) == {"skipped": [3], "rate_factor": 1.0}
     assert GuardState(rate_factor=0.5).effect(1) == {"skipped": [], "rate_factor": 0.5}
 
@@ -127,6 +128,7 @@ def test_ranks_that_a_bad_step_comes_from(
 
 def test_ranks_are_named_as_ranges() -> None:
     assert described([3]) == "rank 3"
+    assert described([0, 1]) == "ranks 0-1"
     assert described([0, 1, 2, 7, 9, 10]) == "ranks 0-2, 7, 9-10"
 
 
