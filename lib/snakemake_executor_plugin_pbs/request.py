@@ -56,6 +56,8 @@ def build_request(
     ]
     if place := personal("place"):
         arguments += ["-l", f"place={place}"]
+    if num_spare_nodes(rule, resources):
+        arguments += ["-W", "tolerate_node_failures=all"]  # the job goes on without a lost node
     seconds = None
     if (minutes := resources.get("runtime")) is not None:
         seconds = walltime(rule, minutes)
@@ -92,6 +94,15 @@ def job_name(rule: str, wildcards: Mapping[str, str], *, token: str) -> str:
     return f"{start[: NAME_LENGTH - len(token) - 1]}.{token}"
 
 
+def num_spare_nodes(rule: str, resources: Mapping[str, Any]) -> int:
+    """Nodes that a job requests beyond those of its work, to replace nodes that are lost.
+
+    Raises:
+        UserError: the resource spare_nodes is no whole number.
+    """
+    return whole_number(rule, "spare_nodes", value=resources.get("spare_nodes", 0), lowest=0)
+
+
 def _select(rule: str, threads: int, *, resources: Mapping[str, Any], template: str) -> str:
     values = {
         "nodes": resources.get("nodes", 1),
@@ -101,10 +112,16 @@ def _select(rule: str, threads: int, *, resources: Mapping[str, Any], template: 
     }
     for name, value in values.items():
         whole_number(rule, name, value=value, lowest=1 if name in ("nodes", "ncpus") else 0)
+    values["nodes"] += (spare := num_spare_nodes(rule, resources))
     if template:
         try:
-            unknown = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-            if not unknown - set(values):
+            names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+            if spare and "nodes" not in names:
+                raise UserError(
+                    f"rule {rule}: select: {template!r}: spare_nodes is {spare}, but {{nodes}} is "
+                    "missing here; write it in place of the number of nodes"
+                )
+            if not names - set(values):
                 return template.format(**values)
         except ValueError:
             pass

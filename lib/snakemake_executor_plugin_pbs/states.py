@@ -16,7 +16,7 @@ class JobState(Enum):
 
     WAITING = "waiting"  # in a queue, not yet started
     HELD = "held"  # stays in a queue until a person releases it
-    NEVER = "never"  # stays in a queue forever
+    NEVER = "never"  # stays in a queue forever, or runs without its script
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

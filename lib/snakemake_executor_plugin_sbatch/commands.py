@@ -22,7 +22,7 @@ _UNSURE = ("timed out", "zero bytes were transmitted", "connection reset", "comm
 _NO_JOB = ("invalid job id", "already completing or completed")
 
 # Each field ends with a bar: squeue prints the text after the colon.
-FORMAT = "JobID:|,State:|,Reason:|,exit_code:|,Name:|"
+FORMAT = "JobID:|,State:|,Reason:|,exit_code:|,Name:|,BatchHost:|,NodeList:|"
 
 
 def _options(name: str, output: Path) -> tuple[str, ...]:
@@ -105,5 +105,7 @@ def parse(result: CommandResult, ids: Sequence[str]) -> StatusReply:
             }  # fmt: skip
             if len(fields) >= 5 and fields[4]:
                 answer.jobs[fields[0]]["Job_Name"] = fields[4]
+            if len(fields) >= 7:
+                answer.jobs[fields[0]] |= {"batch_host": fields[5], "nodes": fields[6]}
     answer.unknown = set(ids) - set(answer.jobs)
     return answer

@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import SubmitRequest, extra_options, whole_number
+from snakemake_executor_plugin_pbs.request import (
+    SubmitRequest,
+    extra_options,
+    num_spare_nodes,
+    whole_number,
+)
 from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
@@ -60,8 +65,7 @@ def build_request(
         return whole_number(rule, name, value=resources.get(name, default))
 
     arguments = [
-        f"--nodes={number('nodes', 1)}",
-        f"--ntasks={number('tasks', 1)}",
+        *_nodes(number("nodes", 1), number("tasks", 1), spare=num_spare_nodes(rule, resources)),
         f"--cpus-per-task={number('cpus_per_task', threads)}",
     ]
     # Without --mem, Slurm decides; whole nodes have all their memory.
@@ -79,6 +83,19 @@ def build_request(
         rule, "slurm_extra", text=personal("slurm_extra"), is_own_option=_is_own_option
     )
     return SubmitRequest((*arguments, *extra), personal("partition"))
+
+
+def _nodes(nodes: int, tasks: int, *, spare: int) -> list[str]:
+    """Options for nodes and tasks; with spare nodes, each node has room for its share of tasks."""
+    if not spare:
+        return [f"--nodes={nodes}", f"--ntasks={tasks}"]
+    share = -(-tasks // nodes)
+    return [
+        f"--nodes={nodes + spare}",
+        f"--ntasks={share * (nodes + spare)}",
+        f"--ntasks-per-node={share}",
+        "--no-kill",  # the job goes on without a lost node
+    ]
 
 
 def _is_own_option(argument: str) -> bool:

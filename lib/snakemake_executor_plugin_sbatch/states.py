@@ -3,6 +3,7 @@
 States and reasons are from the manual of squeue, tested on Slurm 22.05.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +59,8 @@ def read(job: Mapping[str, Any]) -> JobStatus | None:
     """Convert the fields of a job into its status.
 
     Args:
-        job: `state`, `reason` and `exit_code` (a wait status) as squeue prints them.
+        job: `state`, `reason`, `exit_code` (a wait status), `batch_host` and `nodes` as squeue
+            prints them.
 
     Returns:
         The status, or None if Slurm's state is unknown.
@@ -75,9 +77,38 @@ def read(job: Mapping[str, Any]) -> JobStatus | None:
         return JobStatus(JobState.HELD, f"held {HELD[reason]}")
     if state is JobState.WAITING and "held" in reason.lower():
         return JobStatus(JobState.HELD, f"held ({reason})")
+    if name == "RUNNING" and _has_lost_its_script(job):
+        return JobStatus(JobState.NEVER, "lost the node of its script; Slurm would keep the others")
     if name == "FAILED":
         return JobStatus(state, _exit_message(str(job.get("exit_code", ""))))
     return JobStatus(state, message)
+
+
+def _has_lost_its_script(job: Mapping[str, Any]) -> bool:
+    """Whether a job with --no-kill goes on without the node on which its script ran.
+
+    Slurm takes a lost node out of the job's list, and lets the job run until its time limit
+    (job_mgr.c of Slurm, 22.05 to 26.05).
+    """
+    host, nodes = job.get("batch_host", ""), job.get("nodes", "")
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return bool(host and parts) and not any(_is_in(host, part) for part in parts)
+
+
+def _is_in(host: str, part: str) -> bool:
+    """Whether a host is in a part of a node list, such as `n[03-05,7]-x`."""
+    names, ranges = re.split(r"\[[^\]]*\]", part), re.findall(r"\[([^\]]*)\]", part)
+    numbers = re.fullmatch(r"(\d+)".join(map(re.escape, names)), host)
+    return numbers is not None and all(
+        any(_is_within(number, bounds) for bounds in each.split(","))
+        for number, each in zip(numbers.groups(), ranges, strict=True)
+    )
+
+
+def _is_within(number: str, bounds: str) -> bool:
+    first, _, last = bounds.partition("-")
+    is_written_so = number == f"{int(number):0{len(first)}}"
+    return is_written_so and int(first) <= int(number) <= int(last or first)
 
 
 def _exit_message(code: str) -> str:

@@ -28,4 +28,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 bind=list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100
 
 exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
-    --hostfile="$PBS_NODEFILE" --cpu-bind="$bind" "$@"
+    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind="$bind" "$@"

@@ -24,4 +24,5 @@ export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^docker,lo} # ranks meet over th
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-12}}
 
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
+    ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"

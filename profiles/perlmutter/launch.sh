@@ -21,5 +21,6 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-16}
 # Each rank sees all GPUs of its node and uses the GPU of its local rank. Ranks bound to a single GPU
 # cannot use NVLink (NERSC documentation, Jobs, "Affinity"). Ranks are bound to neighboring cores.
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
+    ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     --gpu-bind=none --cpu-bind=cores "$@"

@@ -31,4 +31,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 
 # 8 of 32 cores per rank (saforem2/ezpz, src/ezpz/pbs.py).
 exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
-    --hostfile="$PBS_NODEFILE" --cpu-bind=depth --depth=8 "$@"
+    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind=depth --depth=8 "$@"

@@ -7,4 +7,5 @@ shift 2
 . "$(dirname "$0")/meet.sh"
 # srun does not inherit --cpus-per-task from the batch job.
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
+    ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"

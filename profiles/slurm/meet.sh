@@ -2,7 +2,12 @@
 #
 # A batch script runs on the first node of the job; ranks meet there, at a free port. Outside batch
 # scripts (srun on a login node, or in your own allocation), tokamake itself chooses the address.
-first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || first=
+# A job with spare nodes names the nodes of its ranks in a file.
+if [ -n "${TOKAMAKE_HOSTFILE:-}" ]; then
+    first=$(cat "$TOKAMAKE_HOSTFILE")
+else
+    first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || first=
+fi
 first=${first%%$'\n'*}
 if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENAME:-}" ]; then
     # The network may not know the name that a node has in Slurm.

@@ -56,6 +56,12 @@ def test_a_group_requests_the_sum_of_the_times(site: Path) -> None:
     ]
 
 
+def test_spare_nodes_are_requested_too(site: Path) -> None:
+    path = site / "site/profile.yaml"
+    path.write_text(path.read_text().replace("train: {", "train: {spare_nodes: 2, "))
+    assert read(site).requests[0].nodes == 4
+
+
 def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
     path, script = site / "site/profile.yaml", site / "site/launch.sh"
     path.write_text(path.read_text() + "latency-wiat: 5\n")

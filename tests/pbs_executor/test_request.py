@@ -36,6 +36,11 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
         ),
         ({"nodes": 3, "select": "{nodes}:system=polaris"}, "-l select=3:system=polaris"),
         ({"pbs_extra": "-m n -W umask=022"}, "-l select=1:ncpus=4 -m n -W umask=022"),
+        ({"nodes": 2, "spare_nodes": 0}, "-l select=2:ncpus=4"),
+        (
+            {"nodes": 2, "spare_nodes": 1, "select": "{nodes}:system=polaris", "place": "scatter"},
+            "-l select=3:system=polaris -l place=scatter -W tolerate_node_failures=all",
+        ),
     ],
 )
 def test_resources_become_options_of_qsub(resources: dict, expected: str) -> None:
@@ -64,6 +69,8 @@ def test_a_job_resource_replaces_the_value_of_its_rule_and_a_rule_that_of_all_ru
     [
         ({"nodes": 0}, "nodes: 0"),
         ({"ncpus": "many"}, "ncpus: 'many'"),
+        ({"spare_nodes": -1}, "spare_nodes: -1"),
+        ({"spare_nodes": 1, "select": "4"}, "spare_nodes is 1, but {nodes} is missing"),
         ({"runtime": 0}, "runtime: 0"),
         ({"runtime": "1h?"}, "runtime: '1h\\?'"),
         ({"select": "{nods}"}, "is not a valid template; placeholders are {nodes}"),

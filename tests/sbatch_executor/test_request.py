@@ -43,6 +43,15 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
             f"{DEFAULT} --account=P --partition=gpu --qos=debug --constraint=a|b",
         ),
         ({"gres": "gpu:2", "slurm_extra": "-x n1"}, f"{DEFAULT} --gres=gpu:2 -x n1"),
+        ({"spare_nodes": 0}, DEFAULT),
+        (
+            {"nodes": 2, "tasks": 8, "spare_nodes": 1},
+            "--nodes=3 --ntasks=12 --ntasks-per-node=4 --no-kill --cpus-per-task=4",
+        ),
+        (
+            {"nodes": 2, "tasks": 3, "spare_nodes": 2},
+            "--nodes=4 --ntasks=8 --ntasks-per-node=2 --no-kill --cpus-per-task=4",
+        ),
     ],
 )  # fmt: skip
 def test_resources_become_options_of_sbatch(resources: dict, expected: str) -> None:
@@ -69,6 +78,7 @@ def test_values_of_job_rule_user_and_site_replace_each_other_in_this_order(
     [
         ({"nodes": 0}, "nodes: 0"),
         ({"tasks": "many"}, "tasks: 'many'"),
+        ({"spare_nodes": -1}, "spare_nodes: -1"),
         ({"runtime": 1.5}, "runtime: 1.5"),
         ({"slurm_extra": "--output=x"}, "--output=x: the executor sets this itself"),
         ({"slurm_extra": "-Jname"}, "-Jname: the executor sets this itself"),
@@ -118,6 +128,30 @@ def test_each_state_of_slurm_has_its_status(
     assert status is not None
     assert status.state is state
     assert message in status.message
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes", "state"),
+    [
+        ("n1", "n[1-3]", JobState.RUNNING),
+        ("n1", "n[2-3]", JobState.NEVER),
+        ("n1", "n[10-12],m1", JobState.NEVER),
+        ("n1", "m7,n1", JobState.RUNNING),
+        ("n11", "n[9-12]", JobState.RUNNING),
+        ("r2c0s07b0", "r[1-2]c0s[05,07-08]b0", JobState.RUNNING),
+        ("r2c0s06b0", "r[1-2]c0s[05,07-08]b0", JobState.NEVER),
+        ("n7", "n[06-08]", JobState.NEVER),
+        ("n1", "", JobState.RUNNING),
+        ("", "n[2-3]", JobState.RUNNING),
+    ],
+)
+def test_a_job_that_goes_on_without_the_node_of_its_script_has_failed(
+    host: str, nodes: str, state: JobState
+) -> None:
+    line = f"11|RUNNING|None|0|train.f00|{host}|{nodes}|\n"
+    status = read(parse(CommandResult(0, line, ""), ["11"]).jobs["11"])
+    assert status is not None
+    assert status.state is state
 
 
 def test_an_unknown_state_has_no_status() -> None:

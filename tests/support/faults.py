@@ -14,6 +14,7 @@ KINDS = {
     "kill at a random instant": "SIGKILL of a rank or of all ranks while a run trains",
     "kill in a step": "SIGKILL of a rank in a backward pass, also in restarts within a job",
     "kill in a save": "SIGKILL at each file operation of a save, a deletion or a validation",
+    "lost node": "all processes of a node of a job are killed, on a real Slurm",
     "kill of a stage": "SIGKILL of a data stage or a conversion, at file operations and instants",
     "kill of the controller": "SIGKILL of Snakemake while its jobs run on PBS or Slurm",
     "stop signal": "SIGTERM or SIGINT to ranks or to the whole workflow",

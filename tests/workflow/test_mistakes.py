@@ -120,6 +120,18 @@ def test_mistakes_fail_the_dry_run_with_one_line(tmp_path: Path, mistake: str) -
     assert not (tmp_path / "results").exists()
 
 
+def test_spare_nodes_on_one_machine_fail_the_dry_run(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    spare = ("--set-resources", "train:tasks=2", "train:spare_nodes=1")
+    result = snakemake(tmp_path, "-n", *spare, *MINE, "train")
+    assert result.returncode == 2
+    (message,) = errors(result)
+    expected = (
+        "resources of the rule train: spare_nodes: 1: profiles/local/launch.sh has one machine"
+    )
+    assert message.startswith(f"tokamake: {expected}; leave it out")
+
+
 def test_a_corpus_without_text_fails_the_dry_run_with_its_line(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     (tmp_path / "none.jsonl").touch()

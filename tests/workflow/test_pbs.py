@@ -1,6 +1,7 @@
 """The whole workflow through profiles/aurora: real jobs and ranks, stand-ins of PBS and PALS."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -13,9 +14,10 @@ import yaml
 
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.pbs_servers import stand_in
-from tests.support.runs import MPICH
+from tests.support.runs import MPICH, launch, losses, make_run, prepare
 from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 from tokamake import files
+from tokamake.config.resolved_run import read_run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -125,3 +127,57 @@ def test_segments_on_two_pbs_nodes_give_the_same_bytes_as_a_local_run(
     calls = [json.loads(line) for line in (server.folder / "mpiexec.calls").open()]
     assert [call["command"][1] for call in calls] == ["doctor", "train", "train"]
     assert all((call["np"], call["ppn"]) == (2, 1) for call in calls)
+
+
+# Rank 1 dies in a step, and its host with it.
+DYING = """
+import os, sys
+from pathlib import Path
+from tests.support.forked import killed_in_backward
+from tokamake.cli import main
+lost = Path(sys.argv.pop(1))
+if os.environ["PALS_RANKID"] == "1" and not lost.read_text():
+    lost.write_text("n2\\n")
+    killed_in_backward()
+main()
+"""
+# PALS's mpiexec fails if it does not reach a host of the host file.
+REACHES = """\
+#!/bin/sh
+for option; do
+    case $option in --hostfile=*) ! grep -qxf LOST "${option#*=}" || exit 1 ;; esac
+done
+"""
+
+
+@pytest.mark.fault("kill in a step")
+def test_ranks_continue_on_a_spare_node_if_pals_no_longer_reaches_one(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    root, lost = prepare(tmp_path / "root"), tmp_path / "lost"
+    config, undisturbed = make_run(root, "run"), make_run(root, "undisturbed")
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    make_site(tmp_path / "site", tmp_path / "profiles", tmp_path)
+    mpiexec = tmp_path / "site/bin/mpiexec"
+    text = mpiexec.read_text().removeprefix("#!/bin/sh\n")
+    mpiexec.write_text(REACHES.replace("LOST", str(lost)) + text)
+    lost.touch()
+    (tmp_path / "nodes").write_text("n1\nn2\nn3\n")
+    programs = make_environment(tmp_path / "environment").parent
+    train = [sys.executable, "-c", DYING, str(lost), "train", "--config", str(config)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tokamake.runtime.restarts", "1", str(read_run(config).output)),
+            *(str(tmp_path / "profiles/aurora/launch.sh"), "2", "2", *train),
+        ],
+        env={
+            **os.environ, "PATH": f"{programs}:{os.environ['PATH']}",
+            "PBS_NODEFILE": str(tmp_path / "nodes"),
+        },
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tokamake: n2 does not answer; continues on n1, n3\n" in done.stderr
+    calls = [json.loads(line) for line in (tmp_path / "mpiexec.calls").open()]
+    assert [call["np"] for call in calls if call["command"] != ["true"]] == [2, 2]
+    launch(undisturbed, ranks=2)
+    assert losses(config) == losses(undisturbed)

@@ -54,6 +54,18 @@ def test_launch_scripts_start_the_command_with_their_options(tmp_path: Path, pro
     assert lines[-len(command) :] == command
 
 
+@pytest.mark.parametrize("profile", EXPECTED)
+def test_launch_scripts_start_ranks_on_the_chosen_hosts(tmp_path: Path, profile: str) -> None:
+    nodes, tasks, _ = EXPECTED[profile]
+    chosen = {**ALLOCATED, "TOKAMAKE_HOSTFILE": f"{tmp_path}/chosen hosts"}
+    (tmp_path / "chosen hosts").write_text("n1\nn3\n")
+    lines = launch(profile, tmp_path, str(nodes), str(tasks), "true", **chosen).stdout.splitlines()
+    option = "--nodelist" if lines[0] == "srun" else "--hostfile"
+    assert [line for line in lines if line.startswith(("--nodelist", "--hostfile"))] == [
+        f"{option}={tmp_path}/chosen hosts"
+    ]
+
+
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [
@@ -86,16 +98,18 @@ def test_ranks_have_the_settings_of_their_network(
 
 
 @pytest.mark.parametrize(
-    ("first", "here", "place"),
+    ("first", "here", "chosen", "place"),
     [
-        ("localhost", "localhost", "localhost"),
-        ("no-such-host", "no-such-host", "10.0.0.7"),  # a name that only Slurm knows
-        ("localhost", "login", ""),
+        ("localhost", "localhost", "", "localhost"),
+        ("no-such-host", "no-such-host", "", "10.0.0.7"),  # a name that only Slurm knows
+        ("localhost", "login", "", ""),
+        ("localhost", "localhost", "localhost\nn3\n", "localhost"),
+        ("localhost", "localhost", "n2\nn3\n", ""),  # the node of the script is left out
     ],
 )
 @pytest.mark.parametrize("profile", ["slurm", "perlmutter", "aws-parallelcluster"])
 def test_ranks_meet_at_a_free_port_of_the_first_node(
-    tmp_path: Path, profile: str, first: str, here: str, place: str
+    tmp_path: Path, profile: str, first: str, here: str, chosen: str, place: str
 ) -> None:
     stand_in = tmp_path / "scontrol"
     stand_in.write_text(
@@ -110,6 +124,9 @@ def test_ranks_meet_at_a_free_port_of_the_first_node(
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_NODELIST": "a,b", "SLURMD_NODENAME": here, "PATH": path}
+    if chosen:
+        (tmp_path / "chosen").write_text(chosen)
+        variables["TOKAMAKE_HOSTFILE"] = str(tmp_path / "chosen")
     script = ROOT / f"profiles/{profile}/launch.sh"
     process = subprocess.run(
         [script, "2", "8", "true"], env={**ALLOCATED, **variables}, capture_output=True, text=True,

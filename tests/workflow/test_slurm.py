@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
-from tests.support.runs import launch, weights
+from tests.support.runs import launch, losses, weights
 from tests.support.slurm_cluster import MISSING, PATIENCE, Slurm, slurm
 from tests.support.workflows import CONFIG, make_workspace
 from tokamake import files
@@ -337,17 +338,69 @@ def _loses_a_node(site: Site) -> str:
     job = site.await_hang(22)
     assert "continuing at step 12" in site.log(".20")
     assert "continuing at step 20" in site.log()
-    batch = site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%B").strip()
-    site.slurm.set_patience(10)
-    site.slurm.kill_node(batch)
-    try:
+    batch = _batch_node(site, job)
+    with _lost(site, batch):
         (site.shim / "22.hangs").unlink()
         site.await_begun("train", 14)
-    finally:  # for the other tests
-        site.slurm.set_patience(PATIENCE)
-        site.slurm.start_node(batch)
     assert batch not in {node for _, node in site.begun("train")[12:]}
     return job
+
+
+@pytest.mark.grid
+@pytest.mark.fault("lost node")
+def test_spare_nodes_replace_lost_ones_in_the_same_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks continue without a node that they lose; without that of the script, in a new job."""
+    config = yaml.safe_load((site.folder / "my.yaml").read_text())
+    config["train"] |= {"train_steps": 10, "segment_steps": None}
+    (site.folder / "my.yaml").write_text(yaml.safe_dump(config))
+    for step in (4, 6):
+        site.control(str(step), "hangs")
+    controller = site.start("--set-resources", *TRAINING, "train:spare_nodes=1", "--", "train")
+    first = site.await_hang(4)
+    assert site.slurm.run("squeue", "--noheader", f"--jobs={first}", "--format=%D") == "3\n"
+    (node,) = {node for _, node in site.begun("train")} - {_batch_node(site, first)}
+    with _lost(site, node):
+        assert site.await_hang(6) == first
+    begun = site.begun("train")
+    assert {job for job, _ in begun} == {first}
+    assert len({lost for _, lost in begun[:2]} - {kept for _, kept in begun[2:]}) == 1
+    assert re.search(
+        rf"^tokamake: {node} does not answer; continues on n\d, n\d$", site.log(), re.M
+    )
+    assert "continuing at step 4" in site.log()
+
+    with _lost(site, _batch_node(site, first)):
+        (site.shim / "6.hangs").unlink()
+        text = f"job {first} of rule train lost the node of its script"
+        wait_for(lambda: text in site.text, f"it\n{site.text}", DEADLINE)
+    assert controller.wait(DEADLINE) == 0, site.text
+    assert "continuing at step 6" in site.log()
+    undisturbed = _resolved_again(site)
+    monkeypatch.chdir(site.folder)
+    launch(undisturbed, ranks=2)
+    trained = site.folder / "results/smoke/run.yaml"
+    assert len(losses(trained)) == 10
+    for key in ("loss", "grad_norm"):
+        assert losses(trained, key) == losses(undisturbed, key)
+
+
+def _batch_node(site: Site, job: str) -> str:
+    """Node on which the script of a job runs."""
+    return site.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%B").strip()
+
+
+@contextmanager
+def _lost(site: Site, node: str) -> Iterator[None]:
+    """Lose a node for a while."""
+    site.slurm.set_patience(10)
+    site.slurm.kill_node(node)
+    try:
+        yield
+    finally:  # for the other tests
+        site.slurm.set_patience(PATIENCE)
+        site.slurm.start_node(node)
 
 
 @pytest.mark.fault("kill of the controller")

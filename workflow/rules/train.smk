@@ -70,6 +70,7 @@ rule train:
         nodes=1,
         tasks=1,
         restarts=3,
+        spare_nodes=0,  # more nodes for the job; restarts use them in place of lost ones
     params:
         # Snakemake evaluates params of planned jobs only, so the checks see the runs that will train.
         end=lambda wildcards: (

@@ -116,8 +116,9 @@ class Profile:
         )
 
     def _request(self, rule: str) -> ResourceRequest:
-        nodes, minutes = self.resource("nodes", rule), self.resource("runtime", rule)
-        return ResourceRequest(rule, int(_number(nodes) or 1), _number(minutes), self._queue(rule))
+        nodes, spare = (_number(self.resource(name, rule)) for name in ("nodes", "spare_nodes"))
+        minutes = _number(self.resource("runtime", rule))
+        return ResourceRequest(rule, int((nodes or 1) + (spare or 0)), minutes, self._queue(rule))
 
     def _queue(self, rule: str) -> str:
         return self.personal("partition" if self.scheduler == "slurm" else "queue", rule)

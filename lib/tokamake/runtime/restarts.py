@@ -3,7 +3,8 @@
 `python -m tokamake.runtime.restarts NUMBER FOLDER COMMAND...` runs a command that starts all ranks,
 such as a launch script, until it succeeds. When a rank dies, launchers end the others. The command
 then runs again, at most NUMBER times in a row without a new checkpoint in FOLDER, after a pause
-that grows. The job keeps its nodes and does not go back to the queue.
+that grows. The job keeps its nodes and does not go back to the queue. If it has more nodes than
+its ranks need, these replace nodes that are lost (`spare_nodes`).
 
 A user's mistake, a training that has diverged, and a stop on request end it at once; so does an
 error such as a full disk, which a new job may not meet, but a restart would.
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from tokamake.errors import EXIT_USER_ERROR, RESTART_VARIABLE
 from tokamake.runtime.exit_status import HUNG, Stopped
+from tokamake.runtime.spare_nodes import SpareNodes, find_spare_nodes
 
 _FIRST_PAUSE_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 300.0
@@ -35,6 +38,7 @@ class Restarter:
         command: starts all ranks of a run, and ends when they have ended.
         folder: output folder of the run.
         num_restarts: restarts in a row without a new checkpoint.
+        nodes: nodes of the job, if it has more than its ranks need.
         clock: returns the time in seconds.
     """
 
@@ -44,10 +48,11 @@ class Restarter:
         folder: Path,
         *,
         num_restarts: int,
+        nodes: SpareNodes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command, self._folder, self._clock = command, folder, clock
-        self._num_restarts = num_restarts
+        self._num_restarts, self._nodes = num_restarts, nodes
         self._final_error = folder.with_name(f".{folder.name}.error")
         self._asked_to_stop = threading.Event()
 
@@ -68,16 +73,22 @@ class Restarter:
             seconds = pause(used)
             used += 1
             _say(f"{reason}; restart {used} of {self._num_restarts} in {seconds:g} s")
-            if self._asked_to_stop.wait(seconds):
+            if self._asked_to_stop.wait(seconds) or not self._has_nodes():
                 return status
 
     def stop(self, *_: object) -> None:
         """Restart nothing any more; a handler of signals."""
         self._asked_to_stop.set()
 
+    def _has_nodes(self) -> bool:
+        """Whether a restart is possible: enough nodes are left, and nobody has asked to stop."""
+        is_possible = self._nodes is None or self._nodes.replace_lost()
+        return is_possible and not self._asked_to_stop.is_set()
+
     def _run_once(self) -> int:
         self._final_error.unlink(missing_ok=True)
         variables = {**os.environ, RESTART_VARIABLE: str(self._final_error.absolute())}
+        variables |= self._nodes.variables if self._nodes else {}
         code = subprocess.run(self._command, env=variables, check=False).returncode
         return code if code >= 0 else 128 - code
 
@@ -118,11 +129,13 @@ def _say(text: str) -> None:
 def main() -> None:
     """Read the command line, run its command, exit with the command's status."""
     number, folder, *command = sys.argv[1:]
-    restarter = Restarter(command, Path(folder), num_restarts=int(number))
-    for each in _SIGNALS:
-        # The ranks get them, too, and save. Here they only prevent a restart.
-        signal.signal(each, restarter.stop)
-    sys.exit(restarter.run())
+    with tempfile.TemporaryDirectory(prefix="tokamake-hosts-") as own_folder:
+        nodes = find_spare_nodes(command, os.environ, folder=Path(own_folder))
+        restarter = Restarter(command, Path(folder), num_restarts=int(number), nodes=nodes)
+        for each in _SIGNALS:
+            # The ranks get them, too, and save. Here they only prevent a restart.
+            signal.signal(each, restarter.stop)
+        sys.exit(restarter.run())
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ class LayoutCheck:
 
     def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
         self._config = config
-        tasks = str(snakemake.rule_resources("train").get("tasks", 1))
+        resources = snakemake.rule_resources("train")
+        tasks = str(resources.get("tasks", 1))
         # In a job, nothing is planned. An expression has a value only once the job is scheduled.
         is_known = snakemake.is_main_process and tasks.isdecimal()
         self._num_ranks = int(tasks) if is_known else None
+        self._spare_nodes = str(resources.get("spare_nodes", 0))
+        self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))
 
     @exit_on_user_error()
     def check(self, wildcards: Any) -> None:
@@ -28,14 +31,23 @@ class LayoutCheck:
         A run that is trained may have been trained with another profile.
 
         Raises:
-            SystemExit: the ranks cannot share the model or its batches.
+            SystemExit: the ranks cannot share the model or its batches, or there are spare nodes
+                on a site with one machine.
         """
         run = RUN.format(run=wildcards.run)
         if self._num_ranks is None or Path(f"{run}/train{wildcards.segment}.json").exists():
             return
+        self._check_spare_nodes()
         try:
             check_ranks(self._config.runs[wildcards.run].train, self._num_ranks)
         except UserError as error:
             raise UserError(
                 f"run {wildcards.run}: {error} (ranks: the resource tasks of the rule train)"
             ) from None
+
+    def _check_spare_nodes(self) -> None:
+        if self._spare_nodes != "0" and self._launch.parent.name == "local":
+            raise UserError(
+                f"resources of the rule train: spare_nodes: {self._spare_nodes}: {self._launch} "
+                "has one machine; leave it out, or use a cluster's profile"
+            )

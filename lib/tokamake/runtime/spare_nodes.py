@@ -1,0 +1,148 @@
+"""Spare nodes of a job: they replace nodes that are lost, so that ranks restart in the same job.
+
+A job may have more nodes than its ranks need. Ranks run on the first ones. After a failure, each
+host of the job is asked to run `true` through the launch script of the ranks; hosts that do not
+answer are left out. The chosen hosts are in the file that the environment variable
+TOKAMAKE_HOSTFILE names, one a line; launch scripts start the ranks on these.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tokamake.batch_systems import hosts_of
+
+HOSTFILE_VARIABLE = "TOKAMAKE_HOSTFILE"
+"""Environment variable with the file of the hosts on which a launch script starts ranks."""
+_ANSWER_SECONDS = 60.0
+_END_SECONDS = 5.0
+"""Time for a launcher to end after a signal."""
+_MAX_NAMES = 8
+"""Hosts that a message names."""
+
+
+class SpareNodes:
+    """The hosts of a job that has more of them than its ranks need, and which ones the ranks use.
+
+    Args:
+        launch: launch script of the ranks.
+        num_nodes: nodes that the ranks need.
+        hosts: all hosts of the job.
+        folder: an empty folder for files of hosts.
+        seconds: time for hosts to answer.
+    """
+
+    def __init__(
+        self,
+        launch: str,
+        num_nodes: int,
+        *,
+        hosts: Sequence[str],
+        folder: Path,
+        seconds: float = _ANSWER_SECONDS,
+    ) -> None:
+        self._launch, self._num_nodes, self._seconds = launch, num_nodes, seconds
+        self._hosts, self._folder = list(hosts), folder
+        self.used = self._hosts[:num_nodes]
+        """Hosts on which ranks run, in the order of the job."""
+        self.variables = self._variables("ranks", self.used)
+        """Environment variables for the launch script of the ranks."""
+
+    def replace_lost(self) -> bool:
+        """Check all hosts after a failure, and choose those of the next start.
+
+        Hosts that ranks used before are preferred. Prints a line if hosts are lost.
+
+        Returns:
+            Whether enough hosts are left.
+        """
+        whole = self._whole_hosts()
+        lost = [host for host in self._hosts if host not in whole]
+        preferred = sorted(whole, key=lambda host: host not in self.used)[: self._num_nodes]
+        # The first host of ranks must be the first one in the order of the job.
+        self.used = [host for host in self._hosts if host in preferred]
+        # The launcher of a lost node may still hold the resources of its ranks on whole nodes.
+        self.variables = {**self._variables("ranks", self.used), "SLURM_OVERLAP": "1"}
+        is_enough = len(self.used) == self._num_nodes
+        if lost:
+            end = f"continues on {_names(self.used)}" if is_enough else self._too_few()
+            verb = "does" if len(lost) == 1 else "do"
+            print(f"tokamake: {_names(lost)} {verb} not answer; {end}", file=sys.stderr, flush=True)
+        return is_enough
+
+    def _too_few(self) -> str:
+        left = f"{len(self.used)} of {len(self._hosts)} nodes left, ranks need {self._num_nodes}"
+        return f"{left}: no restart in this job"
+
+    def _whole_hosts(self) -> list[str]:
+        """Hosts on which `true` runs; all are asked at the same time."""
+        asked = {host: self._ask(place, host) for place, host in enumerate(self._hosts)}
+        _wait(asked.values(), self._seconds)
+        whole = [host for host, process in asked.items() if process.poll() == 0]
+        _end(asked.values())
+        return whole
+
+    def _ask(self, place: int, host: str) -> "subprocess.Popen[bytes]":
+        variables = {**self._variables(str(place), [host]), "SLURM_OVERLAP": "1"}
+        return subprocess.Popen(
+            [self._launch, "1", "1", "true"],
+            env={**os.environ, **variables}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _variables(self, name: str, hosts: Sequence[str]) -> dict[str, str]:
+        path = self._folder / name
+        path.write_text("".join(f"{host}\n" for host in hosts))
+        return {HOSTFILE_VARIABLE: str(path)}
+
+
+def find_spare_nodes(
+    command: Sequence[str], environment: Mapping[str, str], *, folder: Path
+) -> SpareNodes | None:
+    """The spare nodes of a job; None if its ranks need all its nodes.
+
+    Args:
+        command: a launch script, its numbers of nodes and ranks, and the command of a rank.
+        environment: variables of the job.
+        folder: an empty folder for files of hosts.
+    """
+    hosts = hosts_of_job(environment)
+    if len(command) < 4 or not command[1].isdecimal() or len(hosts) <= int(command[1]):
+        return None
+    return SpareNodes(command[0], int(command[1]), hosts=hosts, folder=folder)
+
+
+def hosts_of_job(environment: Mapping[str, str]) -> list[str]:
+    """Hosts of the PBS or Slurm job that has these variables; empty outside of a job."""
+    if path := environment.get("PBS_NODEFILE"):
+        with suppress(OSError):
+            # A host has a line for each of its chunks or MPI processes.
+            return list(dict.fromkeys(Path(path).read_text().split()))
+    return hosts_of(environment.get("SLURM_JOB_NODELIST", ""))
+
+
+def _wait(processes: Iterable["subprocess.Popen[bytes]"], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    """End launchers that wait for a host, and all that they started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        waiting = [process for process in processes if process.poll() is None]
+        for process in waiting:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        _wait(waiting, _END_SECONDS)
+
+
+def _names(hosts: Sequence[str]) -> str:
+    hidden = len(hosts) - _MAX_NAMES
+    return ", ".join(hosts[:_MAX_NAMES]) + (f" and {hidden} more" if hidden > 0 else "")
