@@ -13,14 +13,20 @@ from tokamake.train.pipeline_stages import PipelineStages
 
 
 def poison(
-    config: Path, factors: Mapping[int, float], *, once: bool = False, patch: Any = None
+    config: Path,
+    factors: Mapping[int, float],
+    *,
+    once: bool = False,
+    of_gradients: bool = False,
+    patch: Any = None,
 ) -> None:
-    """Multiply the loss of ranks that train on certain samples.
+    """Multiply the loss, or only the gradients, of ranks that train on certain samples.
 
     Args:
         config: run.yaml.
         factors: factor by the number of the sample in training order.
         once: whether each sample does so only once, as a fault of the hardware.
+        of_gradients: whether the loss keeps its value.
         patch: pytest's monkeypatch; None: the process ends after the run.
     """
     samples = training_samples(read_run(config))
@@ -30,7 +36,12 @@ def poison(
     put = patch.setattr if patch else setattr
 
     def bad_loss(stages: PipelineStages, *arguments: Any) -> Tensor:
-        return loss(stages, *arguments) * current[0]
+        value, factor = loss(stages, *arguments), current[0]
+        if not of_gradients:
+            return value * factor
+        if value.requires_grad:
+            value.register_hook(lambda gradient: gradient * factor)
+        return value
 
     def with_factor(train_step: Any) -> Any:
         def step(engine: Any, rows: Any, **options: Any) -> Any:

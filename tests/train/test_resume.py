@@ -193,6 +193,44 @@ def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
         prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
 
 
+@pytest.mark.parametrize("damage", ["lost", "empty", "nul", "a path"])
+def test_without_a_readable_latest_the_newest_checkpoint_counts(
+    damage: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    for step in (2, 4):
+        save(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    if damage != "lost":
+        content = {"empty": "", "nul": "\0" * 12, "a path": "../other/global_step2"}
+        (tmp_path / "latest").write_text(content[damage])
+    assert prepare_output(tmp_path, "a" * 64, say=said.append, decide=refuse) == state(4)
+    (line,) = said
+    assert line.startswith(f"{tmp_path / 'latest'}: ")
+    assert line.endswith(f": going back to {tmp_path / 'global_step4'}")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"digest": "aaaa", "st'])
+def test_a_checkpoint_whose_state_is_damaged_is_not_the_newest(
+    content: str | None, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    for step in (2, 4):
+        save(tmp_path, step)
+    (tmp_path / "global_step4/run.yaml").touch()
+    path = tmp_path / "global_step4/state.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert prepare_output(tmp_path, "a" * 64, say=said.append, decide=refuse) == state(2)
+    (line,) = said
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(f": going back to {tmp_path / 'global_step2'}")
+    (tmp_path / "global_step2/state.json").unlink()
+    with pytest.raises(UserError, match=r"global_step4/state.json: "):
+        prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
+
+
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
 def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) -> None:
     save(tmp_path, 2)

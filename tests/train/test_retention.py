@@ -318,6 +318,26 @@ def test_the_only_whole_checkpoint_is_not_deleted_for_a_damaged_one(
     assert steps(config) == [8, 10]
 
 
+def test_a_checkpoint_that_was_loaded_is_not_verified_again(
+    root: Path, checkpoint_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(root, "loaded", train_steps=8, keep_last=2)
+    assert train_here(config, until_step=4) == 0
+    (read_run(config).output.parent / "train.4.json").unlink()  # no end of a segment, which stays
+    verified = list[str]()
+    check = retention.check_checksums
+
+    def note(checkpoint: Any, *, workers: int) -> None:
+        verified.append(checkpoint.path.name)
+        check(checkpoint, workers=workers)
+
+    monkeypatch.setattr(retention, "check_checksums", note)
+    small_disk(read_run(config).output, 2.1 * checkpoint_bytes, monkeypatch)
+    assert train_here(config) == 0
+    assert "global_step4" not in verified
+    assert "global_step6" in verified
+
+
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Any]:
     """Function that mounts a file system of some bytes."""

@@ -55,6 +55,23 @@ def test_only_one_process_trains_in_a_folder(flock: str, tmp_path: Path) -> None
     assert not owner_file(output).exists()
 
 
+@pytest.mark.fault("full disk")
+def test_a_full_disk_leaves_no_lock(
+    flock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "training"
+
+    def long_words(_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock._Owner, "__iter__", long_words)
+        with pytest.raises(OSError, match="No space left"), locked(output):
+            pass
+    assert not owner_file(output).exists()
+    assert run(output, flock).stdout == "locked\n"
+
+
 def test_a_killed_process_leaves_no_lock(flock: str, tmp_path: Path) -> None:
     output = tmp_path / "training"
     assert run(output, flock, "killed").returncode == -9

@@ -41,7 +41,7 @@ def calls() -> list[Any]:
 @pytest.fixture
 def recorder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder(calls)
-    monkeypatch.setattr(saving, "Retention", lambda *_: recorder)
+    monkeypatch.setattr(saving, "Retention", lambda *_, **__: recorder)
     for module, name in ((saving.resume, "commit"), (saving.job_progress, "note")):
         monkeypatch.setattr(module, name, getattr(recorder, name))
     monkeypatch.setattr(saving, "write_run", recorder.write_run)

@@ -347,6 +347,28 @@ def test_ranks_go_back_together_from_bad_numbers_on_one_of_them(root: Path, layo
     shutil.rmtree(read_run(expected).output)
 
 
+@pytest.mark.ranks
+@pytest.mark.fault("numbers that are not finite")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_stage": 2},
+        {"backend": "deepspeed", "zero_stage": 2},
+        pytest.param({"backend": "deepspeed", "zero_stage": 3}, marks=pytest.mark.grid),
+    ],
+)
+def test_all_ranks_are_named_if_none_knows_whose_gradient_is_bad(
+    root: Path, settings: Settings
+) -> None:
+    name = "gradient-{backend}-{zero_stage}".format(**{"backend": "native", **settings})
+    config = bad_run(root, name, {"not_finite": "skip"}, **settings)
+    printed = train(config, ranks=2, fault=partial(poison, config, NAN, of_gradients=True))
+    (event,) = events(config)
+    assert event["reason"].startswith("gradient norm: ")
+    assert (event["step"], event["ranks"]) == (5, [0, 1])
+    assert "skipped: gradients are not finite" in printed
+
+
 # The loss scale of fp16.
 
 

@@ -80,6 +80,7 @@ def _name(pointer: Path) -> str:
     with pointer.open("rb") as stream:
         content = stream.read(_MAX_NAME_BYTES + 2).strip()  # the end of the line may follow a name
     name = content.decode(errors="replace")
-    if len(content) > _MAX_NAME_BYTES or name in ("", "..") or Path(name).name != name:
+    is_name = name not in ("", "..") and Path(name).name == name and name.isprintable()
+    if len(content) > _MAX_NAME_BYTES or not is_name:
         raise UserError(f"{pointer}: {name[:40]!r} is not the name of a folder; {REMEDY}")
     return name

@@ -4,11 +4,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tokamake.checkpoint.latest import latest
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
-from tokamake.train.resume_state import read_state, run_since_change
+from tokamake.train.resume_state import newest_state, run_since_change
 from tokamake.train.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20
@@ -76,7 +75,7 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
 def _num_steps(run: Run, output: Path) -> int:
     """Steps of a run; a change of the batch size gives it another number of them."""
     try:
-        state = read_state(latest(output))
+        state, _ = newest_state(output)
     except UserError:  # no checkpoint yet, or a damaged one
         state = None
     return (run_since_change(run, state) if state else run).train.train_steps

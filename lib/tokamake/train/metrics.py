@@ -187,7 +187,7 @@ def title(name: str) -> str:
 def console_line(record: Record, *, train_steps: int, seconds_left: float) -> str:
     """A training record as a line for people, in the order of Megatron's log line."""
     norm = record.get("grad_norm")
-    norm_text = "skipped: gradients overflow" if norm is None else f"grad norm {norm:.3f}"
+    norm_text = "skipped: gradients are not finite" if norm is None else f"grad norm {norm:.3f}"
     return (
         f"step {record['step']}/{train_steps} | loss {record['loss']:.4f} | "
         f"lr {record['learning_rate']:.2e} | {norm_text} | "

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from tokamake import files
-from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
@@ -26,7 +25,13 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train import changes, metrics
 from tokamake.train.guard import ranges_without_effect
 from tokamake.train.initial_checkpoint import check_begun
-from tokamake.train.resume_state import ResumeState, read_state, run_since_change
+from tokamake.train.resume_state import (
+    ResumeState,
+    folder_of,
+    newest_state,
+    read_state,
+    run_since_change,
+)
 from tokamake.train.run_digest import run_digest, weights_digest
 from tokamake.train.run_lock import locked
 
@@ -89,7 +94,7 @@ def _starting_point(
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
         """What is said, and the changes with which the run goes on; None: it starts again."""
         changed = changes.compare(
-            latest(run.output),
+            folder_of(run.output, state),
             state,
             run=run,
             recorded=changes.read_record(run.output, state.digest),
@@ -167,7 +172,9 @@ def prepare_output(
         UserError: `latest` names a missing checkpoint, or `decide` refuses the run.
     """
     folder = Path(os.path.realpath(output))  # `output` may be a link to another disk, and stays one
-    state = _state_of_latest(output)
+    state, problem = newest_state(output)
+    if problem:
+        say(problem)
     if state and state.digest != digest:
         text, changed = decide(state)
         if changed is not None:
@@ -223,13 +230,6 @@ def state_before(output: Path, state: ResumeState) -> ResumeState | None:
             continue
     newest = max(states, key=lambda earlier: earlier.step, default=None)
     return newest and newest.in_place_of(state)
-
-
-def _state_of_latest(output: Path) -> ResumeState | None:
-    if not (output / "latest").is_file():
-        return None
-    # Without a state.json, another program wrote the checkpoint.
-    return read_state(latest(output)) or ResumeState("unknown", 0, 0, 0.0, 0)
 
 
 def _is_of_run(folder: Path, digest: str) -> bool:

@@ -1,9 +1,12 @@
 """Where a run stands at a checkpoint: the content of state.json, and the changes until there."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.checkpoint.latest import candidates, latest
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.train.guard import GuardState
@@ -103,6 +106,63 @@ def read_state(folder: Path) -> ResumeState | None:
         raise UserError(
             f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}"
         ) from None
+
+
+def newest_state(output: Path) -> tuple[ResumeState | None, str]:
+    """State of the checkpoint that `latest` names in an output folder, or of one in its place.
+
+    If `latest` is lost or damaged, or if the state of its checkpoint is, that is the newest
+    checkpoint whose state can be read.
+
+    Returns:
+        The state, and a line about what is damaged, or an empty text. None: there is no checkpoint.
+
+    Raises:
+        UserError: `latest` names a missing folder, or no state can be read in place of a damaged
+            one.
+    """
+    pointer = output / "latest"
+    if not pointer.is_file():
+        problem = f"{pointer}: missing"
+    else:
+        try:
+            candidates(output, pointer.name)
+        except UserError as error:
+            problem = str(error)
+        else:
+            folder = latest(output)
+            try:
+                if state := read_state(folder):
+                    return state, ""
+                problem = f"{folder / 'state.json'}: missing"
+            except UserError as error:
+                problem = str(error)
+            if not (folder / "run.yaml").is_file():  # another program wrote it
+                return ResumeState("unknown", 0, 0, 0.0, 0), ""
+    if newest := max(_readable_states(output), key=lambda state: state.step, default=None):
+        reason, _, _ = problem.partition("; ")
+        return newest, f"{reason}: going back to {folder_of(output, newest)}"
+    if not pointer.is_file():
+        return None, ""
+    raise UserError(problem)
+
+
+def folder_of(output: Path, state: ResumeState) -> Path:
+    """Folder of the checkpoint in an output folder that has a state which `newest_state` returned.
+
+    Raises:
+        UserError: as `latest`.
+    """
+    return latest(output) if state.digest == "unknown" else output / f"global_step{state.step}"
+
+
+def _readable_states(output: Path) -> Iterator[ResumeState]:
+    for folder in output.glob("global_step*"):
+        with suppress(UserError):
+            state = read_state(folder)
+            # A folder that was replaced, global_step4.old, does not have the name of its step.
+            if state and folder.name == f"global_step{state.step}":
+                yield state
 
 
 def run_since_change(run: Run, state: ResumeState) -> Run:

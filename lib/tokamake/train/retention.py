@@ -44,13 +44,14 @@ class Retention:
     Args:
         run: the resolved run.
         state: where training begins or resumes.
+        verified: whether the checkpoint at `state` was loaded, which has compared its checksums.
     """
 
-    def __init__(self, run: Run, state: ResumeState) -> None:
+    def __init__(self, run: Run, state: ResumeState, *, verified: bool = False) -> None:
         self._run, self._start, self._current = run, state, state.step
         # Training went back before these steps: they are no checkpoints of what it does now.
         self._abandoned = {step for step in self._steps() if step > state.step}
-        self._verified: int | None = None
+        self._verified = state.step if verified else None
         # Reading metadata and YAML takes time from the steps of this process: do it once.
         self._whole = set[int]()
         self._starts: dict[tuple[Path, int], str] = {}

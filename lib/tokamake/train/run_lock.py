@@ -97,7 +97,12 @@ def _write_owner(file: Path, output: Path, *, has_flock: bool) -> None:
     here = _Owner.here()
     try:
         with file.open("x") as stream:
-            stream.write(" ".join(here))
+            try:
+                stream.write(" ".join(here))
+                stream.flush()
+            except OSError:  # an empty file would lock the folder for ever
+                file.unlink()
+                raise
         return
     except FileExistsError:
         words = file.read_text(errors="replace").split()

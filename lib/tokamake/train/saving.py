@@ -32,8 +32,11 @@ class CheckpointSaver:
     ) -> None:
         self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
         self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
+        self._retention: Retention | None = None
         with raise_on_all_ranks():
-            self._retention = None if ranks.rank else Retention(run, start.state)
+            if ranks.rank == 0:
+                verified = start.resumed is not None
+                self._retention = Retention(run, start.state, verified=verified)
         self._saving: tuple[Saving, ResumeState] | None = None
 
     @property

@@ -37,7 +37,7 @@ def write_summary(run: Run, state: ResumeState) -> None:
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": tokens,
             "seconds": state.seconds,
-            "tokens_per_second": run_tokens / state.seconds,
+            "tokens_per_second": run_tokens / state.seconds if state.seconds else 0.0,
             "checkpoint": str(run.output / f"global_step{state.step}"),
             "world_size": state.world_size,
             "versions": {

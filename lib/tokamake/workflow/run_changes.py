@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.checkpoint.latest import latest
 from tokamake.config.architecture import read_architecture
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
@@ -21,7 +20,7 @@ from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.train import changes
 from tokamake.train.changes import Changes, Record, Settings
-from tokamake.train.resume_state import ResumeState, read_state
+from tokamake.train.resume_state import ResumeState, folder_of, newest_state
 from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
@@ -54,12 +53,12 @@ class RunChanges:
             return
         self._checked.add(name)
         output = Path(RUN.format(run=name)) / "training"
-        if not (output / "latest").is_file():
-            return
-        state = read_state(latest(output))
+        state, problem = newest_state(output)
+        if problem:
+            print(f"tokamake: run {name}: {problem}", file=sys.stderr)
         changed = self._changes(name, output, state=state) if state else None
         if not state or not changed or not changed.lines:
-            return  # without a state, `train` decides
+            return  # `train` decides about a checkpoint of another program
         on_change = self._config.runs[name].train.on_change
         try:
             text = changes.decision(on_change, changed, state=state, output=output)
@@ -81,7 +80,7 @@ class RunChanges:
         """Changes of a run since its newest checkpoint; None: its settings are not known."""
         config = self._config.runs[name]
         try:
-            trained = read_run(latest(output) / "run.yaml")
+            trained = read_run(folder_of(output, state) / "run.yaml")
         except UserError:
             return None
         there, settings = dotted(effective_settings(trained)), _settings(config, trained)
@@ -107,7 +106,7 @@ class RunChanges:
         if not (parent := self._config.runs[name].model.parent):
             return
         output = Path(RUN.format(run=parent)) / "training"
-        state = read_state(latest(output)) if (output / "latest").is_file() else None
+        state, _ = newest_state(output)
         changed = self._changes(parent, output, state=state) if state else None
         steps = self._config.runs[parent].train.num_steps
         if state is None or changed is None or changed.lines:

@@ -126,6 +126,9 @@ class Engine(EngineBase):
         )
         set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
         norm = self._update(norm) if math.isfinite(loss) else self._discard()
+        if self._zero_stage and not math.isfinite(norm):
+            # DeepSpeed does not say which rank has the bad gradient: name all of them.
+            self._own_sums = self._own_sums[0], torch.full_like(squares, norm)
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         return StepResult(
             loss,
