@@ -97,7 +97,7 @@ LAYOUTS: dict[str, tuple[int, Settings]] = {
 CASES = [
     *((change, "one rank") for change in CHANGES),
     ("learning rate", "two ranks"),
-    ("learning rate", "deepspeed"),
+    pytest.param("learning rate", "deepspeed", marks=pytest.mark.grid),
 ]
 
 

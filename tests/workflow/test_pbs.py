@@ -150,7 +150,8 @@ done
 """
 
 
-@pytest.mark.fault("kill in a step")
+@pytest.mark.grid
+@pytest.mark.fault("lost node")
 def test_ranks_continue_on_a_spare_node_if_pals_no_longer_reaches_one(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     root, lost = prepare(tmp_path / "root"), tmp_path / "lost"
