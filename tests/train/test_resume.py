@@ -227,6 +227,8 @@ def test_a_checkpoint_whose_state_is_damaged_is_not_the_newest(
     assert line.startswith(f"{path}: ")
     assert line.endswith(f": going back to {tmp_path / 'global_step2'}")
     (tmp_path / "global_step2/state.json").unlink()
+    if content is not None:  # damaged, so it is not a checkpoint of another program
+        (tmp_path / "global_step4/run.yaml").unlink()
     with pytest.raises(UserError, match=r"global_step4/state.json: "):
         prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
 

@@ -134,11 +134,11 @@ def newest_state(output: Path) -> tuple[ResumeState | None, str]:
             try:
                 if state := read_state(folder):
                     return state, ""
+                if not (folder / "run.yaml").is_file():  # another program wrote it
+                    return ResumeState("unknown", 0, 0, 0.0, 0), ""
                 problem = f"{folder / 'state.json'}: missing"
             except UserError as error:
                 problem = str(error)
-            if not (folder / "run.yaml").is_file():  # another program wrote it
-                return ResumeState("unknown", 0, 0, 0.0, 0), ""
     if newest := max(_readable_states(output), key=lambda state: state.step, default=None):
         reason, _, _ = problem.partition("; ")
         return newest, f"{reason}: going back to {folder_of(output, newest)}"
