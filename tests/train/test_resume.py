@@ -208,6 +208,7 @@ def test_without_a_readable_latest_the_newest_checkpoint_counts(
     (line,) = said
     assert line.startswith(f"{tmp_path / 'latest'}: ")
     assert line.endswith(f": going back to {tmp_path / 'global_step4'}")
+    assert (tmp_path / "latest").read_text() == "global_step4"
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"digest": "aaaa", "st'])
@@ -226,6 +227,8 @@ def test_a_checkpoint_whose_state_is_damaged_is_not_the_newest(
     (line,) = said
     assert line.startswith(f"{path}: ")
     assert line.endswith(f": going back to {tmp_path / 'global_step2'}")
+    assert (tmp_path / "latest").read_text() == "global_step2"
+    (tmp_path / "latest").write_text("global_step4")
     (tmp_path / "global_step2/state.json").unlink()
     if content is not None:  # damaged, so it is not a checkpoint of another program
         (tmp_path / "global_step4/run.yaml").unlink()

@@ -187,6 +187,8 @@ def prepare_output(
             state = None
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(output / SAVING, ignore_errors=True)
+    if problem and state:  # other commands follow `latest`, too
+        files.write_text(output / "latest", f"global_step{state.step}")
     return state
 
 
