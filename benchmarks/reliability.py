@@ -241,7 +241,7 @@ def measure_heartbeat(ranks: Ranks, step_seconds: float) -> None:
     """Print what the notes of a step take, and the comparison of ranks at a log line."""
     rounds = 10_000
     with tempfile.TemporaryDirectory() as folder:
-        beats = Heartbeat(Path(folder), ranks, hosts=["n1"], seconds=600, train_seconds=600)
+        beats = Heartbeat(Path(folder), ranks, hosts=["n1"], init_seconds=600, train_seconds=600)
         begin = time.perf_counter()
         for step in range(rounds):
             beats.beat("reads samples")

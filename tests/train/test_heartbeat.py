@@ -31,14 +31,15 @@ def report(number: int, phase: str, call: str = "line 1 in wait") -> Report:
 
 
 def lines_of(reports: dict[int, Report]) -> list[str]:
-    return describe(reports, HOSTS, folder=Path("hangs/1"), seconds=30).splitlines()
+    return describe(reports, HOSTS, folder=Path("hangs/1"), timeout="30 s").splitlines()
 
 
 def test_ranks_with_fewer_notes_lag() -> None:
     reports = {rank: report(9, "trains") for rank in (0, 1, 3)}
     lines = lines_of({**reports, 2: report(8, "reads samples", "line 5 in read")})
     assert lines == [
-        "tokamake train: no rank has made progress for 30 s; the run ends with 75",
+        "tokamake train: no rank has made progress for 30 s; the run ends with 75; if the ranks "
+        "are only slow, raise the setting",
         "  lags, reads samples after step 7: rank 2 on n2, in line 5 in read",
         "  waits, trains after step 7: rank 0 on n1, rank 1 on n1, rank 3 on n2, in line 1 in wait",
         "  stacks of 4 ranks: hangs/1",
@@ -83,11 +84,14 @@ def test_the_timeout_is_shorter_after_the_first_step(
 ) -> None:
     timeouts = list[float]()
     monkeypatch.setattr(heartbeat, "set_group_timeouts", timeouts.append)
-    watch = Heartbeat(tmp_path, Ranks(0, 1, 0, 1), hosts=["n1"], seconds=100, train_seconds=10)
+    watch = Heartbeat(tmp_path, Ranks(0, 1, 0, 1), hosts=["n1"], init_seconds=100, train_seconds=10)
     watch.set_group_timeouts()
     watch.end_step(1)
     watch.end_step(2)
     assert timeouts == [160, 70]
+    watch.prepare("goes back to a checkpoint")
+    watch.end_step(2)
+    assert timeouts == [160, 70, 160, 70]
 
 
 @pytest.mark.fault("stopped rank")
@@ -100,6 +104,7 @@ def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped:
         waiting.join(TIMEOUT_SECONDS)
         assert waiting.exitcode == HUNG, started.printed
         printed = started.printed
+    assert "no rank has made progress for 2 s (train.train_timeout_seconds); the run" in printed
     assert f"lags, stopped or stuck, without a report: rank {stopped} on" in printed
     assert f"waits, trains after step 4: rank {1 - stopped} on" in printed
     (folder,) = (read_run(config).output / FOLDER).iterdir()

@@ -23,6 +23,7 @@ from tokamake.runtime.exit_status import Stopped
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.step_guard import StepGuard
+from tokamake.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -256,6 +257,31 @@ def test_an_interrupted_run_goes_on_bit_by_bit(root: Path, monkeypatch: pytest.M
         for each in (config, whole)
     ]
     assert states[0] == states[1]
+
+
+def test_data_of_a_rewind_stay_left_out_with_another_batch_size(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_bad_step: Settings = {"not_finite": "rewind"}
+    config = bad_run(root, "halved", on_bad_step, save_interval=4)
+    poison(config, NAN, patch=monkeypatch)
+    with monkeypatch.context() as patch:
+
+        def die(*_: Any) -> None:
+            raise SystemExit(137)
+
+        patch.setattr(Trainer, "_go_back", die)
+        with pytest.raises(SystemExit):
+            train_here(config)
+    changed: Settings = {"global_batch_size": 4, "train_steps": 12, "on_change": "continue"}
+    config = bad_run(root, "halved", on_bad_step, save_interval=4, **changed)
+    assert train_here(config) == 0
+    assert [event["step"] for event in events(config)] == [5]
+    # Samples 32 to 39 were those of step 5; now steps 5 and 6 have them.
+    assert steps(config) == [1, 2, 3, 4, 7, 8]
+    assert records(config)[-1]["consumed_samples"] == 48
+    state = files.read_json(read_run(config).output / "global_step8/state.json", "")
+    assert state["guard"]["skipped"] == [5, 6]
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["data", "hardware"])

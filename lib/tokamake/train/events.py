@@ -17,6 +17,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.guard import ACTED, BadStep
 from tokamake.train.metrics import RecordFile
+from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult
 
 FILE = "events.jsonl"
@@ -28,23 +29,15 @@ class History(NamedTuple):
 
     num_acted: int = 0
     """Steps that were skipped, rewound, or followed by a lower rate."""
-    rewound: tuple[int, ...] = ()
-    """Steps that training has gone back before."""
-
-    @classmethod
-    def of(cls, events: Iterable[dict[str, Any]]) -> "History":
-        """History that a journal tells."""
-        steps = [(event["step"], event.get("action")) for event in events]
-        return cls(
-            sum(action in ACTED for _, action in steps),
-            tuple(step for step, action in steps if action == "rewind"),
-        )
+    left_out: tuple[int, ...] = ()
+    """Steps whose data are left out, since training has gone back before them."""
 
 
 class EventLog:
     """Journal of a run's bad steps: all ranks call its methods, rank 0 writes.
 
-    A resume drops events of steps that are done again. Events of rewinds stay: their steps are not.
+    A resume drops events of steps that are done again. Events of rewinds stay: their samples are
+    left out, whichever steps have them after a change of the batch size.
 
     Attributes:
         path: the file.
@@ -54,20 +47,20 @@ class EventLog:
         run: the resolved run.
         ranks: this process among its peers.
         samples: training samples.
-        done: finished steps.
+        start: where training begins or resumes.
 
     Raises:
         UserError: rank 0 cannot write the file.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, done: int) -> None:
+    def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, start: ResumeState) -> None:
         self._run, self._samples, self.path = run, samples, run.output / FILE
         self._file: RecordFile | None = None
         agreed = [History()]
         with raise_on_all_ranks():
             if ranks.rank == 0:
-                self._file = RecordFile(self.path, lambda event: _stays(event, done))
-                agreed = [History.of(self._file.kept)]
+                self._file = RecordFile(self.path, lambda event: _stays(event, start.step))
+                agreed = [self._history(self._file.kept, start.consumed_samples)]
         dist.broadcast_object_list(agreed, src=0)
         self.history = agreed[0]
 
@@ -97,9 +90,7 @@ class EventLog:
                     "loss": _number(result.loss),
                     "grad_norm": _number(result.grad_norm),
                     "samples": [first, stop - 1],
-                    "documents": documents_of(
-                        self._samples, range(first, stop), data_root=self._run.data_root
-                    ),
+                    "documents": self._documents(first, stop),
                 }
                 self._file.add(event)
                 self._file.sync()
@@ -107,6 +98,38 @@ class EventLog:
     def close(self) -> None:
         if self._file:
             self._file.close()
+
+    def _history(self, events: Iterable[dict[str, Any]], consumed_samples: int) -> History:
+        """What the events of earlier jobs mean for this one."""
+        actions, left_out = list[Any](), set[int]()
+        for event in events:
+            actions.append(event.get("action"))
+            if actions[-1] == "rewind":
+                left_out.update(self._steps_of(event, consumed_samples))
+        return History(sum(action in ACTED for action in actions), tuple(sorted(left_out)))
+
+    def _steps_of(self, rewind: dict[str, Any], consumed_samples: int) -> range:
+        """Later steps with samples of a rewind."""
+        try:
+            first, last = rewind["samples"]
+            if last < consumed_samples:
+                return range(0)
+            is_same = self._documents(first, last + 1) == rewind["documents"]
+        except (IndexError, KeyError, TypeError, ValueError):
+            is_same = False
+        if not is_same:
+            print(
+                f"{self.path}: step {rewind['step']}: its samples are those of other documents "
+                "now, so they are not left out",
+                flush=True,
+            )
+            return range(0)
+        sizes = self._run.train.batch_sizes
+        first = max(first, consumed_samples)
+        return range(sizes.whole_steps(first) + 1, sizes.whole_steps(last) + 2)
+
+    def _documents(self, first: int, stop: int) -> dict[str, list[int]]:
+        return documents_of(self._samples, range(first, stop), data_root=self._run.data_root)
 
 
 def _stays(event: dict[str, Any], done: int) -> bool:

@@ -69,6 +69,10 @@ class GuardState(NamedTuple):
         changed = skipped or self.rate_factor != 1.0
         return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
 
+    def until(self, step: int) -> "GuardState":
+        """The state without skipped steps that lie ahead: the journal knows them, too."""
+        return self._replace(skipped=tuple(number for number in self.skipped if number <= step))
+
     def after_good(self, loss: float, grad_norm: float, *, window: int) -> "GuardState":
         """The state after a step that updated the weights."""
         return self._replace(recent=(*self.recent, (loss, grad_norm))[-window:])

@@ -71,8 +71,8 @@ class Heartbeat:
         folder: folder for the files of a hang; all ranks have the same one.
         ranks: this process among its peers.
         hosts: host of each rank.
-        seconds: time-out.
-        train_seconds: time-out after the first step.
+        init_seconds: time-out until a step is done, `train.init_timeout_seconds`.
+        train_seconds: time-out after that, `train.train_timeout_seconds`.
     """
 
     def __init__(
@@ -81,11 +81,12 @@ class Heartbeat:
         ranks: Ranks,
         *,
         hosts: Sequence[str],
-        seconds: float,
+        init_seconds: float,
         train_seconds: float,
     ) -> None:
         self._folder, self._ranks, self.hosts = folder, ranks, hosts
-        self._seconds, self._train_seconds = seconds, train_seconds
+        self._init_seconds, self._train_seconds = init_seconds, train_seconds
+        self._is_prepared = False
         self._last = Beat(0, "starts", 0)
         self._ended = threading.Event()
 
@@ -107,17 +108,27 @@ class Heartbeat:
             self.beat(phase)
             yield item
 
+    def prepare(self, phase: str) -> None:
+        """Note a phase that may take as long as the start of a run, such as loading."""
+        self.beat(phase)
+        self._is_prepared = False
+        self.set_group_timeouts()
+
     def end_step(self, step: int) -> None:
         """Note that a step is finished. Later ones are faster, so their time-out is shorter."""
         self.beat("ends a step", step)
-        if self._seconds != self._train_seconds:
+        if not self._is_prepared:
             # All groups exist now, and what is compiled is compiled.
-            self._seconds = self._train_seconds
+            self._is_prepared = True
             self.set_group_timeouts()
 
     def set_group_timeouts(self) -> None:
         """Set the time-out of the process groups that exist now."""
         set_group_timeouts(self._seconds + _GROUP_MARGIN_SECONDS)
+
+    @property
+    def _seconds(self) -> float:
+        return self._train_seconds if self._is_prepared else self._init_seconds
 
     def start(self) -> None:
         """Begin to watch."""
@@ -150,7 +161,9 @@ class Heartbeat:
             return
         reports = read_reports(self._folder)
         if rank == min(reports):
-            text = describe(reports, self.hosts, folder=self._folder, seconds=self._seconds)
+            name = "train_timeout_seconds" if self._is_prepared else "init_timeout_seconds"
+            timeout = f"{self._seconds:g} s (train.{name})"
+            text = describe(reports, self.hosts, folder=self._folder, timeout=timeout)
             # Not print: the thread that hangs may hold the lock of standard error.
             os.write(2, text.encode())
             (self._folder / _PRINTED).touch()
@@ -210,7 +223,7 @@ def watched(run: Run, ranks: Ranks) -> Iterator[Heartbeat]:
         run.output / FOLDER / gathered[0][1],
         ranks,
         hosts=[host for host, _ in gathered],
-        seconds=run.train.init_timeout_seconds,
+        init_seconds=run.train.init_timeout_seconds,
         train_seconds=run.train.train_timeout_seconds,
     )
     heartbeat.start()
@@ -250,7 +263,7 @@ def _parse(text: str) -> Report:
 
 
 def describe(
-    reports: dict[int, Report], hosts: Sequence[str], *, folder: Path, seconds: float
+    reports: dict[int, Report], hosts: Sequence[str], *, folder: Path, timeout: str
 ) -> str:
     """Say which ranks lag: those without a report, else those with the fewest notes.
 
@@ -260,10 +273,11 @@ def describe(
         reports: report of each rank that has written one.
         hosts: host of each rank.
         folder: folder of the reports.
-        seconds: time-out of the run.
+        timeout: time-out of the run and its setting, as text.
     """
     lines = [
-        f"tokamake train: no rank has made progress for {seconds:g} s; the run ends with {HUNG}"
+        f"tokamake train: no rank has made progress for {timeout}; the run ends with {HUNG}; if "
+        "the ranks are only slow, raise the setting"
     ]
     if silent := [rank for rank in range(len(hosts)) if rank not in reports]:
         lines.append(f"  lags, stopped or stuck, without a report: {_named(silent, hosts)}")

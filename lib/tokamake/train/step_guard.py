@@ -37,9 +37,9 @@ class StepGuard:
     ) -> None:
         self._settings, self._precision = run.train.on_bad_step, run.train.precision
         self._ranks, self._engine = ranks, engine
-        self._events = EventLog(run, ranks, samples=samples, done=start.step)
-        rewound = self._events.history.rewound
-        self.state: GuardState = start.guard.after_skip(*rewound)
+        self._events = EventLog(run, ranks, samples=samples, start=start)
+        left_out = self._events.history.left_out
+        self.state: GuardState = start.guard.until(start.step).after_skip(*left_out)
         self.left_out = (*run.train.skip_data, *((step, step) for step in self.state.skipped))
         """First and last step of ranges whose data are left out."""
 

@@ -307,7 +307,7 @@ class Trainer:
         return newest_before(here, self._resolved, ranks=self.ranks)
 
     def _go_back(self, start: StartingPoint) -> None:
-        self.heartbeat.beat("goes back to a checkpoint")
+        self.heartbeat.prepare("goes back to a checkpoint")
         self.close()
         self._begin_at(
             load_newest_whole(self.engine.load, self._resolved, ranks=self.ranks, start=start)
