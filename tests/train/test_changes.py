@@ -240,16 +240,34 @@ def test_another_initial_checkpoint_and_seed_are_refused(root: Path, tmp_path: P
     assert "(seed: the order of samples follows from it)" in message
 
 
-def test_a_checkpoint_of_an_earlier_version_continues_after_it_was_resumed_once(root: Path) -> None:
-    config = stopped(root, "earlier-version")
-    shutil.rmtree(output(config) / "inputs")
-    make_run(root, "earlier-version", **LOWER, **CONTINUE)
-    assert "did not record its data; train once with" in train(config, code=2)
-    make_run(root, "earlier-version")
-    train(config)
-    make_run(root, "earlier-version", **LOWER, **CONTINUE, train_steps=7)
-    train(config)
+@pytest.mark.parametrize("damaged", [None, "{}", "[1, 2", "\0"])
+def test_a_run_without_a_record_of_its_data_continues_after_it_was_resumed_once(
+    root: Path, damaged: str | None
+) -> None:
+    name = f"no-record-{len(damaged or '')}"
+    config = stopped(root, name)
+    (path,) = (output(config) / "inputs").iterdir()
+    shutil.rmtree(path.parent) if damaged is None else path.write_text(damaged)
+    make_run(root, name, **LOWER, **CONTINUE)
+    with pytest.raises(UserError, match=f"{path} is lost, damaged, .*; train once with"):
+        train_here(config)
+    make_run(root, name)
+    train_here(config)
+    make_run(root, name, **LOWER, **CONTINUE, train_steps=7)
+    train_here(config)
     assert summary(config)["step"] == 7
+
+
+@pytest.mark.parametrize("damaged", [None, "{}", "\0"])
+def test_the_settings_of_a_run_are_also_those_of_its_checkpoint_before(
+    root: Path, damaged: str | None
+) -> None:
+    config = stopped(root, f"no-run-yaml-{len(damaged or '')}")
+    path = output(config) / "global_step4/run.yaml"
+    path.unlink() if damaged is None else path.write_text(damaged)
+    make_run(root, config.parent.name, **LOWER, **CONTINUE)
+    train_here(config)
+    assert summary(config)["step"] == 6
 
 
 def test_checkpoints_of_another_program_are_refused(root: Path) -> None:

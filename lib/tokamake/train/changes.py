@@ -5,6 +5,7 @@ any job runs. This module imports no torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.train.guard import ranges_without_effect
-from tokamake.train.resume_state import ResumeState
+from tokamake.train.resume_state import ResumeState, read_state
 from tokamake.train.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
@@ -32,6 +33,7 @@ INPUTS = "inputs"
 DECISION = "on_change"
 """File beside run.yaml with `train.on_change`: the workflow writes it, since a setting in run.yaml
 would run the training again when it alone changes."""
+_RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 _MAX_LINES = 6
 """Changes that a message names."""
 _FIXED = {
@@ -68,23 +70,22 @@ def compare(
     """Compare a run with the run of a checkpoint in its output folder.
 
     Args:
-        checkpoint: folder of the checkpoint, with the run.yaml of its run.
+        checkpoint: folder of the checkpoint.
         state: state of the checkpoint.
         run: the run.
-        recorded: record of the checkpoint's run; None: an earlier version wrote none.
+        recorded: record of the checkpoint's run; None: it is damaged, or an earlier version wrote
+            none.
         current: record of the run.
     """
-    try:
-        there = dotted(effective_settings(read_run(checkpoint / "run.yaml")))
-    except UserError:
+    if (trained := trained_run(checkpoint, state)) is None:
         return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
-    settings = dotted(effective_settings(run))
+    there, settings = (dotted(effective_settings(each)) for each in (trained, run))
     lines, obstacles = compare_settings(there, settings, step=state.step)
     if recorded is None:
-        lines = lines or ("start or data (the checkpoint does not record them)",)
+        lines = lines or ("start or data (the checkpoint has no record of them)",)
         reason = (
-            "an earlier version saved the checkpoint and did not record its data; train once with "
-            "the settings before the change, which records them"
+            f"{record_path(checkpoint.parent, state.digest)} is lost, damaged, or an earlier "
+            "version wrote none; train once with the settings before the change, which writes it"
         )
         return Changes(lines, (*obstacles, reason))
     data = tuple(data_lines(recorded["index"], current["index"], has_settings=bool(lines)))
@@ -94,6 +95,23 @@ def compare(
         data += ("the initial checkpoint",)
         obstacles += ("the run starts from another checkpoint",)
     return Changes(lines + data or ("the index has another version",), obstacles)
+
+
+def trained_run(checkpoint: Path, state: ResumeState) -> Run | None:
+    """The run of a checkpoint, or None if neither it nor another one of the run has a run.yaml.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        state: its state.
+    """
+    for folder in (checkpoint, *sorted(checkpoint.parent.glob("global_step*"))):
+        with suppress(UserError):
+            if folder != checkpoint:
+                other = read_state(folder)
+                if other is None or other.digest != state.digest:
+                    continue
+            return read_run(folder / "run.yaml")
+    return None
 
 
 def _decides_start(line: str) -> bool:
@@ -199,10 +217,13 @@ def write_record(output: Path, digest: str, *, content: Record) -> None:
 
 
 def read_record(output: Path, digest: str) -> Record | None:
-    """Read the record of a run with a digest; None: there is none."""
-    path = record_path(output, digest)
-    value: Record | None = files.read_json(path, "remove it") if path.is_file() else None
-    return value
+    """Read the record of a run with a digest; None: there is none, or it is damaged."""
+    try:
+        value = files.read_json(record_path(output, digest), "")
+    except UserError:
+        return None
+    is_whole = isinstance(value, dict) and value.keys() == _RECORD_KEYS
+    return value if is_whole else None
 
 
 def record_path(output: Path, digest: str) -> Path:

@@ -79,9 +79,7 @@ class RunChanges:
     def _changes(self, name: str, output: Path, *, state: ResumeState) -> Changes | None:
         """Changes of a run since its newest checkpoint; None: its settings are not known."""
         config = self._config.runs[name]
-        try:
-            trained = read_run(folder_of(output, state) / "run.yaml")
-        except UserError:
+        if (trained := changes.trained_run(folder_of(output, state), state)) is None:
             return None
         there, settings = dotted(effective_settings(trained)), _settings(config, trained)
         lines, obstacles = changes.compare_settings(there, settings, step=state.step)
