@@ -145,3 +145,10 @@ def test_mounts_tell_whether_other_hosts_see_a_flock(
     lines = f"root / ext4 rw 0 0\nx {tmp_path} {mount} 0 0\ny {tmp_path}-2 gpfs rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda _: lines)
     assert run_lock._is_flock_shared(tmp_path / "folder") is shared
+
+
+def test_a_file_system_that_is_not_listed_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: "proc /proc proc rw 0 0\n")
+    assert not run_lock._is_flock_shared(tmp_path)

@@ -134,6 +134,8 @@ def _is_flock_shared(folder: Path) -> bool:
     folders = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     # Later mounts cover earlier ones.
     of_folder = [mount for mount in reversed(mounts) if mount[1] in folders]
+    if not of_folder:  # below chroot, the file system of / is not listed
+        return False
     _, _, kind, options, *_ = max(of_folder, key=lambda mount: len(mount[1]))
     if kind == "lustre":
         return "flock" in options.split(",")
