@@ -12,7 +12,7 @@ from typing import Any
 from tokamake import files
 from tokamake.config.architecture import read_architecture
 from tokamake.config.fields import dotted
-from tokamake.config.resolved_run import Run, read_run
+from tokamake.config.resolved_run import Run
 from tokamake.config.root import Config
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
