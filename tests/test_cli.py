@@ -1,10 +1,12 @@
 """The command line: instant help from docstrings, one line and exit status 2 for mistakes."""
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -157,12 +159,50 @@ def test_extras_are_those_of_the_package() -> None:
         assert optional == set(packages)
 
 
-def test_a_dash_is_standard_output_and_holds_the_result_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_standard_output_holds_the_result_alone(output: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0.5 web corpus\n")
-    result = run("mix", "1", "a.txt", "--output", "-", cwd=tmp_path)
+    result = run("mix", "1", "a.txt", "--output", output, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "1.0 web corpus\n")
     assert "1 dataset of 1 weighting file" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_metadata_may_go_to_standard_output(workspace: Path, tmp_path: Path) -> None:
+    prefix, file = tmp_path / "merged", tmp_path / "metadata.json"
+    for arguments in (
+        ("tokenize", workspace / "raw/code", "--tokenizer", workspace / "tokenizer"),
+        ("describe", prefix),
+    ):
+        output = prefix if arguments[0] == "tokenize" else file
+        assert run(*map(str, arguments), "--output", str(output), cwd=tmp_path).returncode == 0
+    result = run("describe", str(prefix), "--output", "-", cwd=tmp_path)
+    assert json.loads(result.stdout) == json.loads(file.read_text())
+    assert result.stderr.startswith("-: 1 dataset, ")
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("stage", sorted(cli.SEVERAL_FILES))
+def test_several_files_do_not_go_to_standard_output(
+    stage: str, output: str, tmp_path: Path
+) -> None:
+    option = "--to" if stage == "convert" else "--output"
+    arguments = shlex.split(cli.COMMANDS[stage].example)
+    arguments[arguments.index(option) + 1] = output
+    result = run(stage, *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert f"tokamake {stage}: {output}: {stage} writes several files; name a" in result.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_docstring_of_an_output_says_whether_it_is_one_file() -> None:
+    for stage, command in cli.COMMANDS.items():
+        module = import_module(f"tokamake.{command.package}.{stage.replace('-', '_')}")
+        text = getattr(module, stage.replace("-", "_")).__doc__
+        described = re.search(r"^        (?:output|target): (.+)", text, re.M)
+        if described:
+            several = re.search("folder|prefix", described[1].lower()) is not None
+            assert several == (stage in cli.SEVERAL_FILES), (stage, described[1])
 
 
 def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

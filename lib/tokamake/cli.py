@@ -141,6 +141,12 @@ def commands(table: dict[str, dict[str, Command]]) -> dict[str, Command]:
 
 COMMANDS = commands(STAGES) | commands(TOOLS)
 
+SEVERAL_FILES = {
+    *("sample-corpus", "train-tokenizer", "split", "tokenize", "merge", "repair", "index"),
+    *("init-model", "convert", "plot", "compare"),
+}
+"""Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
+
 EXTRAS = {
     "train": ("deepspeed", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
@@ -175,17 +181,22 @@ def _run(stage: str, arguments: list[str]) -> None:
     from tokamake.errors import UserError, note_failure, of_system
 
     app = make_app(stage)
-    if ("--output", "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
-        index = arguments.index("--output")
-        arguments = [*arguments[:index], "--output=-", *arguments[index + 2 :]]
+    for option in ("--output", "--to"):
+        if (option, "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
+            index = arguments.index(option)
+            arguments = [*arguments[:index], f"{option}=-", *arguments[index + 2 :]]
     try:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
         gc.enable()
-        from tokamake.files import STANDARD_OUTPUT
+        from tokamake.files import is_standard_output, is_stream
 
+        output = bound.arguments.get("output", bound.arguments.get("target"))
+        if stage in SEVERAL_FILES and output and is_stream(output):
+            message = f"{output}: {stage} writes several files; name a folder or a prefix of files"
+            _fail(stage, message, status=EXIT_USER_ERROR)
         # What a stage prints must not mix with a file that it writes to standard output.
-        to_stdout = bound.arguments.get("output") == STANDARD_OUTPUT
+        to_stdout = output is not None and is_standard_output(output)
         with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
             run(*bound.args, **bound.kwargs)
     except CycloptsError as error:

@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import shutil
-import stat
 import sys
 import time
 from collections import defaultdict
@@ -179,18 +178,32 @@ def _unlink(paths: Iterable[Path]) -> None:
 
 def _stream(path: Path) -> BinaryIO | None:
     """Open standard output, a device or a pipe; None: `path` is a file or does not exist."""
-    if path == STANDARD_OUTPUT:
-        return os.fdopen(os.dup(1), "wb")
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
     # /dev/stdout may be a file: opening it again would overwrite what is in it already.
     for descriptor in (1, 2):
-        with suppress(OSError):
-            if os.path.samestat(status, os.fstat(descriptor)):
-                return os.fdopen(os.dup(descriptor), "wb")
-    return None if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else path.open("wb")
+        if _names(path, descriptor):
+            return os.fdopen(os.dup(descriptor), "wb")
+    return path.open("wb") if is_stream(path) else None
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is standard output or standard error, or another device or pipe."""
+    if _names(path, 1) or _names(path, 2):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether a path is `-`, or names the file, device or pipe that standard output goes to."""
+    return _names(path, 1)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    if path == STANDARD_OUTPUT:
+        return descriptor == 1
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _target(path: Path) -> Path:

@@ -89,7 +89,10 @@ def _refuse_duplicates(prefixes: list[Path]) -> None:
 def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
     """Check that the metadata files of single datasets overwrite no manifest and no other file."""
     from tokamake.errors import UserError
+    from tokamake.files import is_stream
 
+    if is_stream(output):
+        return
     folder = output.with_suffix("")
     if output.suffix != ".json":
         raise UserError(f"{output}: give an --output whose name ends with .json")
@@ -156,14 +159,15 @@ def _row(dataset: "CheckedDataset") -> tuple[str, ...]:
 def _write(output: Path, checked: "list[CheckedDataset]") -> None:
     import os
 
-    from tokamake.files import write_json
+    from tokamake.files import is_stream, write_json
     from tokamake.runtime.console import counted
 
-    metadata = [
-        _metadata(dataset, os.path.relpath(dataset.prefix, output.parent)) for dataset in checked
-    ]
+    is_file = not is_stream(output)
+    folder = output.parent if is_file else Path()
+    metadata = [_metadata(dataset, os.path.relpath(dataset.prefix, folder)) for dataset in checked]
     for dataset, described in zip(checked, metadata, strict=True):
-        write_json(output.with_suffix("") / f"{dataset.prefix.name}.json", described)
+        if is_file:
+            write_json(output.with_suffix("") / f"{dataset.prefix.name}.json", described)
     write_json(output, metadata)
     tokens = sum(dataset.tokens for dataset in checked)
     print(f"{output}: {counted(len(checked), 'dataset')}, {counted(tokens, 'token')}")

@@ -15,7 +15,7 @@ from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.splits import FractionRange, parse_part
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
-from tokamake.files import write_text
+from tokamake.files import is_stream, write_text
 
 _PART = re.compile(r"[-+.\deE]+:[-+.\deE]+")
 _FORMS = "write `weight prefix corpus [START:END]`, or pairs of `weight prefix`"
@@ -140,10 +140,12 @@ def write_weighting_file(
 def find_root(path: Path, data_root: Path | None) -> Path:
     """Return the folder that the prefixes of a weighting file are relative to.
 
-    It is `data_root` if given, else the value of ROOT_VARIABLE, else the folder of the file.
+    It is `data_root` if given, else the value of ROOT_VARIABLE, else the folder of the file; of a
+    device or a pipe, the current folder.
     """
     variable = os.environ.get(ROOT_VARIABLE)
-    return data_root or (Path(variable) if variable else path.parent)
+    folder = Path() if is_stream(path) else path.parent
+    return data_root or (Path(variable) if variable else folder)
 
 
 def location(path: Path, number: int) -> str:
