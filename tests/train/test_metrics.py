@@ -79,6 +79,7 @@ DAMAGES = {
     "NUL bytes": b"\0" * 4096 + b"\n",
     "not UTF-8": b'{"step": \xff}\n',
     "no record": b"17\n",
+    "nested too deep": b"[" * 100_000 + b"\n",
 }
 
 

@@ -99,6 +99,16 @@ def test_the_plan_ends_segments_of_a_run_whose_data_decide_its_length(in_job: bo
     assert calls == ([] if in_job else ["smoke", "smoke"])
 
 
+@pytest.mark.parametrize("damaged", ["{}", "[1", "3"])
+def test_a_damaged_plan_of_segments_is_named(damaged: str) -> None:
+    settings = train(train_steps=None, segment_steps=5, split="80,10,10")
+    segments = SegmentRules(read_config(table=EPOCHS, train=settings), planned)
+    Path("results/smoke").mkdir(parents=True)
+    Path(planned("smoke")).write_text(damaged)
+    with pytest.raises(UserError, match=r"smoke/segments\.json: .*; remove it, to plan the"):
+        segments.ends("smoke")
+
+
 def test_a_run_without_segments_is_not_open_ended() -> None:
     config = read_config(table=EPOCHS, train=train(train_steps=None))
     assert SegmentRules(config, planned).open_ended == []

@@ -71,7 +71,7 @@ def smooth(values: Floats) -> Floats:
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error}); remove the line") from None
     if not isinstance(line, dict) or "step" not in line:
         raise UserError(f"{where}: no key 'step'; remove the line")

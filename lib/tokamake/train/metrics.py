@@ -41,7 +41,7 @@ def parse(lines: bytes) -> tuple[list[Record], int]:
 def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line.strip(b"\0"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 

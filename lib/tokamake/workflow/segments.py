@@ -4,12 +4,12 @@ A job of a chain is named after the step that it ends at: train.500.json. Its ch
 run's folder and is no output to Snakemake, which deletes outputs before it repeats a job.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokamake import files
 from tokamake.checkpoint.detect import open_any
 from tokamake.errors import UserError
 from tokamake.workflow.config import WorkflowConfig
@@ -60,8 +60,14 @@ class SegmentRules:
 
     def _planned_segments(self, name: str) -> list[int]:
         """Last steps of the segments of an open-ended run."""
-        path = self._planned(name) if self._planned else f"results/{name}/segments.json"
-        return json.loads(Path(path).read_text())["segments"] if Path(path).exists() else []
+        path = Path(self._planned(name) if self._planned else f"results/{name}/segments.json")
+        if not path.exists():
+            return []
+        plan = files.read_json(path, remedy := "remove it, to plan the segments again")
+        ends = plan.get("segments") if isinstance(plan, dict) else None
+        if not isinstance(ends, list):
+            raise UserError(f"{path}: no list `segments`; {remedy}")
+        return ends
 
     def ends(self, name: str) -> list[int]:
         """Last steps of all segments of a run but the last; most runs are one segment.

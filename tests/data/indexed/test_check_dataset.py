@@ -93,6 +93,14 @@ def test_tokens_outside_the_vocabulary_are_faults(tmp_path: Path) -> None:
             describe([prefix])
 
 
+def test_a_manifest_without_counts_is_a_fault(tmp_path: Path) -> None:
+    prefix = write_megatron_dataset(tmp_path / "code-0", [[1, 2]])
+    manifest = {"tokens": 2, **sizes_and_hashes(bin_path(prefix), idx_path(prefix))}
+    write_manifest(manifest_path(prefix), manifest)
+    with pytest.raises(UserError, match=r"code-0\.json: no documents, sequences; remove"):
+        describe([prefix])
+
+
 def test_the_command_exits_with_status_two(tmp_path: Path) -> None:
     write_megatron_dataset(
         tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]

@@ -40,6 +40,15 @@ def test_the_first_negative_token_is_named(tmp_path: Path, position: int) -> Non
         check_foreign(prefix)
 
 
+@pytest.mark.parametrize("bound", [-1, 0, 3, 2**62])
+def test_document_bounds_that_do_not_ascend_are_refused(tmp_path: Path, bound: int) -> None:
+    prefix = write_megatron_dataset(tmp_path / "other", [[5], [6]])
+    size = (tmp_path / "other.idx").stat().st_size
+    overwrite(tmp_path / "other.idx", size - 8, bound, "<q")
+    with pytest.raises(UserError, match=r"other\.idx: document bounds do not ascend from 0 to 2"):
+        check_foreign(prefix)
+
+
 def test_a_dataset_without_tokens_has_no_largest_token(tmp_path: Path) -> None:
     assert check_foreign(write_megatron_dataset(tmp_path / "other", [[], []])) == -1
 

@@ -23,7 +23,7 @@ from tokamake.data.indexed.merge_inputs import (
     find_manifest,
     size_faults,
 )
-from tokamake.data.indexed.paths import bin_path, file_path, idx_path
+from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
 
 _BLOCK = 1 << 20
@@ -133,6 +133,9 @@ def _count_faults(dataset: CheckedDataset) -> Iterator[str]:
     """Compare the counts of the index with the manifest."""
     manifest, layout, dtype = dataset.manifest, dataset.layout, dataset.dtype
     if manifest is None or layout is None or dtype is None:
+        return
+    if missing := [key for key in ("documents", "sequences", "tokens") if key not in manifest]:
+        yield f"{manifest_path(dataset.prefix)}: no {', '.join(missing)}; {_REBUILD}"
         return
     # `documents` in the manifest excludes empty documents. The index has them only if `tokenize`
     # was asked to keep them, so both counts are valid. A merge with datasets of other programs

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.index_formats import read_layout
-from tokamake.data.indexed.merge_inputs import check_starts, find_manifest
+from tokamake.data.indexed.merge_inputs import check_bounds, check_starts, find_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError
 
@@ -32,13 +32,16 @@ def stated_vocabulary(prefix: Path) -> int | None:
 
 
 def check_foreign(prefix: Path) -> int:
-    """Check lengths, pointers and tokens of a dataset; return its largest token, -1 if none.
+    """Check index and tokens of a dataset; return its largest token, -1 if none.
 
     Raises:
-        UserError: a length or token is negative, or a pointer does not follow from the lengths.
+        UserError: a length or token is negative, a pointer does not follow from the lengths, or the
+            document bounds do not ascend.
     """
     dataset = IndexedDataset(prefix)
-    check_starts(prefix, read_layout(idx_path(prefix)), itemsize=np.dtype(dataset.dtype).itemsize)
+    layout = read_layout(idx_path(prefix))
+    check_starts(prefix, layout, itemsize=np.dtype(dataset.dtype).itemsize)
+    check_bounds(prefix, layout)
     tasks = range(0, len(dataset.tokens), _TASK_TOKENS)
     # Threads suffice: min and max of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
