@@ -146,9 +146,10 @@ def test_a_run_has_the_tokenizer_of_its_parent(tmp_path: Path) -> None:
         check_parent_tokenizer, checkpoint, "base", index_json=index_json, data_root=tmp_path
     )
     check()  # an earlier version recorded no tokenizer
-    write_record(checkpoint.parent, state.digest, content={"tokenizers": ["b" * 64]})
+    record = {"index": {}, "datasets": ["corpus"], "weights": "w", "tokenizers": ["b" * 64]}
+    write_record(checkpoint.parent, state.digest, content=record)
     check()
-    write_record(checkpoint.parent, state.digest, content={"tokenizers": ["a" * 64]})
+    write_record(checkpoint.parent, state.digest, content={**record, "tokenizers": ["a" * 64]})
     message = (
         r"run base was trained with another tokenizer \(aaaaaaaaaaaa\) than .* \(bbbbbbbbbbbb\)"
     )
