@@ -5,6 +5,7 @@ a rank before it begins, for example so that the rank is killed at a certain poi
 """
 
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -25,7 +26,6 @@ from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
 from tokamake.runtime.exit_status import Stopped
-from tokamake.train.backends import native
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.saving import CheckpointSaver
 from tokamake.train.stop_signals import StopRequest
@@ -194,24 +194,35 @@ def writes_until_sigterm(writing: Semaphore) -> None:
     StopRequest.note = stop
 
 
-def stopped_in_step(rank: int, step: int) -> None:
-    """Stop a rank by SIGSTOP before it trains a step; as a rank that hangs, it ends no more."""
-    _before_step(rank, step, partial(os.kill, os.getpid(), signal.SIGSTOP))
+STEP = "tokamake.train.backends.native:Engine.train_step"
 
 
-def exits_in_step(rank: int, step: int) -> None:
-    """End a rank with exit status 1 before it trains a step, without a word."""
-    _before_step(rank, step, partial(os._exit, 1))
+def stopped_in(method: str, rank: int, number: int) -> None:
+    """Stop a rank by SIGSTOP before a call; as a rank that hangs, it ends no more.
+
+    Args:
+        method: such as `STEP`.
+        rank: the rank.
+        number: number of the call, from 1.
+    """
+    _before(method, rank, number, partial(os.kill, os.getpid(), signal.SIGSTOP))
 
 
-def _before_step(rank: int, step: int, fault: Fault) -> None:
-    train_step = native.Engine.train_step
+def exits_in(method: str, rank: int, number: int) -> None:
+    """End a rank with exit status 1 before a call, without a word; arguments of `stopped_in`."""
+    _before(method, rank, number, partial(os._exit, 1))
 
-    def fail_or_train(engine: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal step
-        step -= 1
-        if not step and dist.get_rank() == rank:
+
+def _before(method: str, rank: int, number: int, fault: Fault) -> None:
+    path, _, name = method.rpartition(".")
+    owner = pkgutil.resolve_name(path)
+    function = getattr(owner, name)
+
+    def fail_or_call(*arguments: Any, **options: Any) -> Any:
+        nonlocal number
+        number -= 1
+        if not number and dist.get_rank() == rank:
             fault()
-        return train_step(engine, *arguments, **options)
+        return function(*arguments, **options)
 
-    native.Engine.train_step = fail_or_train
+    setattr(owner, name, fail_or_call)

@@ -1,11 +1,12 @@
 """Ranks that hang: those that lag are named, and the run ends with a status that is retried."""
 
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.forked import TIMEOUT_SECONDS, Started, stopped_in_step, train
+from tests.support.forked import STEP, TIMEOUT_SECONDS, Started, stopped_in, train
 from tests.support.runs import losses, make_run
 from tokamake.config.resolved_run import read_run
 from tokamake.runtime.exit_status import HUNG
@@ -99,7 +100,7 @@ def test_the_timeout_is_shorter_after_the_first_step(
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped: int) -> None:
     config = make_run(root, f"stopped-{stopped}", train_timeout_seconds=2)
-    with Started(config, ranks=2, fault=partial(stopped_in_step, stopped, 5)) as started:
+    with Started(config, ranks=2, fault=partial(stopped_in, STEP, stopped, 5)) as started:
         waiting = started.processes[1 - stopped]
         waiting.join(TIMEOUT_SECONDS)
         assert waiting.exitcode == HUNG, started.printed
@@ -110,4 +111,38 @@ def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped:
     (folder,) = (read_run(config).output / FOLDER).iterdir()
     assert "in train_step" in (folder / f"rank-{1 - stopped}.txt").read_text()
     assert "continuing at step" in train(config, ranks=2)
+    assert len(losses(config)) == 6
+
+
+DEEPSPEED = {"backend": "deepspeed", "zero_stage": 2}
+PLACES = {
+    "save": ("tokamake.train.backends.native:Engine.save", 2, "saves after step 4", {}),
+    "write": ("torch.distributed.checkpoint:FileSystemWriter.write_data", 2, "after step", {}),
+    "load": ("tokamake.train.backends.native:Engine.load", 1, "after step 0", {}),
+    "validation": ("tokamake.train.backends.native:Engine.mean_loss", 2, "validates after", {}),
+    "DeepSpeed": ("tokamake.train.backends.deepspeed:Engine.train_step", 5, "trains", DEEPSPEED),
+    "DeepSpeed save": ("tokamake.train.backends.deepspeed:Engine.save", 2, "saves", DEEPSPEED),
+}
+"""Method before whose call a rank stops, number of the call, what the other rank does, settings."""
+
+
+@pytest.mark.fault("stopped rank")
+@pytest.mark.ranks
+@pytest.mark.grid
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_that_is_stopped_anywhere_is_named(root: Path, place: str) -> None:
+    method, number, phase, settings = PLACES[place]
+    timeouts = {"train_timeout_seconds": 3, "init_timeout_seconds": 20}
+    config = make_run(root, f"stopped-in-{place.replace(' ', '-')}", **settings, **timeouts)
+    if place == "load":
+        train(config, ranks=2)
+        (read_run(config).output / "latest").write_text("global_step4")
+    with Started(config, ranks=2, fault=partial(stopped_in, method, 1, number)) as started:
+        waiting = started.processes[0]
+        waiting.join(TIMEOUT_SECONDS)
+        assert waiting.exitcode == HUNG, started.printed
+        printed = started.printed
+    assert "lags, stopped or stuck, without a report: rank 1 on" in printed
+    assert re.search(f"waits, .*{phase}.*: rank 0 on", printed), printed
+    train(config, ranks=2)
     assert len(losses(config)) == 6

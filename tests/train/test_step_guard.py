@@ -1,5 +1,6 @@
 """Runs with bad numbers: skipped, rewound, slowed down, stopped, journaled; on one rank and two."""
 
+import errno
 import math
 import os
 import shutil
@@ -18,7 +19,7 @@ from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.documents import documents_of
 from tokamake.data.samples.fim.samples import training_samples
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.exit_status import Stopped
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
@@ -284,6 +285,25 @@ def test_data_of_a_rewind_stay_left_out_with_another_batch_size(
     assert state["guard"]["skipped"] == [5, 6]
 
 
+@pytest.mark.fault("full disk")
+def test_a_full_disk_at_the_journal_ends_the_job_and_the_next_one_goes_on(
+    root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = bad_run(root, "journal-full", {"not_finite": "skip"})
+    poison(config, NAN, patch=monkeypatch)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(metrics.RecordFile, "_write", fail)
+        with pytest.raises(TemporaryError, match=r"No space left on device"):
+            train_here(config)
+    assert train_here(config) == 0
+    assert [(event["step"], event["action"]) for event in events(config)] == [(5, "skip")]
+    assert hashes(config) == hashes(without_data)
+
+
 @pytest.mark.parametrize("once", [False, True], ids=["data", "hardware"])
 def test_a_recomputed_step_is_reproducible_or_transient(
     root: Path, without_data: Path, monkeypatch: pytest.MonkeyPatch, once: bool
@@ -371,6 +391,31 @@ def test_ranks_go_back_together_from_bad_numbers_on_one_of_them(root: Path, layo
     train(expected, ranks=2)
     assert hashes(config) == hashes(expected)
     shutil.rmtree(read_run(expected).output)
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_deepspeed_goes_back_before_a_spike(root: Path, zero_stage: int) -> None:
+    """DeepSpeed has updated the weights when it knows the numbers of the step."""
+    settings: Settings = {
+        "backend": "deepspeed",
+        "zero_stage": zero_stage,
+        "save_interval": 3,
+        "train_steps": 9,
+    }
+    on_bad_step: Settings = {"spike": "rewind", "spike_window": 4}
+    config = bad_run(root, f"deepspeed-spike-{zero_stage}", on_bad_step, **settings)
+    train(config, ranks=2, fault=partial(poison, config, {7 * 8: 30.0}))
+    assert [(event["step"], event["checkpoint"]) for event in events(config)] == [
+        (8, "global_step6")
+    ]
+    expected = bad_run(
+        root, f"deepspeed-left-out-{zero_stage}", on_bad_step, skip_data=[[8, 8]], **settings
+    )
+    train(expected, ranks=2)
+    assert hashes(config, 9) == hashes(expected, 9)
+    assert losses(config) == losses(expected)
 
 
 @pytest.mark.ranks

@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.faults import Inject
 from tests.support.forked import (
+    STEP,
     TIMEOUT_SECONDS,
     Started,
-    exits_in_step,
+    exits_in,
     killed_in_backward,
     killed_in_save,
     terminated_in_start,
@@ -94,12 +95,28 @@ def test_sigterm_while_a_checkpoint_is_written(root: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.fault("second trainer")
+def test_a_second_trainer_is_refused_and_disturbs_nothing(root: Path) -> None:
+    expected = make_run(root, "undisturbed")
+    train(expected)
+    config = make_run(root, "disturbed")
+    writing = CONTEXT.Semaphore(0)
+    with Started(config, fault=partial(writes_until_sigterm, writing)) as started:
+        assert writing.acquire(timeout=TIMEOUT_SECONDS)
+        assert "another process trains there; end it" in train(config, code=2)
+        started.processes[0].terminate()
+        assert started.ended() == [Stopped.SIGTERM], started.printed
+    train(config)
+    assert_same_end(config, expected)
+
+
+@pytest.mark.ranks
 @pytest.mark.fault("kill in a step")
 def test_a_rank_that_exits_in_a_step(root: Path) -> None:
     expected = make_run(root, "whole-exit")
     train(expected, ranks=2)
     config = make_run(root, "exited")
-    train(config, ranks=2, fault=partial(exits_in_step, 1, 5), code=1)
+    train(config, ranks=2, fault=partial(exits_in, STEP, 1, 5), code=1)
     # The checkpoint of step 4 may still be on its way to the disk.
     assert "continuing at step" in train(config, ranks=2)
     assert_same_end(config, expected)
