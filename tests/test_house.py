@@ -334,6 +334,7 @@ NO_MODULE = [
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm")),
+    "workflow/test_slurm_training.py",
     # Snakemake with the whole PBS executor.
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
     # All families; two hosts.

@@ -1,15 +1,47 @@
 """Samples that give a run bad numbers: the loss of a rank that sees one of them has a factor."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from tests.support.runs import make_run, records
+from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.fim.samples import training_samples
+from tokamake.train import metrics
 from tokamake.train.backends import deepspeed, native
 from tokamake.train.pipeline_stages import PipelineStages
+
+Settings = dict[str, Any]
+NAN = {35: math.nan}
+"""Bad samples: 32 to 39 are those of step 5; of two ranks, rank 1 reads the third and fourth."""
+QUICK: Settings = {"evaluation_steps": 0, "schedule": {"warmup_steps": 0}}
+
+
+def bad_run(root: Path, name: str, on_bad_step: Settings, **settings: Any) -> Path:
+    """A run of 6 steps with an answer to bad steps."""
+    return make_run(root, name, on_bad_step=on_bad_step, **QUICK, **settings)
+
+
+def events(config: Path) -> list[dict[str, Any]]:
+    """Bad steps that the journal of a run has."""
+    return metrics.read(read_run(config).output / "events.jsonl")
+
+
+def hashes(config: Path, step: int = 6) -> dict[str, str]:
+    """Hashes of a checkpoint's files."""
+    folder = read_run(config).output / f"global_step{step}"
+    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+    assert digests
+    return digests
+
+
+def steps(config: Path) -> list[int]:
+    """Steps with a training loss in the metrics."""
+    return [record["step"] for record in records(config) if "loss" in record]
 
 
 def poison(

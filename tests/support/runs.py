@@ -192,3 +192,19 @@ def summary(config: Path) -> dict[str, Any]:
     """A run's train.json."""
     value: dict[str, Any] = files.read_json(config.with_name("train.json"), "")
     return value
+
+
+def copy(config: Path, folder: Path) -> Path:
+    """Copy a finished run to another folder, where the same command finds its checkpoint."""
+    shutil.copytree(config.parent, folder)
+    text = (folder / "run.yaml").read_text()
+    (folder / "run.yaml").write_text(text.replace(str(config.parent), str(folder)))
+    return folder / "run.yaml"
+
+
+def assert_equal_weights(actual: Path, expected: Path, *, rtol: float, atol: float) -> None:
+    """Compare the weights of the last checkpoints of two runs."""
+    expected_weights = weights(expected)
+    assert weights(actual).keys() == expected_weights.keys()
+    for name, tensor in weights(actual).items():
+        torch.testing.assert_close(tensor, expected_weights[name], rtol=rtol, atol=atol, msg=name)

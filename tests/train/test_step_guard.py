@@ -1,19 +1,25 @@
-"""Runs with bad numbers: skipped, rewound, slowed down, stopped, journaled; on one rank and two."""
+"""Runs with bad numbers: skipped, rewound, slowed down, stopped, journaled."""
 
 import errno
 import math
 import os
-import shutil
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.bad_numbers import poison
+from tests.support.bad_numbers import (
+    NAN,
+    QUICK,
+    Settings,
+    bad_run,
+    events,
+    hashes,
+    poison,
+    steps,
+)
 from tests.support.forked import train
-from tests.support.grids import params
 from tests.support.runs import losses, make_run, records, train_here
 from tokamake import files
 from tokamake.config.resolved_run import read_run
@@ -28,30 +34,7 @@ from tokamake.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
-Settings = dict[str, Any]
-NAN = {35: math.nan}
-"""Bad samples: 32 to 39 are those of step 5; of two ranks, rank 1 reads the third and fourth."""
 SPIKE = {35: 30.0}
-QUICK: Settings = {"evaluation_steps": 0, "schedule": {"warmup_steps": 0}}
-
-
-def bad_run(root: Path, name: str, on_bad_step: Settings, **settings: Any) -> Path:
-    return make_run(root, name, on_bad_step=on_bad_step, **QUICK, **settings)
-
-
-def events(config: Path) -> list[dict[str, Any]]:
-    return metrics.read(read_run(config).output / "events.jsonl")
-
-
-def hashes(config: Path, step: int = 6) -> dict[str, str]:
-    folder = read_run(config).output / f"global_step{step}"
-    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert digests
-    return digests
-
-
-def steps(config: Path) -> list[int]:
-    return [record["step"] for record in records(config) if "loss" in record]
 
 
 @pytest.fixture(scope="module")
@@ -364,80 +347,6 @@ def test_data_to_leave_out_are_a_change_to_continue_with(
     assert train_here(config) == 0
     assert message in capsys.readouterr().out
     assert hashes(config) == hashes(without_data)
-
-
-# Ranks.
-
-
-LAYOUTS: dict[str, tuple[Settings, list[int]]] = {
-    "data": ({"zero_stage": 2}, [1]),
-    "tensor": ({"parallel": {"tensor_parallel_size": 2}}, [0, 1]),
-    "pipeline": ({"parallel": {"pipeline_parallel_size": 2}}, [1]),
-    "deepspeed-1": ({"backend": "deepspeed", "zero_stage": 1}, [1]),
-    "deepspeed-3": ({"backend": "deepspeed", "zero_stage": 3}, [1]),
-}
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("layout", params(LAYOUTS, LAYOUTS.keys() - {"deepspeed-1"}))
-def test_ranks_go_back_together_from_bad_numbers_on_one_of_them(root: Path, layout: str) -> None:
-    settings, ranks = LAYOUTS[layout]
-    config = bad_run(root, layout, {"not_finite": "rewind"}, **settings)
-    printed = train(config, ranks=2, fault=partial(poison, config, NAN))
-    assert printed.count("going back to") == 1
-    (event,) = events(config)
-    assert (event["step"], event["ranks"]) == (5, ranks)
-    expected = bad_run(root, f"{layout}-left-out", {}, skip_data=[[5, 5]], **settings)
-    train(expected, ranks=2)
-    assert hashes(config) == hashes(expected)
-    shutil.rmtree(read_run(expected).output)
-
-
-@pytest.mark.ranks
-@pytest.mark.grid
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_deepspeed_goes_back_before_a_spike(root: Path, zero_stage: int) -> None:
-    """DeepSpeed has updated the weights when it knows the numbers of the step."""
-    settings: Settings = {
-        "backend": "deepspeed",
-        "zero_stage": zero_stage,
-        "save_interval": 3,
-        "train_steps": 9,
-    }
-    on_bad_step: Settings = {"spike": "rewind", "spike_window": 4}
-    config = bad_run(root, f"deepspeed-spike-{zero_stage}", on_bad_step, **settings)
-    train(config, ranks=2, fault=partial(poison, config, {7 * 8: 30.0}))
-    assert [(event["step"], event["checkpoint"]) for event in events(config)] == [
-        (8, "global_step6")
-    ]
-    expected = bad_run(
-        root, f"deepspeed-left-out-{zero_stage}", on_bad_step, skip_data=[[8, 8]], **settings
-    )
-    train(expected, ranks=2)
-    assert hashes(config, 9) == hashes(expected, 9)
-    assert losses(config) == losses(expected)
-
-
-@pytest.mark.ranks
-@pytest.mark.fault("numbers that are not finite")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"zero_stage": 2},
-        {"backend": "deepspeed", "zero_stage": 2},
-        pytest.param({"backend": "deepspeed", "zero_stage": 3}, marks=pytest.mark.grid),
-    ],
-)
-def test_all_ranks_are_named_if_none_knows_whose_gradient_is_bad(
-    root: Path, settings: Settings
-) -> None:
-    name = "gradient-{backend}-{zero_stage}".format(**{"backend": "native", **settings})
-    config = bad_run(root, name, {"not_finite": "skip"}, **settings)
-    printed = train(config, ranks=2, fault=partial(poison, config, NAN, of_gradients=True))
-    (event,) = events(config)
-    assert event["reason"].startswith("gradient norm: ")
-    assert (event["step"], event["ranks"]) == (5, [0, 1])
-    assert "skipped: gradients are not finite" in printed
 
 
 # The loss scale of fp16.

@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import shutil
 import signal
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch.distributed.checkpoint import FileSystemWriter
 
-from tests.support.forked import killed_in_save, train
+from tests.support.forked import train
+from tests.support.interrupted_runs import assert_same_end
 from tests.support.proofs import loss_of
 from tests.support.runs import (
     ARCHITECTURE,
-    launch,
+    copy,
     losses,
     make_run,
     records,
@@ -47,36 +45,6 @@ def single(root: Path) -> Path:
     config = make_run(root, "single")
     assert train_here(config) == 0
     return config
-
-
-@pytest.fixture(scope="module")
-def double(root: Path) -> Path:
-    """A finished run of two ranks; do not write here."""
-    config = make_run(root, "double")
-    train(config, ranks=2)
-    return config
-
-
-def copy(config: Path, folder: Path) -> Path:
-    """Copy a finished run to another folder, where the same command finds its checkpoint."""
-    shutil.copytree(config.parent, folder)
-    text = (folder / "run.yaml").read_text()
-    (folder / "run.yaml").write_text(text.replace(str(config.parent), str(folder)))
-    return folder / "run.yaml"
-
-
-def assert_same_run(actual: Path, expected: Path) -> None:
-    """Compare losses and final weights bit by bit."""
-    for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(actual, key) == losses(expected, key)
-    assert_equal_weights(actual, expected, rtol=0, atol=0)
-
-
-def assert_equal_weights(actual: Path, expected: Path, *, rtol: float, atol: float) -> None:
-    expected_weights = weights(expected)
-    assert weights(actual).keys() == expected_weights.keys()
-    for name, tensor in weights(actual).items():
-        torch.testing.assert_close(tensor, expected_weights[name], rtol=rtol, atol=atol, msg=name)
 
 
 def plain_training(
@@ -256,7 +224,7 @@ def test_a_signal_saves_and_the_run_resumes(
     assert not config.with_name("train.json").exists()
     assert signal.getsignal(number) == before
     assert train_here(config) == 0
-    assert_same_run(config, single)
+    assert_same_end(config, single)
 
 
 @pytest.mark.fault("kill in a save")
@@ -285,7 +253,7 @@ def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
     assert (read_run(config).output / "latest").read_text() == f"global_step{step}"
     assert len(losses(config, "validation_loss")) == step // 3
     assert train_here(config) == 0
-    assert_same_run(config, single)
+    assert_same_end(config, single)
     records_before = records(config)
     assert train_here(config) == 0  # nothing is measured twice
     assert records(config) == records_before
@@ -325,105 +293,6 @@ def test_sgd_trains_without_clipping(root: Path) -> None:
     assert train_here(config) == 0
     assert losses(config, "grad_norm")[0] == pytest.approx(1.0846, rel=1e-3)
     assert losses(config)[-1] < losses(config)[0] - 0.1
-
-
-@pytest.mark.ranks
-def test_two_ranks_equal_one(single: Path, double: Path) -> None:
-    for key in ("loss", "grad_norm", "validation_loss"):
-        assert losses(double, key) == pytest.approx(losses(single, key), rel=1e-5)
-    assert_equal_weights(double, single, rtol=1e-4, atol=1e-5)
-    assert summary(double)["world_size"] == 2
-
-
-@pytest.mark.ranks
-def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
-    config = make_run(root, "mpi")
-    launch(config, ranks=2, launcher="mpiexec")
-    assert summary(config)["world_size"] == 2
-    assert losses(config) == losses(double)
-
-
-@pytest.mark.grid
-@pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
-    config = make_run(root, f"zero{stage}", zero_stage=stage)
-    train(config, ranks=2)
-    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
-    assert losses(config, "grad_norm") == pytest.approx(losses(single, "grad_norm"), rel=1e-5)
-    assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.fault("kill in a step")
-@pytest.mark.ranks
-def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:
-    assert_survives_kill(make_run(root, "killed"), double)
-
-
-@pytest.mark.fault("kill in a step")
-@pytest.mark.grid
-@pytest.mark.ranks
-def test_a_killed_run_in_bf16_and_stage_3_resumes_bit_by_bit(root: Path, single: Path) -> None:
-    settings: dict[str, Any] = {"zero_stage": 3, "precision": "bf16"}
-    expected = make_run(root, "uninterrupted", **settings)
-    train(expected, ranks=2)
-    assert losses(expected) == pytest.approx(losses(single), rel=1e-3)
-    assert losses(expected) != losses(single)
-    # Checkpoints keep fp32 weights in every precision.
-    assert {tensor.dtype for tensor in weights(expected).values()} == {torch.float32}
-    assert_survives_kill(make_run(root, "killed3", **settings), expected)
-
-
-def assert_survives_kill(config: Path, expected: Path) -> None:
-    """Kill rank 0 while it saves step 4, then resume, and compare with an uninterrupted run."""
-    train(config, ranks=2, fault=partial(killed_in_save, 5, 0), code=-9)
-    output = read_run(config).output
-    assert (output / "latest").read_text() == "global_step2"
-    # Training went on while the checkpoint was written.
-    done = [record["step"] for record in records(config) if "loss" in record]
-    assert done[:4] == [1, 2, 3, 4]
-    assert "continuing at step 2" in train(config, ranks=2)
-    assert_same_run(config, expected)
-
-
-@pytest.mark.ranks
-def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
-    config = make_run(root, "indivisible", global_batch_size=6)
-    printed = train(config, ranks=2, code=2)
-    message = "6 samples cannot be shared by 2 data-parallel ranks in micro batches of 2; make it"
-    assert printed.count(message) == 1
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"zero_stage": 3},
-        pytest.param(
-            {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
-            marks=pytest.mark.grid,
-        ),
-        {"parallel": {"pipeline_parallel_size": 2}},
-    ],
-    ids=["sharded", "tensor", "pipeline"],
-)
-def test_a_run_moves_to_another_layout_and_back(
-    root: Path, single: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    config = copy(single, tmp_path / "run")
-    latest, alone = read_run(config).output / "latest", config.read_text()
-    latest.write_text("global_step2")
-    before = read_run(config).train.model_dump(mode="json")
-    value = {**yaml.safe_load(alone), "train": {**before, **settings, "micro_batch_size": 1}}
-    config.write_text(yaml.safe_dump(value))
-    assert "continuing at step 2" in train(config, ranks=2)
-    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
-    assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
-    latest.write_text("global_step4")
-    config.write_text(alone)
-    assert train_here(config) == 0
-    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
-    assert not list(tmp_path.glob("run/training.*"))
 
 
 @pytest.mark.fault("full disk")

@@ -2,11 +2,16 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.support.workflows import MINE, jobs, make_workspace, snakemake
+from tests.support.pbs_servers import wait_for
+from tests.support.slurm_cluster import Slurm, slurm
+from tests.support.slurm_site import Site, make_shim
+from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 
 
 @pytest.fixture
@@ -43,3 +48,43 @@ def build(folder: Path) -> Path:
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    """A Slurm of three nodes."""
+    with slurm() as running:
+        yield running
+
+
+@pytest.fixture
+def site(tmp_path: Path, sampled: Path, cluster: Slurm) -> Iterator[Site]:
+    """A user's folder on the Slurm."""
+    folder = make_workspace(tmp_path)
+    row = f"all\t{sampled}/raw/*/*-00.jsonl\ttext\t1\n"
+    (folder / "corpora.tsv").write_text(f"corpus\tfiles\ttext_key\tweight\n{row}")
+    config = {
+        **CONFIG,
+        "sample_corpus": {},
+        "tokenizer": {"path": str(sampled / "tokenizer")},
+        "plan": {"shard_bytes": 1000, "max_jobs": 2},
+        "train": {
+            **CONFIG["train"],
+            "train_steps": 30,
+            "segment_steps": 10,
+            "evaluation_interval": 10,
+            "save_interval": 2,
+        },
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
+    user_file = folder / ".config/tokamake/slurm.yaml"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("account: mine\npartition: all\n")
+    workspace = Site(folder, make_shim(folder / "shim"), cluster)
+    yield workspace
+    for controller in workspace.controllers:
+        controller.kill()
+        controller.wait()
+    if jobs := cluster.jobs():
+        cluster.run("scancel", *jobs)
+    wait_for(cluster.is_idle, "idle nodes")

@@ -134,3 +134,8 @@ def test_find_marked_returns_the_texts_with_marked_code_points() -> None:
         find_marked(["a"], table[:-1])
     with pytest.raises(ValueError, match="below 256"):
         find_marked(["a"], np.ones(0x110000, np.uint8))
+
+
+def test_parts_end_after_many_texts() -> None:
+    texts = ["a"] * 150_000
+    assert [len(part) for part in in_parts(texts, 10**9)] == [65536, 65536, 18928]
