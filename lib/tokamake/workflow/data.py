@@ -7,8 +7,9 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data.indexed.job_batch import find_batch_fault
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.workflow.config import WorkflowConfig, held_out_splits
-from tokamake.workflow.paths import corpus_of_batch, split_weights
+from tokamake.workflow.paths import split_weights
 
 
 class DataRules:
@@ -77,18 +78,18 @@ class DataRules:
     def corpus_hashes(self, wildcards: Any) -> list[str]:
         """Hashes of the documents of a corpus, in its order."""
         batches = self._config.tokenize_batches
-        own = (batch for batch in batches if corpus_of_batch(batch) == wildcards.corpus)
+        own = (batch for batch in batches if corpus_of(batch) == wildcards.corpus)
         return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in own]
 
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
         """Documents of a corpus to leave out, if the config asks for deduplication."""
-        corpus = corpus_of_batch(wildcards.batch)
+        corpus = corpus_of(wildcards.batch)
         is_wanted = self._config.shared.tokenize.deduplicate
         return [f"{self._data_set.folder}/duplicates/{corpus}.rows"] if is_wanted else []
 
     def corpus_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read."""
-        corpus = self._config.corpora[corpus_of_batch(wildcards.batch)]
+        corpus = self._config.corpora[corpus_of(wildcards.batch)]
         keys = [f"--text-key={key}" for key in corpus.text_key.split(",")]
         return [*keys, f"--template={corpus.template}", f"--format={corpus.format}"]
 

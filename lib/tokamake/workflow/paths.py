@@ -24,11 +24,6 @@ def split_weights(weights: str, split: str) -> str:
     return str(split_weights_path(Path(weights), split))
 
 
-def corpus_of_batch(batch: str) -> str:
-    """Name of the corpus that a job batch belongs to."""
-    return batch.rpartition("-")[0]
-
-
 def check_writable(folders: Iterable[str]) -> None:
     """Check that folders can be written, or made if they do not exist.
 

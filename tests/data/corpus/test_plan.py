@@ -135,6 +135,22 @@ def test_a_higher_max_jobs_applies_to_later_shards_only() -> None:
     assert [len(batch.members) for batch in new.tokenize_batches] == [5, 5, 1, 1, 1]
 
 
+def test_new_jobs_of_a_corpus_continue_its_own_numbers() -> None:
+    corpora = [corpus("a/*.jsonl", "a"), corpus("b/*.jsonl", "b")]
+    sizes = {"a/0.jsonl": 60, **{f"b/{number}.jsonl": 60 for number in range(3)}}
+    first = make_plan(corpora, SETTINGS, declared=sizes)
+    second = make_plan(corpora, SETTINGS, declared={**sizes, "a/1.jsonl": 60}, previous=first)
+    assert [batch.name for batch in second.tokenize_batches] == [
+        "a-00000", "b-00000", "b-00001", "b-00002", "a-00001",
+    ]  # fmt: skip
+
+
+def test_two_corpora_may_share_files() -> None:
+    corpora = [corpus(name="a"), corpus(name="b")]
+    first = make_plan(corpora, SETTINGS, declared=files(2))
+    assert make_plan(corpora, SETTINGS, declared=files(2), previous=first) == first
+
+
 def test_a_removed_file_changes_only_its_shard() -> None:
     sizes = files(4)
     old = plan_files(sizes)
@@ -199,7 +215,8 @@ def test_large_files_are_cut_by_content_not_by_name(raw: Path) -> None:
     (raw / "1.data").write_bytes(line)
     (raw / "2.jsonl.gz").write_bytes(b"\x1f\x8b" + b"x" * 300)
     (raw / "3.txt").write_bytes(b"plain text\n" * 30)
-    parquet.write_table(arrow.table({"text": ["x"] * 300}), raw / "4.jsonl")
+    for name in ("4.jsonl", "5.parquet"):
+        parquet.write_table(arrow.table({"text": ["x"] * 300}), raw / name)
     new_plan = make_plan([corpus("raw/*")], SETTINGS, declared={})
     ranges: dict[str, list[str]] = {}
     for shard in new_plan.shards:
@@ -210,6 +227,9 @@ def test_large_files_are_cut_by_content_not_by_name(raw: Path) -> None:
     assert len(ranges["raw/4.jsonl"]) > 1
     # The plan multiplies the size of compressed files.
     assert {s.files[0]: s.bytes for s in new_plan.shards}["raw/2.jsonl.gz"] == int(302 * 3.5 * 0.5)
+    parts = [shard.bytes for shard in new_plan.shards if shard.files == ("raw/5.parquet",)]
+    whole = (raw / "5.parquet").stat().st_size * 3 * 0.5
+    assert whole - len(parts) < sum(parts) <= whole
 
 
 def test_a_changed_or_touched_file_changes_only_the_stamp_of_its_shard(raw: Path) -> None:

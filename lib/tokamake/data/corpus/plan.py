@@ -24,6 +24,7 @@ from tokamake.data.corpus.plan_file import (
     write_plan,
 )
 from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp, stamps
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.data.readers import sniff
 from tokamake.data.readers._compression import SUFFIXES
 from tokamake.errors import UserError
@@ -153,7 +154,7 @@ def _keep(
     if previous is None or old_suffixes != set(suffixes.items()):
         return [], []
     present = {file.path: file for file in files}
-    old_shards = [shard for shard in previous.shards if _corpus_of(shard.name) == corpus]
+    old_shards = [shard for shard in previous.shards if shard.corpus == corpus]
     # A file that is planned in byte ranges and no longer fits them is planned again as a new file.
     for path in {shard.files[0] for shard in old_shards if not _fits(shard, present)}:
         del present[path]
@@ -296,20 +297,15 @@ def _plan_batches(
     new_names: dict[str, list[str]] = {}
     for member in members:
         if member.name not in batched:
-            new_names.setdefault(_corpus_of(member.name), []).append(member.name)
+            new_names.setdefault(member.corpus, []).append(member.name)
     size = -(-sum(map(len, new_names.values())) // max_jobs)
     for corpus, corpus_names in new_names.items():
-        first = _next_number([batch for batch in batches if _corpus_of(batch.name) == corpus])
+        first = _next_number([batch for batch in batches if corpus_of(batch.name) == corpus])
         count = -(-len(corpus_names) // size)
         bounds = [len(corpus_names) * number // count for number in range(count + 1)]
         for number, (start, end) in enumerate(pairwise(bounds), first):
             batches.append(JobBatch(f"{corpus}-{number:05d}", tuple(corpus_names[start:end])))
     return tuple(batches)
-
-
-def _corpus_of(name: str) -> str:
-    """Return the corpus of a name such as code/00003, code-00003 or code-0003_text_document."""
-    return name.replace("/", "-").partition("-")[0]
 
 
 def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:

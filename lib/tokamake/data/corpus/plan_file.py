@@ -29,6 +29,11 @@ class PlannedShard(NamedTuple):
     stamps: tuple[str, ...] = ()
     """Stamp of each raw file, for the jobs that read it; empty in plans of earlier versions."""
 
+    @property
+    def corpus(self) -> str:
+        """Name of its corpus."""
+        return self.name.partition("/")[0]
+
 
 class PlannedMerge(NamedTuple):
     """An indexed dataset that `merge` writes from neighbouring shards."""
