@@ -259,8 +259,8 @@ def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
 
     engine: Any = Engine(run, ranks, device=torch.device("cpu"))
     spent = [0.0]
-    timed(engine._stages, "forward_backward", spent)
-    timed(engine._optimizer, "step", spent)
+    timed(engine.stages, "forward_backward", spent)
+    timed(engine.optimizer, "step", spent)
 
     def step(rows: np.ndarray) -> float:
         spent[0] = 0.0

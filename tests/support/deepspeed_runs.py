@@ -75,7 +75,7 @@ def states(engine: Any) -> list[NamedChunk]:
     states: list[NamedChunk] = []
     for fragment in fragments(engine):
         flat, chunk = buffer(fragment), getattr(fragment, "chunk", fragment)
-        state = engine._optimizer.state.get(flat, {})
+        state = engine.optimizer.state.get(flat, {})
         for kind, value in {"model": flat, **state}.items():
             if value.shape == flat.shape:
                 states += parts(fragment, value, f"{kind}.")

@@ -96,7 +96,7 @@ def states(engine: Any) -> dict[str, Any]:
     return {
         f"{chunk.saved_name} {kind}": value.clone()
         for chunk in engine._chunks
-        for kind, value in engine._optimizer.state.get(chunk.local, {}).items()
+        for kind, value in engine.optimizer.state.get(chunk.local, {}).items()
     }
 
 

@@ -83,7 +83,7 @@ def train(run: Run) -> RankResults:
 
 def watch(engine: Any, into: list[list[NamedChunk]]) -> None:
     """Record the clipped gradients of each update."""
-    update, all_fragments = engine._optimizer.step, fragments(engine)
+    update, all_fragments = engine.optimizer.step, fragments(engine)
     remaining: list[Any] = []
 
     def step(*arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def watch(engine: Any, into: list[list[NamedChunk]]) -> None:
         if not remaining:
             remaining.extend(all_fragments)
             into.append([])
-        groups = engine._optimizer.param_groups
+        groups = engine.optimizer.param_groups
         updated = {id(parameter) for group in groups for parameter in group["params"]}
         for fragment in [*remaining]:
             if id(buffer(fragment)) in updated:
@@ -100,7 +100,7 @@ def watch(engine: Any, into: list[list[NamedChunk]]) -> None:
         into[-1] = _packed(into[-1])
         return update(*arguments)
 
-    engine._optimizer.step = step
+    engine.optimizer.step = step
 
 
 def _packed(chunks: list[NamedChunk]) -> list[NamedChunk]:

@@ -23,8 +23,8 @@ class Trial:
         optimizer = SimpleNamespace(learning_rate=0.5)
         train = SimpleNamespace(optimizer=optimizer, global_batch_size=4, sequence_length=8)
         self.run = SimpleNamespace(train=train)
-        self._stages = SimpleNamespace(forward_backward=lambda _: None)
-        self._optimizer = SimpleNamespace(step=lambda: None)
+        self.stages = SimpleNamespace(forward_backward=lambda _: None)
+        self.optimizer = SimpleNamespace(step=lambda: None)
         self.engine = self
 
     def batches(self) -> Any:
@@ -32,8 +32,8 @@ class Trial:
 
     def train_step(self, batch: int, **rates: float) -> None:
         self.calls.append({"batch": batch, **rates})
-        self._stages.forward_backward(batch)
-        self._optimizer.step()
+        self.stages.forward_backward(batch)
+        self.optimizer.step()
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_clock", "lone_rank")
 def test_warm_up_and_parts_of_steps_are_not_counted_in_the_speed() -> None:
     trial: Any = Trial()
-    stages, step = trial._stages.forward_backward, trial._optimizer.step
+    stages, step = trial.stages.forward_backward, trial.optimizer.step
     measured = measure(trial, SOLE, device=CPU, steps=8, warmup_steps=3)
     assert [call["batch"] for call in trial.calls] == [*range(3 + 8 + 2)]
     assert trial.calls[0] == {"batch": 0, "learning_rate": 0.5, "weight_decay": 0.0}
@@ -58,7 +58,7 @@ def test_warm_up_and_parts_of_steps_are_not_counted_in_the_speed() -> None:
     parts = {"forward_backward": 1.0, "optimizer": 1.0, "rest": 2.5}
     assert measured["split_seconds"] == parts
     assert measured["peak_memory_bytes"] > 1e6
-    assert (trial._stages.forward_backward, trial._optimizer.step) == (stages, step)
+    assert (trial.stages.forward_backward, trial.optimizer.step) == (stages, step)
 
 
 @pytest.mark.usefixtures("_clock", "lone_rank")

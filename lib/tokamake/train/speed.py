@@ -97,8 +97,8 @@ def _split(
     spent = {"forward_backward": 0.0, "optimizer": 0.0}
     begin = time.perf_counter()
     with (
-        _timed(trial.engine._stages, "forward_backward", spent=spent, device=device),
-        _timed(trial.engine._optimizer, "step", spent=spent, device=device, name="optimizer"),
+        _timed(trial.engine.stages, "forward_backward", spent=spent, device=device),
+        _timed(trial.engine.optimizer, "step", spent=spent, device=device, name="optimizer"),
     ):
         for _ in range(steps):
             step()

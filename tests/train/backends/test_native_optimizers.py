@@ -99,7 +99,7 @@ def hessian(config: Path) -> None:
     engine = build(run)
     first, second = (next(coming(engine, run, done=done)) for done in (0, 1))
     tokens = torch.from_numpy(np.concatenate(first.micro_batches))[:, :-1]
-    (model,) = engine._stages.modules.values()
+    (model,) = engine.stages.modules.values()
     logits = model(tokens).flatten(0, 1)
     chances = np.random.default_rng((run.seed, 0)).random(tokens.numel(), dtype=np.float32)
     before = logits.detach().double().softmax(-1).cumsum(-1).numpy()
@@ -114,11 +114,11 @@ def hessian(config: Path) -> None:
         if parameter.grad is not None
     }
     model.zero_grad()
-    due, update = [], engine._optimizer.update_hessian
-    engine._optimizer.update_hessian = lambda count: (due.append(count), update(count))
+    due, update = [], engine.optimizer.update_hessian
+    engine.optimizer.update_hessian = lambda count: (due.append(count), update(count))
     engine.train_step(first.micro_batches, **RATES)
     for chunk in engine._chunks:
-        actual = engine._optimizer.state[chunk.local]["hessian"]
+        actual = engine.optimizer.state[chunk.local]["hessian"]
         torch.testing.assert_close(actual, expected[chunk.name], rtol=1e-3, atol=1e-12)
     for step in chain([second], coming(engine, run, done=2)):
         engine.train_step(step.micro_batches, **RATES)

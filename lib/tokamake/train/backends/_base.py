@@ -50,6 +50,8 @@ class EngineBase(ABC):
 
     Attributes:
         mesh: this rank among its peers.
+        stages: its stages of the model.
+        optimizer: of their parameters.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -59,7 +61,7 @@ class EngineBase(ABC):
     """
 
     _state_kinds: dict[str, str]
-    _optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     _own_sums: tuple[Tensor, Tensor]
 
     def __init__(self, run: Run, ranks: Ranks, *, device: torch.device, shard: bool) -> None:
@@ -69,8 +71,8 @@ class EngineBase(ABC):
             keep_freed_memory()
         sharded = run.train.zero_stage > 0
         self.mesh = mesh.build(run.train.parallel, ranks.world_size, device=device, shard=sharded)
-        self._stages = PipelineStages(run, self.mesh, device=device, shard=shard)
-        self._chunks: list[ParameterChunk] = self._stages.chunks
+        self.stages = PipelineStages(run, self.mesh, device=device, shard=shard)
+        self._chunks: list[ParameterChunk] = self.stages.chunks
         self._loss_scale = LossScale(precision_of(run), run.train.loss_scaling)
         # Saving runs beside training, and must not mix with its collectives.
         self._save_group = dist.new_group(backend="gloo")
@@ -129,9 +131,9 @@ class EngineBase(ABC):
 
     def checkpoint_bytes(self) -> float:
         """Estimate of the size of a checkpoint, by the optimizer states of this rank."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         num_local = sum(parameter.numel() for group in groups for parameter in group["params"])
-        states = (value for state in self._optimizer.state.values() for value in state.values())
+        states = (value for state in self.optimizer.state.values() for value in state.values())
         num_states = sum(value.numel() for value in states if isinstance(value, Tensor))
         num_parameters = sum(map(math.prod, model_tensors.shapes(self._run.architecture).values()))
         # Checkpoints have fp32 weights and fp32 states, for every precision.
@@ -191,13 +193,13 @@ class EngineBase(ABC):
         self._set_mode("eval")
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
-        size = num_micro_batches(self._run.train, self.mesh) if self._stages.is_pipelined else 1
+        size = num_micro_batches(self._run.train, self.mesh) if self.stages.is_pipelined else 1
         remaining = iter(rows)
         while arrays := [*islice(remaining, size)]:
             batches = self._batches(arrays)
             total[0] += self._losses(batches)
             total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
-        if not self._stages.has_loss or self.mesh.tensor.rank:
+        if not self.stages.has_loss or self.mesh.tensor.rank:
             total.zero_()
         dist.all_reduce(total)
         return float(total[0] / total[1])
@@ -210,7 +212,7 @@ class EngineBase(ABC):
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
             "optimizer": self._run.train.optimizer.name,
-            **settings_note(self._optimizer.param_groups),
+            **settings_note(self.optimizer.param_groups),
             "loss_scale": self._loss_scale.state,
             "loss_scale_tolerated": self._loss_scale.num_tolerated,
         }

@@ -64,11 +64,11 @@ class Engine(EngineBase):
         self._zero_stage, self._mode = run.train.zero_stage, ""
         super().__init__(run, ranks, device=device, shard=False)
         # Flat partitions cannot be gathered to whole parameters.
-        self._optimizer = self._build_optimizer(whole=self._zero_stage == 0)
+        self.optimizer = self._build_optimizer(whole=self._zero_stage == 0)
         self._mark_parameters()
         mpu = setup.Mpu(self.mesh, ranks.world_size, device=device)
         self._engine = setup.initialize(
-            run, _StagesModule(self._stages), optimizer=self._optimizer, mpu=mpu, device=device.type
+            run, _StagesModule(self.stages), optimizer=self.optimizer, mpu=mpu, device=device.type
         )
         internals.reduce_at_end(self._engine, self._zero_stage < 2)
         self._fragments = partitions.fragments(
@@ -124,7 +124,7 @@ class Engine(EngineBase):
         loss, norm, stops, all_saved = self._sum_over_ranks(
             total / num_averaged, squares, stop=stop, saved=saved
         )
-        set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
+        set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
         norm = self._update(norm) if math.isfinite(loss) else self._discard()
         if self._zero_stage and not math.isfinite(norm):
             # DeepSpeed does not say which rank has the bad gradient: name all of them.
@@ -145,10 +145,10 @@ class Engine(EngineBase):
     def _reduce_at_end(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
-        total = self._stages.forward_backward(batches, scale * value) / value
+        total = self.stages.forward_backward(batches, scale * value) / value
         sharding.add_up_partial(self._chunks, self.mesh.tensor, gradient=self._gradient)
         if self._run.architecture.tie_word_embeddings:
-            name = self._stages.embedding_name
+            name = self.stages.embedding_name
             sharding.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=name, gradient=self._gradient
             )
@@ -196,17 +196,17 @@ class Engine(EngineBase):
         return math.nan
 
     def _set_mode(self, mode: str) -> None:
-        if mode == self._mode or not hasattr(self._optimizer, mode):
+        if mode == self._mode or not hasattr(self.optimizer, mode):
             return
         self._mode = mode
         with internals.seen_by_optimizer(self._engine.optimizer, self._zero_stage):
-            getattr(self._optimizer, mode)()
+            getattr(self.optimizer, mode)()
         internals.publish(self._engine.optimizer, self._zero_stage)
 
     @torch.no_grad()
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         if self._zero_stage < 3:
-            return self._stages.losses(batches)
+            return self.stages.losses(batches)
         # In stage 3, DeepSpeed gathers weights in the forward pass of its own engine.
         return torch.stack([self._engine(batch, 1.0) for batch in batches]).sum()
 
@@ -218,7 +218,7 @@ class Engine(EngineBase):
         counted = [fragment for fragment in self._fragments if fragment.chunk.counts]
         written = training_state.save(
             folder,
-            partitions.tensors_of(counted, self._optimizer.state),
+            partitions.tensors_of(counted, self.optimizer.state),
             description=self._description(progress),
             rank_state=self._rank_state(),
             group=self._save_group,
@@ -234,14 +234,14 @@ class Engine(EngineBase):
         for fragments in (originals, copies):
             with raise_on_all_ranks():
                 partitions.make_state(
-                    folder, fragments, optimizer=self._optimizer, kinds=self._state_kinds
+                    folder, fragments, optimizer=self.optimizer, kinds=self._state_kinds
                 )
-                tensors = partitions.tensors_of(fragments, self._optimizer.state)
+                tensors = partitions.tensors_of(fragments, self.optimizer.state)
                 training_state.check(folder, tensors)
             rank_state = training_state.load(folder, tensors) or rank_state
             with raise_on_all_ranks():
                 partitions.take_shared(
-                    folder, fragments, states=self._optimizer.state, loaded=tensors
+                    folder, fragments, states=self.optimizer.state, loaded=tensors
                 )
         internals.publish(self._engine.optimizer, self._zero_stage)
         self._restore_state(folder, rank_state)

@@ -44,7 +44,7 @@ class Engine(EngineBase):
         self, run: Run, ranks: Ranks, *, device: torch.device, continues: bool = False
     ) -> None:
         super().__init__(run, ranks, device=device, shard=True)
-        self._optimizer = self._build_optimizer(whole=True)
+        self.optimizer = self._build_optimizer(whole=True)
         plug_in = plugins.load("optim", run.train.optimizer.name)
         self._needs_hessian = getattr(plug_in, "needs_hessian", None)
         self._layout = training_state.StateLayout(self.mesh, device)
@@ -86,9 +86,9 @@ class Engine(EngineBase):
         bad = None if overflowed else judge(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
         if updates:
-            set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
+            set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
             sharding.scale(self._chunks, self._gradient_factor(norm) / loss_scale)
-            self._optimizer.step()
+            self.optimizer.step()
         self._drop_gradients()
         return StepResult(
             loss,
@@ -114,18 +114,18 @@ class Engine(EngineBase):
         """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
         loss_scale = self._loss_scale.value
         # FSDP2 averages over ranks what should be summed.
-        scale = self._stages.num_averaged / self._num_labels(batches)
-        total = self._stages.forward_backward(batches, scale * loss_scale)
+        scale = self.stages.num_averaged / self._num_labels(batches)
+        total = self.stages.forward_backward(batches, scale * loss_scale)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         loss, norm, stops, all_saved = self._sum_over_ranks(
-            total / self._stages.num_averaged, squares, stop=stop, saved=saved
+            total / self.stages.num_averaged, squares, stop=stop, saved=saved
         )
         return loss / loss_scale, norm / loss_scale, stops, all_saved
 
     def _num_updates(self) -> int:
         """Updates so far, by the optimizer's own count."""
-        states = (self._optimizer.state.get(chunk.local, {}) for chunk in self._chunks)
+        states = (self.optimizer.state.get(chunk.local, {}) for chunk in self._chunks)
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
     def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[MicroBatch]) -> None:
@@ -137,8 +137,8 @@ class Engine(EngineBase):
             return
         num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
-        scale = self._stages.num_averaged / num_labels * loss_scale
-        self._stages.forward_backward(batches, scale, draws=draws)
+        scale = self.stages.num_averaged / num_labels * loss_scale
+        self.stages.forward_backward(batches, scale, draws=draws)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
@@ -146,7 +146,7 @@ class Engine(EngineBase):
         # is skipped, and both are computed again at a lower scale.
         if math.isfinite(squares.item()):
             sharding.scale(self._chunks, 1 / loss_scale)
-            optimizer: Any = self._optimizer
+            optimizer: Any = self.optimizer
             optimizer.update_hessian(num_labels)
         self._drop_gradients()
 
@@ -160,7 +160,7 @@ class Engine(EngineBase):
         sharding.add_up_partial(self._chunks, self.mesh.tensor)
         if self._run.architecture.tie_word_embeddings:
             sharding.add_up_copies(
-                self._chunks, self.mesh.pipeline, name=self._stages.embedding_name
+                self._chunks, self.mesh.pipeline, name=self.stages.embedding_name
             )
 
     def _gradient_factor(self, norm: float) -> float:
@@ -170,12 +170,12 @@ class Engine(EngineBase):
         return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
     def _set_mode(self, mode: str) -> None:
-        if hasattr(self._optimizer, mode):
-            getattr(self._optimizer, mode)()
+        if hasattr(self.optimizer, mode):
+            getattr(self.optimizer, mode)()
 
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        losses = self._stages.losses(batches)
-        self._stages.free_gathered_weights()
+        losses = self.stages.losses(batches)
+        self.stages.free_gathered_weights()
         return losses
 
     # ---- Checkpoints ----
@@ -198,9 +198,9 @@ class Engine(EngineBase):
         return Saving(folder, written, finish=lambda: self._sync_folder(folder))
 
     def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
-        states: dict[Any, dict[str, Any]] = self._optimizer.state
+        states: dict[Any, dict[str, Any]] = self.optimizer.state
         # An optimizer that packs its states can unpack them.
-        plain = getattr(self._optimizer, "plain", None)
+        plain = getattr(self.optimizer, "plain", None)
         if plain:
             states = {
                 key: {kind: plain(value) for kind, value in state.items()}
@@ -212,11 +212,11 @@ class Engine(EngineBase):
 
     def _pack_states(self, parameters: list[ParameterChunk]) -> None:
         """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""
-        packed = getattr(self._optimizer, "packed", None)
+        packed = getattr(self.optimizer, "packed", None)
         if packed is None:
             return
         for chunk in parameters:
-            state = self._optimizer.state[chunk.local]
+            state = self.optimizer.state[chunk.local]
             for kind, like in self._state_kinds.items():
                 if like == "like_parameter" and kind in state:
                     state[kind] = packed(chunk.local, kind, state[kind])
@@ -234,7 +234,7 @@ class Engine(EngineBase):
         for parameters in (self._originals(), copies):
             with raise_on_all_ranks():
                 training_state.make_state(
-                    folder, parameters, optimizer=self._optimizer, kinds=self._state_kinds
+                    folder, parameters, optimizer=self.optimizer, kinds=self._state_kinds
                 )
                 tensors = self._tensors(parameters)
                 training_state.check(folder, tensors)
