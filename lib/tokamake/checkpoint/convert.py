@@ -7,8 +7,9 @@ interruption, the same command continues.
 
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -134,9 +135,9 @@ def convert(
             print(warning, file=sys.stderr)
 
 
-convert.__doc__ = (convert.__doc__ or "").replace(
-    "{formats}",
-    "\n    ".join(wrap(f"Formats: {format_summaries()}.", 96, break_on_hyphens=False)),
+# Python 3.13 removes the indentation of docstrings, earlier versions do not.
+convert.__doc__ = cleandoc(convert.__doc__ or "").replace(
+    "{formats}", fill(f"Formats: {format_summaries()}.", 96, break_on_hyphens=False)
 )
 
 
