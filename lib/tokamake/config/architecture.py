@@ -116,9 +116,9 @@ class Architecture(Settings):
     """Base of the rotary position frequencies."""
     rope_scaling: RopeScaling | None = None
     """Rotary positions for longer sequences; empty: no stretch."""
-    hidden_act: Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"] = "silu"
-    """Activation of the MLP. silu gates. gelu is exact; gelu_new and gelu_pytorch_tanh are its
-    approximation by tanh."""
+    hidden_act: str = "silu"
+    """Activation of the MLP, as Hugging Face names it; each family has some of them. silu gates.
+    gelu is exact; gelu_new and gelu_pytorch_tanh are its approximation by tanh."""
     attention_bias: bool = False
     """Biases of attention's projections."""
     mlp_bias: bool = False
