@@ -79,6 +79,7 @@ def test_a_changed_run_is_refused_before_any_job_runs(trained: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_changed_run_continues_in_a_chain_of_jobs(trained: Path) -> None:
     run = trained / "results/smoke"
     configure(trained, **CHANGED, on_change="continue")
@@ -107,6 +108,7 @@ def test_a_changed_run_continues_in_a_chain_of_jobs(trained: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_changed_run_restarts(trained: Path) -> None:
     configure(trained, optimizer={"learning_rate": 0.01}, on_change="restart")
     assert (

@@ -10,6 +10,8 @@ from tests.support.workflows import ARCHITECTURE, CONFIG, CORPORA, MINE, copy_wi
 from tests.support.workflows import snakemake_alone as snakemake
 from tokamake.status.status import status
 
+pytestmark = [pytest.mark.slow, pytest.mark.grid]
+
 ROWS = {
     "run": ["base", "long", "more"],
     "model.checkpoint": ["", "{run: base}", "{run: long}"],
@@ -51,7 +53,6 @@ def losses(folder: Path, run: str) -> list[float]:
     return [record["loss"] for line in lines if "loss" in (record := json.loads(line))]
 
 
-@pytest.mark.slow
 def test_each_stage_starts_with_the_weights_of_the_one_before(
     staged: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +74,6 @@ def test_each_stage_starts_with_the_weights_of_the_one_before(
     assert "Nothing to be done" in snakemake(staged, *MINE, "train").stderr
 
 
-@pytest.mark.slow
 def test_a_stage_does_not_follow_a_parent_that_changes(staged: Path) -> None:
     changed = {
         **ROWS,
