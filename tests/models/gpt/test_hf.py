@@ -95,7 +95,11 @@ def test_missing_keys_mean_transformers_defaults(tmp_path: Path) -> None:
         (LEARNED, {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx: True is not"),
         (LEARNED, {"scale_attn_weights": False}, "False is not supported; choose a model with T"),
         (LEARNED, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
-        (LEARNED, {"activation_function": "gelu_fast"}, "hidden_act: 'gelu_fast': gpt has gelu_new or"),
+        (
+            LEARNED,
+            {"activation_function": "gelu_fast"},
+            "hidden_act: 'gelu_fast': gpt has gelu_new",
+        ),
         (LEARNED, {"n_head": "absent"}, "num_attention_heads: missing"),
         (LEARNED, {"n_embd": "absent"}, "hidden_size: missing"),
         (MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
