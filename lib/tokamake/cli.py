@@ -84,14 +84,11 @@ STAGES = {
     "Model": {
         "evaluate": Command(
             "evaluate",
-            "--checkpoint results/tiny/export --weights results/data/tiny.weights.txt"
-            " --data-root results/data --tokenizer results/tokenizer --split 90,5,5"
-            " --sequence-length 256 --output evaluate.json",
+            "--checkpoint results/tiny/training --data raw/test.jsonl --output evaluate.json",
         ),
         "generate": Command(
             "generate",
-            "--checkpoint results/tiny/export --tokenizer results/tokenizer"
-            " --prompts 'def main' --output samples.json",
+            "--checkpoint results/tiny/training --prompt 'def main'",
         ),
         "plot": Command(
             "report",

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +104,72 @@ def test_loss_equals_transformers_on_the_last_documents(
         check(scores["corpora"][corpus], len(texts), count, size, nats)
     assert count == len(ids) - 1
     check(scores["overall"], *sums)
+
+
+def test_raw_files_have_the_scores_of_their_datasets(
+    built: Path, sampled: Path, tmp_path: Path
+) -> None:
+    tokenizer = sampled / "tokenizer"
+    as_datasets = score(built, sampled, tmp_path / "datasets.json", split="0,0,100")
+    names = ("docs-0000", "docs-0001", "talk-0000")
+    files = [str(built / f"{name}.jsonl") for name in names]
+    evaluate(
+        checkpoint=built / "model",
+        tokenizer=tokenizer,
+        data=(f"{built}/talk-*.jsonl",),
+        sequence_length=LENGTH,
+        output=tmp_path / "talk.json",
+    )
+    talk = json.loads((tmp_path / "talk.json").read_text())
+    assert talk["corpora"] == {files[2]: as_datasets["corpora"]["talk"]}
+    assert talk["overall"] == as_datasets["corpora"]["talk"]
+
+    output = tmp_path / "part.json"
+    options: dict[str, Any] = {"checkpoint": built / "model", "tokenizer": tokenizer}
+    evaluate(**options, data=(*files,), max_tokens=50, sequence_length=LENGTH, output=output)
+    part = json.loads(output.read_text())
+    assert [*part["corpora"]] == files
+    assert {corpus["tokens"] for corpus in part["corpora"].values()} == {49}
+    assert part["overall"]["tokens"] == 3 * 49
+
+
+def test_only_a_checkpoint_and_raw_files_are_needed(
+    built: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(built / "model", tmp_path / "model")
+    shutil.copytree(sampled / "tokenizer", model, dirs_exist_ok=True)
+    evaluate(checkpoint=model, data=(str(built / "talk-0000.jsonl"),))
+    header, talk, overall = capsys.readouterr().out.splitlines()
+    assert header.split() == ["corpus", *("documents", "tokens", "bytes"), *header.split()[4:]]
+    assert talk.split()[1:] == overall.split()[1:]
+    output = tmp_path / "scores.json"
+    evaluate(checkpoint=model, data=(str(built / "talk-0000.jsonl"),), output=output)
+    assert json.loads(output.read_text())["sequence_length"] == 64  # as many as the model sees
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give either raw files with --data, or --weights with --data-root"),
+        ({"data": ("a.jsonl",), "weights": Path("w.txt")}, "give either raw files with --data, or"),
+        ({"data": ("missing.jsonl",)}, "missing.jsonl: no such file"),
+        ({"data": ("empty.jsonl",)}, "empty.jsonl: holds no text; leave it out"),
+        ({"data": ("bad.jsonl",)}, r'bad.jsonl:1: no key "text"'),
+    ],
+)
+def test_mistakes_about_raw_files_are_explained(
+    built: Path,
+    sampled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text('{"text": ""}\n')
+    Path("bad.jsonl").write_text('{"content": "a"}\n')
+    with pytest.raises(UserError, match=message):
+        evaluate(checkpoint=built / "model", tokenizer=sampled / "tokenizer", **options)
 
 
 def check(scores: dict, num_documents: int, num_tokens: int, size: int, nats: float) -> None:

@@ -1,6 +1,7 @@
 """Generation against transformers' own, and the promises of a seed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_greedy_equals_transformers(
     assert [(sample["text"], sample["num_new_tokens"]) for sample in samples] == expected
     assert [sample["prompt"] for sample in samples] == list(prompts)
     assert len({sample["text"] for sample in samples}) == len(prompts)
+
+
+def test_only_a_checkpoint_and_a_prompt_are_needed(
+    model: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = draw(model, sampled, tmp_path / "samples.json", prompts=("def ",))
+    capsys.readouterr()
+    whole = shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(sampled / "tokenizer", whole, dirs_exist_ok=True)
+    generate(checkpoint=whole, prompts=("def ",), max_new_tokens=20, seed=3)
+    assert capsys.readouterr().out == f"def {expected[0]['text']}\n\n"
 
 
 def test_the_seed_determines_the_samples(model: Path, sampled: Path, tmp_path: Path) -> None:

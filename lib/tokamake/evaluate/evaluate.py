@@ -1,58 +1,72 @@
-"""Stage `evaluate`: loss of an exported model on held-out documents, by corpus and overall."""
+"""Stage `evaluate`: loss of a model on held-out documents, by corpus and overall."""
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from tokamake.data.corpus.splits import Rule
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
+    from tokamake.checkpoint.load_model import LoadedModel
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.held_out import HeldOut
 
 _MAX_NATS = 700.0
 """Maximum loss per token: exp() of a little more overflows 64-bit floats."""
+_MAX_DEFAULT_LENGTH = 4096
+"""A longer context may not fit into memory."""
 _COLUMNS = ("documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte")
 
 
 def evaluate(
     *,
     checkpoint: Path,
-    weights: Path,
-    data_root: Path,
-    tokenizer: Path,
+    data: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    text_key: tuple[str, ...] = (),
+    weights: Path | None = None,
+    data_root: Path | None = None,
     split: str = "98,1,1",
     split_rule: Rule = "megatron_core",
     held_out: Sequence[str] = (),
-    sequence_length: int,
-    max_tokens: int = 1_000_000,
+    tokenizer: Path | None = None,
+    sequence_length: int | None = None,
+    max_tokens: int | None = None,
     batch_size: int = 8,
-    output: Path,
+    output: Path | None = None,
 ) -> None:
-    """Score a model on the test documents of all merged datasets.
+    """Score a model on raw files, or on the test documents of all merged datasets.
 
-    The documents of a corpus are concatenated and cut into windows that share one token, so the
-    model predicts each token of the corpus except the first exactly once. The output has, for each
-    corpus and overall: documents; predicted tokens; bytes of their UTF-8 text without
+    The documents of a corpus, or of a raw file, are concatenated and cut into windows that share
+    one token, so the model predicts each token except the first exactly once. The output has, for
+    each corpus and overall: documents; predicted tokens; bytes of their UTF-8 text without
     end-of-document tokens; loss in nats per token; perplexity (exponential of the loss); bits per
     byte (total loss in bits divided by bytes). Overall values weigh all tokens equally.
 
-    Without a test split, the model is scored on the validation split, or on the first other one in
-    `held_out`; the output names it. Without any of these, the output has no scores.
+    Without a test split of the datasets, the model is scored on the validation split, or on the
+    first other one in `held_out`; the output names it. Without any of these, the output has no
+    scores.
 
     Args:
-        checkpoint: folder of a Hugging Face or native checkpoint.
-        weights: weighting file with the merged datasets and their corpora.
+        checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
+        data: raw files, folders or patterns of any format that `tokenize` reads.
+        text_key: key or column of the raw files that holds the text (default "text").
+        weights: weighting file with the merged datasets and their corpora, in place of raw files.
         data_root: folder to which its prefixes are relative.
-        tokenizer: tokenizer of the datasets.
         split: shares of the documents of each dataset for training, validation and test.
         split_rule: how to round shares to documents; the value of `index`.
         held_out: NAME=FILE, a weighting file of the datasets of a split, for example test=FILE.
-        sequence_length: input tokens of the model.
-        max_tokens: maximum tokens per corpus.
+        tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
+            the run.yaml of the checkpoint names.
+        sequence_length: input tokens of the model; by default those of its training, else as many
+            as the model sees, at most 4096.
+        max_tokens: maximum tokens of each corpus or raw file; by default all.
         batch_size: windows per forward pass.
         output: JSON file to write.
 
@@ -60,83 +74,102 @@ def evaluate(
         UserError: a value is out of range, no corpus has a document of the split, or files do not
             match.
     """
+    from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
-    from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.evaluate.held_out import read_held_out
-    from tokamake.files import write_json
+    from tokamake.evaluate.held_out import read_held_out, read_raw
 
-    for name, value, minimum in (
-        ("sequence_length", sequence_length, 1),
-        ("max_tokens", max_tokens, 2),
-        ("batch_size", batch_size, 1),
-    ):
-        if value < minimum:
-            raise UserError(f"{name}: {value}: too small; give {minimum} or more")
-    opened = open_tokenizer(tokenizer)
-    splits = SplitPrefixes(
-        weights,
-        data_root=data_root,
-        split=split,
-        split_rule=split_rule,
-        held_out=parse_held_out(held_out),
+    _check_values(
+        sequence_length=(sequence_length, 1), max_tokens=(max_tokens, 2), batch_size=(batch_size, 1)
     )
-    if (evaluated := splits.evaluated) is None:
-        empty = _measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
-        write_json(output, {"overall": empty, "corpora": {}})
-        print(f"split {split!r}: nothing is held out; the model is not scored")
-        return
-    corpora = read_held_out(
-        splits, evaluated, data_root=data_root, max_tokens=max_tokens, tokenizer=opened
-    )
+    if bool(data) == (weights is not None):
+        raise UserError("give either raw files with --data, or --weights with --data-root")
+    opened = open_trained(checkpoint)
+    text_tokenizer = tokenizer_of(opened, tokenizer)
+    limit = sys.maxsize if max_tokens is None else max_tokens
+    evaluated = None
+    if weights is None:
+        corpora = read_raw(data, text_key=text_key, max_tokens=limit, tokenizer=text_tokenizer)
+    else:
+        splits = SplitPrefixes(
+            weights,
+            data_root=data_root or weights.parent,
+            split=split,
+            split_rule=split_rule,
+            held_out=parse_held_out(held_out),
+        )
+        if (evaluated := splits.evaluated) is None:
+            empty = _measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
+            _write(output, {"overall": empty, "corpora": {}})
+            print(f"split {split!r}: nothing is held out; the model is not scored")
+            return
+        corpora = read_held_out(
+            splits,
+            evaluated,
+            data_root=data_root or weights.parent,
+            max_tokens=limit,
+            tokenizer=text_tokenizer,
+        )
+    length = sequence_length or _sequence_length(opened)
+    _check_fit(checkpoint, opened.architecture, corpora=corpora, sequence_length=length)
     scores = _score(
         corpora,
-        checkpoint,
-        tokenizer=opened,
-        sequence_length=sequence_length,
+        load_model(opened),
+        tokenizer=text_tokenizer,
+        sequence_length=length,
         batch_size=batch_size,
     )
-    if evaluated != "test":
+    scores["sequence_length"] = length
+    if evaluated not in (None, "test"):
         scores["split"] = evaluated
         print(f"no test split; scores of the split {evaluated}:")
-    write_json(output, scores)
+    _write(output, scores)
     print(_table(scores))
+
+
+def _check_values(**values: tuple[int | None, int]) -> None:
+    for name, (value, minimum) in values.items():
+        if value is not None and value < minimum:
+            raise UserError(f"{name}: {value}: too small; give {minimum} or more")
+
+
+def _sequence_length(checkpoint: "Checkpoint") -> int:
+    """Sequence length of the model's training, or one that it can see."""
+    from tokamake.checkpoint.load_model import run_of
+
+    if run := run_of(checkpoint):
+        return run.train.sequence_length
+    return min(checkpoint.architecture.max_position_embeddings, _MAX_DEFAULT_LENGTH)
+
+
+def _write(output: Path | None, scores: dict[str, Any]) -> None:
+    from tokamake.files import write_json
+
+    if output:
+        write_json(output, scores)
 
 
 def _score(
     corpora: "dict[str, HeldOut]",
-    checkpoint: Path,
+    loaded: "LoadedModel",
     *,
     tokenizer: "Tokenizer",
     sequence_length: int,
     batch_size: int,
 ) -> dict[str, Any]:
-    from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.hf import hf_folder
-    from tokamake.checkpoint.native.folder import is_native
-    from tokamake.checkpoint.native.training_state import read_weights
     from tokamake.evaluate.held_out import text_bytes
     from tokamake.evaluate.perplexity import total_loss
-    from tokamake.runtime.process_group import choose_device
-    from tokamake.runtime.ranks import Ranks
 
-    if is_native(checkpoint):
-        architecture, weights, _ = read_weights(checkpoint)
-    else:
-        architecture, weights = hf_folder.read(checkpoint)
-    _check_fit(checkpoint, architecture, corpora=corpora, sequence_length=sequence_length)
-    device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
-    model = model_tensors.to_model(architecture, weights).float().to(device).eval()
     counts: dict[str, dict[str, Any]] = {
         corpus: {
             "documents": len(held_out.lengths),
             "tokens": max(len(held_out.tokens) - 1, 0),
             "bytes": text_bytes(held_out, tokenizer),
             "nats": total_loss(
-                model,
+                loaded.model,
                 held_out.tokens,
                 sequence_length=sequence_length,
                 batch_size=batch_size,
-                device=device,
+                device=loaded.device,
             ),
         }
         for corpus, held_out in corpora.items()

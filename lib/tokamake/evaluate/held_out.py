@@ -1,16 +1,23 @@
-"""Held-out text: the documents of a split of all merged datasets, by corpus."""
+"""Held-out text: the documents of raw files, or of a split of all merged datasets, by corpus."""
 
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.data.corpus.documents import read_texts, split_keys
+from tokamake.data.corpus.raw_files import expand
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
+
+_BATCH_TEXTS = 1000
+"""Texts that are encoded at once."""
 
 
 class HeldOut(NamedTuple):
@@ -54,6 +61,44 @@ def read_held_out(
             f"{'last' if split == 'test' else 'second'} number of train.split a larger share"
         )
     return {corpus: _join(documents) for corpus, documents in documents_of.items()}
+
+
+def read_raw(
+    data: Iterable[str], *, text_key: Iterable[str], max_tokens: int, tokenizer: Tokenizer
+) -> dict[str, HeldOut]:
+    """Encode the documents of raw files as `tokenize` does, at most `max_tokens` tokens of each.
+
+    Args:
+        data: raw files, folders or patterns.
+        text_key: key or column that holds the text.
+        max_tokens: maximum tokens per file; the document at the limit is truncated.
+        tokenizer: tokenizer of the model.
+
+    Returns:
+        Documents by the path of their file; those without tokens are left out.
+
+    Raises:
+        UserError: a file is missing or damaged, or has a bad document or none.
+    """
+    keys = ",".join(split_keys(text_key))
+    return {
+        str(path): _encode(path, keys, max_tokens=max_tokens, tokenizer=tokenizer)
+        for path in expand(data)
+    }
+
+
+def _encode(path: Path, keys: str, *, max_tokens: int, tokenizer: Tokenizer) -> HeldOut:
+    documents: list[npt.NDArray[np.integer]] = []
+    num_tokens = max_tokens
+    texts = read_texts(path, keys)
+    while num_tokens > 0 and (batch := [*islice(texts, _BATCH_TEXTS)]):
+        for ids in filter(None, tokenizer.encode_batch(batch)):
+            if num_tokens > 0:
+                documents.append(np.array([*ids, tokenizer.eod][:num_tokens]))
+                num_tokens -= len(documents[-1])
+    if not documents:
+        raise UserError(f"{path}: holds no text; leave it out")
+    return _join(documents)
 
 
 def _read(

@@ -1,7 +1,10 @@
-"""Stage `generate`: continue prompts with an exported model."""
+"""Stage `generate`: continue prompts with a model."""
 
 import hashlib
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from tokamake.errors import UserError
 
@@ -9,22 +12,23 @@ from tokamake.errors import UserError
 def generate(
     *,
     checkpoint: Path,
-    tokenizer: Path,
-    prompts: tuple[str, ...],
+    tokenizer: Path | None = None,
+    prompts: Annotated[tuple[str, ...], Parameter(alias="--prompt")],
     max_new_tokens: int = 64,
     temperature: float = 0.8,
     top_k: int = 50,
     seed: int = 1234,
-    output: Path,
+    output: Path | None = None,
 ) -> None:
-    """Continue prompts with an exported model.
+    """Continue prompts with a model.
 
     A sample depends on the model, its prompt, the seed and the settings, but not on other prompts.
     A repeated prompt gets a different sample. An empty prompt begins a new document.
 
     Args:
-        checkpoint: folder of a Hugging Face checkpoint, as `convert` writes it.
-        tokenizer: tokenizer of the model.
+        checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
+        tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
+            the run.yaml of the checkpoint names.
         prompts: texts to continue; repeat the option for each.
         max_new_tokens: maximum tokens to add to a prompt.
         temperature: softmax temperature; 0 always takes the most likely token.
@@ -36,50 +40,44 @@ def generate(
     Raises:
         UserError: a value is out of range, a prompt is too long, or files do not match.
     """
-    from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.hf import hf_folder
-    from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
     from tokamake.files import write_json
     from tokamake.generate.decoding import Sampling, continue_tokens
-    from tokamake.runtime.process_group import choose_device
-    from tokamake.runtime.ranks import Ranks
 
     _check(prompts, max_new_tokens, temperature=temperature, top_k=top_k)
     sampling = Sampling(max_new_tokens, temperature, top_k)
-    opened = open_tokenizer(tokenizer)
-    architecture, weights = hf_folder.read(checkpoint)
-    context_length = architecture.max_position_embeddings
-    if (architecture.vocab_size or 0) < opened.vocab_size:
-        raise UserError(
-            f"{checkpoint}: its vocabulary has {architecture.vocab_size} entries, the tokenizer "
-            f"{tokenizer} {opened.vocab_size}; give the tokenizer that the model was trained with"
-        )
-    device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
-    model = model_tensors.to_model(architecture, weights).float().to(device).eval()
-    samples = []
-    for number, prompt in enumerate(prompts):
-        tokens = opened.encode_batch([prompt])[0] or [opened.eod]
+    opened = open_trained(checkpoint)
+    text_tokenizer = tokenizer_of(opened, tokenizer)
+    context_length = opened.architecture.max_position_embeddings
+    encoded = []
+    for prompt in prompts:
+        tokens = text_tokenizer.encode_batch([prompt])[0] or [text_tokenizer.eod]
         if len(tokens) > context_length:
             raise UserError(
                 f"prompts: {prompt[:40]!r}: {len(tokens)} tokens, but the model sees only "
                 f"{context_length}; shorten it"
             )
+        encoded.append(tokens)
+    model = load_model(opened).model
+    samples = []
+    for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         added, stopped = continue_tokens(
             model,
             tokens,
             sampling=sampling,
-            tokenizer=opened,
+            tokenizer=text_tokenizer,
             seed=_prompt_seed(seed, prompt, repetition=prompts[:number].count(prompt)),
         )
         # Decode prompt and continuation together: the text of a token may depend on the previous
         # token (spaces, characters split over tokens).
-        full_text = opened.decode(tokens + added)
-        text = full_text.removeprefix(opened.decode(tokens))
+        full_text = text_tokenizer.decode(tokens + added)
+        text = full_text.removeprefix(text_tokenizer.decode(tokens))
         samples.append(
             {"prompt": prompt, "text": text, "num_new_tokens": len(added), "stopped": stopped}
         )
         print(f"{prompt}{text}\n")
-    write_json(output, samples)
+    if output:
+        write_json(output, samples)
 
 
 def _prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:

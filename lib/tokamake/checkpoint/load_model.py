@@ -1,0 +1,116 @@
+"""Load the model of a checkpoint of any format, and find its tokenizer: for inference."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.data.tokenizers import Tokenizer, open_tokenizer
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class LoadedModel(NamedTuple):
+    """A model in fp32 that predicts tokens."""
+
+    checkpoint: Checkpoint
+    """Checkpoint that it was loaded from."""
+    model: "nn.Module"
+    """Takes (B, L) tokens, returns (B, L, V) logits."""
+    device: "torch.device"
+    """Device of the model."""
+
+
+def open_trained(path: Path) -> Checkpoint:
+    """Open the checkpoint in a folder, or the newest one of a run.
+
+    Args:
+        path: folder of a checkpoint of any format, its parent with a file such as `latest`, or the
+            folder of a run with its run.yaml.
+
+    Raises:
+        UserError: there is no checkpoint, or it is damaged.
+    """
+    if (path / "run.yaml").is_file() and (path / "training").is_dir():
+        return open_any(path / "training")
+    return open_any(path)
+
+
+def load_model(checkpoint: Checkpoint) -> LoadedModel:
+    """Read a checkpoint's weights, and verify the checksums that its files have.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    from tokamake.checkpoint import model_tensors
+    from tokamake.checkpoint.checksums import check_checksums
+    from tokamake.runtime.cores import file_workers
+    from tokamake.runtime.process_group import choose_device
+    from tokamake.runtime.ranks import Ranks
+
+    check_checksums(checkpoint, workers=file_workers())
+    source = checkpoint.source
+    weights = {
+        key.removeprefix("model."): source.read(key).contiguous()
+        for key in source
+        if key.startswith("model.")
+    }
+    device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
+    model = model_tensors.to_model(checkpoint.architecture, weights).float().to(device).eval()
+    return LoadedModel(checkpoint, model, device)
+
+
+def run_of(checkpoint: Checkpoint) -> Run | None:
+    """The run that saved a checkpoint; None: another program did, or its run.yaml is lost."""
+    path = checkpoint.path / "run.yaml"
+    return read_run(path) if path.is_file() else None
+
+
+def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
+    """Open the tokenizer of a model.
+
+    Args:
+        checkpoint: of the model.
+        given: tokenizer that the user names; None: the one beside the weights, or else the one
+            that the checkpoint's run.yaml names.
+
+    Raises:
+        UserError: there is none, or it has tokens beyond the model's vocabulary.
+    """
+    path = given or _stated_tokenizer(checkpoint)
+    tokenizer = open_tokenizer(path)
+    vocab_size = checkpoint.architecture.vocab_size or 0
+    if vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"{checkpoint.path}: its vocabulary has {vocab_size} entries, the tokenizer {path} "
+            f"{tokenizer.vocab_size}; give the tokenizer that the model was trained with"
+        )
+    return tokenizer
+
+
+def _stated_tokenizer(checkpoint: Checkpoint) -> Path:
+    if checkpoint.tokenizer:
+        return checkpoint.path
+    run = run_of(checkpoint)
+    if not run or not run.tokenizer:
+        raise UserError(f"{checkpoint.path}: has no tokenizer; name one with --tokenizer")
+    for path in _places(run.tokenizer, run, checkpoint=checkpoint):
+        if path.exists():
+            return path
+    raise UserError(
+        f"{checkpoint.path}: its run.yaml names the tokenizer {run.tokenizer}, which is missing; "
+        "name it with --tokenizer"
+    )
+
+
+def _places(path: Path, run: Run, *, checkpoint: Checkpoint) -> Iterator[Path]:
+    """Where a path of a run.yaml may be: relative to this folder, or to that of the workflow."""
+    yield path
+    output, folder = run.output.parts, checkpoint.path.resolve().parent.parts
+    if folder[-len(output) :] == output:
+        yield Path(*folder[: -len(output)], path)

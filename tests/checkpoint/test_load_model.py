@@ -1,0 +1,119 @@
+"""Models of all formats for inference, with the tokenizers that belong to them."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.llamas import ARCHITECTURES, reference
+from tests.support.runs import make_run, prepare, train_here
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
+from tokamake.config.resolved_run import read_run, write_run
+from tokamake.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("lone_rank")
+TOKENS = torch.arange(1, 17)[None]
+
+
+def logits(path: Path) -> torch.Tensor:
+    loaded = load_model(open_trained(path))
+    with torch.inference_mode():
+        result: torch.Tensor = loaded.model(TOKENS.to(loaded.device)).cpu()
+    return result
+
+
+def write_llama(folder: Path, vocab_size: int = 131) -> Path:
+    architecture = ARCHITECTURES[1].model_copy(update={"vocab_size": vocab_size})
+    reference(architecture).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("format", "layout"),
+    [
+        ("native", {}),
+        ("universal", {}),
+        ("mds", {"tensor_parallel_size": 2}),
+        ("mds-pipeline", {"pipeline_parallel_size": 2}),
+        ("megatron", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}),
+    ],
+)
+def test_a_model_is_the_same_in_every_format(
+    format: Any, layout: dict[str, int], tmp_path: Path
+) -> None:
+    source = write_llama(tmp_path / "hf")
+    convert(source=source, target=tmp_path / "other", format=format, **layout)
+    assert torch.equal(logits(tmp_path / "other"), logits(source))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run; do not write here."""
+    config = make_run(prepare(tmp_path_factory.mktemp("root")), "trained")
+    assert train_here(config) == 0
+    return config.parent
+
+
+def test_the_folder_of_a_run_means_its_newest_checkpoint(trained: Path) -> None:
+    newest = trained / "training/global_step6"
+    assert open_trained(trained).path == newest
+    assert open_trained(trained / "training").path == newest
+    assert torch.equal(logits(trained), logits(newest))
+    assert not torch.equal(logits(trained), logits(trained / "training/global_step2"))
+
+
+def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "training/global_step6", tmp_path / "global_step6")
+    largest = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as stream:
+        stream.seek(largest.stat().st_size // 2)
+        stream.write(b"damaged")
+    with pytest.raises(UserError, match=rf"{largest.name}: damaged"):
+        logits(folder)
+
+
+def with_tokenizer(trained: Path, folder: Path, tokenizer: Path | None) -> Path:
+    """Copy the run into results/run below a folder, as the workflow has it."""
+    copied = shutil.copytree(trained, folder / "results/run")
+    path = copied / "training/global_step6/run.yaml"
+    output = Path("results/run/training")
+    write_run(path, read_run(path).model_copy(update={"tokenizer": tokenizer, "output": output}))
+    return copied
+
+
+def test_run_yaml_names_the_tokenizer(
+    trained: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path counts from the folder of the workflow, which need not be the current one."""
+    run = with_tokenizer(trained, tmp_path, Path("results/tokenizer"))
+    checkpoint = open_trained(run)
+    with pytest.raises(UserError, match=r"names the tokenizer results/tokenizer, which is missing"):
+        tokenizer_of(checkpoint, None)
+    shutil.copytree(sampled / "tokenizer", tmp_path / "results/tokenizer")
+    message = r"global_step6: its vocabulary has \d+ entries, the tokenizer .* 400; give the"
+    with pytest.raises(UserError, match=message):
+        tokenizer_of(checkpoint, None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"the tokenizer results/tokenizer 400"):
+        tokenizer_of(open_trained(Path("results/run")), None)
+
+
+def test_without_any_tokenizer_the_option_is_named(trained: Path, tmp_path: Path) -> None:
+    run = with_tokenizer(trained, tmp_path, None)
+    with pytest.raises(UserError, match=r"has no tokenizer; name one with --tokenizer"):
+        tokenizer_of(open_trained(run), None)
+    (run / "training/global_step6/run.yaml").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer; name one with --tokenizer"):
+        tokenizer_of(open_trained(run), None)
+
+
+def test_the_tokenizer_beside_the_weights_counts(sampled: Path, tmp_path: Path) -> None:
+    folder = write_llama(tmp_path / "hf", vocab_size=400)
+    for path in (sampled / "tokenizer").iterdir():
+        shutil.copy(path, folder)
+    assert tokenizer_of(open_trained(folder), None).vocab_size == 400
+    given = tokenizer_of(open_trained(folder), sampled / "tokenizer")
+    assert given.fingerprint == tokenizer_of(open_trained(folder), None).fingerprint
