@@ -159,6 +159,32 @@ def test_extras_are_those_of_the_package() -> None:
         assert optional == set(packages)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("mix", "1", "a.txt", "--output", ""), "--output"),
+        (("mix", "1", "a.txt", "--output="), "--output"),
+        (("describe", ""), "--prefixes"),
+        (("trace", "", "3"), "--prefix"),
+    ],
+)
+def test_an_empty_path_is_named(arguments: tuple[str, ...], option: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0.5 web corpus\n")
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == f"tokamake {arguments[0]}: {option}: empty; give a path\n"
+
+
+def test_a_descriptor_that_the_user_has_not_opened_is_refused(tmp_path: Path) -> None:
+    """A stage may open an input under this number, which the output would replace."""
+    (tmp_path / "a.txt").write_text("0.5 web corpus\n")
+    for number in range(3, 12):
+        result = run("mix", "1", "a.txt", "--output", f"/dev/fd/{number}", cwd=tmp_path)
+        assert result.returncode == 2
+        assert f"/dev/fd/{number}: not open; give a path" in result.stderr
+    assert (tmp_path / "a.txt").read_text() == "0.5 web corpus\n"
+
+
 @pytest.mark.parametrize("output", ["-", "/dev/stdout"])
 def test_standard_output_holds_the_result_alone(output: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0.5 web corpus\n")

@@ -311,7 +311,7 @@ TESTED_THROUGH = {
     ],
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/loss", "parallel/sharding"],
     # Training over ranks, with each back end.
-    "train/test_trainer.py": ["train/train", "train/validation"],
+    "train/test_trainer.py": ["train/validation"],
     "train/test_resume.py": ["train/resume_state", "train/run_digest"],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
     "train/test_trial_steps.py": ["train/benchmark_train", "train/find_learning_rate"],

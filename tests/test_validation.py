@@ -166,3 +166,40 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"a\tb\n\xff\t1\n")
     with pytest.raises(UserError, match=r"a\.tsv: not UTF-8; save the table as UTF-8"):
         read_table(path, setting="corpora", row="corpus")
+
+
+BOMB = [
+    "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]",
+    *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 11)),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, r":1: more than 100 levels; fix it"),
+        ("a:\n  " + "- " * 3000 + "1", r":2: more than 100 levels; fix it"),
+        ("seed: 2026-13-45", r"not valid YAML \(month must be in 1\.\.12\); fix it, or quote"),
+        ("seed: " + "9" * 5000, r"not valid YAML \(Exceeds the limit"),
+        ("seed: 0x_", r"not valid YAML \(invalid literal for int"),
+        ("seed: !!timestamp foo", r"not valid YAML \(a value does not fit its tag\); fix it"),
+        ("seed: !!bool foo", r"not valid YAML \(a value does not fit its tag\); fix it"),
+        ("\n".join(BOMB), r"its aliases \(\*\) make more than 1,000,000 values"),
+    ],
+)
+def test_hostile_yaml_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse_yaml(text, "x.yaml")
+    assert len(str(caught.value)) < 400
+
+
+def test_flat_yaml_may_be_long() -> None:
+    text = "skip: [" + ", ".join(["[1, 2]"] * 3000) + "]"
+    assert len(parse_yaml(text, "x.yaml")["skip"]) == 3000
+
+
+def test_a_long_value_is_cut_in_a_message() -> None:
+    with pytest.raises(UserError) as caught:
+        validate(Outer, {"size": "x" * 10_000}, "x.yaml")
+    assert len(str(caught.value)) < 400
+    assert "xxx..." in str(caught.value)

@@ -5,6 +5,7 @@ A new stage is an entry of STAGES. Modules are imported only when their subcomma
 
 import ast
 import gc
+import inspect
 import os
 import re
 import signal
@@ -119,10 +120,8 @@ TOOLS = {
         "status": Command("status", "--json"),
         "inspect": Command("checkpoint", "results/tiny/training --tensors"),
         "trace": Command("data.indexed", "merged/web-0000_text_document 17"),
-        "trace-sample": Command("data.samples", "results/tiny/run.yaml 120 3"),
-        "trace-steps": Command(
-            "data.samples", "results/tiny/run.yaml merged/web-0000_text_document 17"
-        ),
+        "trace-sample": Command("train", "results/tiny/run.yaml 120 3"),
+        "trace-steps": Command("train", "results/tiny/run.yaml merged/web-0000_text_document 17"),
     },
 }
 """Subcommands that no rule calls."""
@@ -154,6 +153,7 @@ EXTRAS = {
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
     arguments = sys.argv[1:]
+    _refuse_closed_descriptors(arguments)
     if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
         del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
     stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
@@ -171,6 +171,29 @@ def main() -> None:
         _fail(stage, "stopped; the same command continues", status=130)
 
 
+def _refuse_closed_descriptors(arguments: list[str]) -> None:
+    """Check that /dev/fd/N names what the user has opened, not a file that a stage opens later."""
+    for argument in arguments:
+        if match := re.search(r"(?:/dev/fd|/proc/self/fd)/(\d+)$", argument):
+            try:
+                os.fstat(int(match[1]))
+            except (OSError, OverflowError):
+                _fail("", f"{argument}: not open; give a path", status=EXIT_USER_ERROR)
+
+
+def _refuse_empty_paths(stage: str, bound: inspect.BoundArguments, *, arguments: list[str]) -> None:
+    """Check that no path is empty, as that of an unset variable: it would mean this folder."""
+    if not any(argument == "" or argument.endswith("=") for argument in arguments):
+        return
+    for name, value in bound.arguments.items():
+        option = f"--{name.replace('_', '-')}"
+        is_positional = bound.signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
+        is_empty = (option, "") in pairwise(arguments) or f"{option}=" in arguments
+        paths = value if isinstance(value, list | tuple) else [value]
+        if (is_empty or is_positional) and Path() in paths:
+            _fail(stage, f"{option}: empty; give a path", status=EXIT_USER_ERROR)
+
+
 def _run(stage: str, arguments: list[str]) -> None:
     gc.disable()  # Imports leave no garbage, and the search for it takes a tenth of the start.
     from cyclopts import CycloptsError
@@ -186,6 +209,7 @@ def _run(stage: str, arguments: list[str]) -> None:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
         gc.enable()
+        _refuse_empty_paths(stage, bound, arguments=arguments)
         from tokamake.files import is_standard_output, is_stream
 
         output = bound.arguments.get("output", bound.arguments.get("target"))
@@ -240,6 +264,8 @@ def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
         and (argument.name == first or not argument.field_info.is_positional)
         and not words & {*argument.names}
     ]
+    if not missing:  # an argument that begins with a minus sign took the place of another one
+        return ""
     verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
     return f"{', '.join(missing)} {verb} missing; add {pronoun}."
 

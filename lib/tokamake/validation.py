@@ -12,6 +12,13 @@ from tokamake.errors import UserError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_MAX_DEPTH = 100
+"""Levels of a YAML document."""
+_MAX_VALUES = 1_000_000
+"""Values of a YAML document, each time that an alias repeats them."""
+_MAX_SHOWN = 200
+"""Characters of a value that a message shows."""
+
 
 def validate(model: type[Model], value: Any, where: str) -> Model:
     """Validate `value` against a model.
@@ -39,7 +46,7 @@ def _user_error(error: ValidationError, model: type[BaseModel], *, where: str) -
 
 
 def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
-    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {item['input']!r}:"
+    shown = "" if isinstance(item["input"], dict | BaseModel) else f" {_shown(item['input'])}:"
     location = item["loc"]
     is_item = location and isinstance(location[-1], int) and item["type"] != "invalid_key"
     if shown and is_item:
@@ -65,6 +72,11 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
     return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str:
@@ -136,13 +148,48 @@ def parse_yaml(text: str, path: str) -> Any:
     # The loader in C is ten times faster; PyYAML may be installed without it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _refuse_deep_nesting(text, path)
         _refuse_duplicate_keys(yaml.compose(text, loader), path)
-        return yaml.load(text, loader)
+        value = yaml.load(text, loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(_syntax_error(error, text.splitlines(), path=path)) from None
-    except yaml.YAMLError as error:  # a character that YAML does not allow
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not valid YAML ({reason}); fix it") from None
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # A character that YAML does not allow, or a value such as 2026-13-45 that is no date.
+        is_value = isinstance(error, yaml.YAMLError | ValueError)
+        reason = str(error) if is_value else "a value does not fit its tag"
+        reason = " ".join(reason.split())[:_MAX_SHOWN]
+        raise UserError(f"{path}: not valid YAML ({reason}); fix it, or quote the value") from None
+    if _num_values(value) > _MAX_VALUES:
+        raise UserError(f"{path}: its aliases (*) make more than {_MAX_VALUES:,} values; fix it")
+    return value
+
+
+def _refuse_deep_nesting(text: str, path: str) -> None:
+    """Check the depth of a document before it is built: libyaml overflows the stack there."""
+    import yaml
+
+    indents = max((len(line) - len(line.lstrip(" -?:")) for line in text.splitlines()), default=0)
+    if text.count("[") + text.count("{") + indents <= _MAX_DEPTH:
+        return
+    depth, loader = 0, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for event in yaml.parse(text, loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            line = f":{event.start_mark.line + 1}" if event.start_mark else ""
+            raise UserError(f"{path}{line}: more than {_MAX_DEPTH} levels; fix it")
+
+
+def _num_values(value: Any, known: dict[int, int] | None = None) -> int:
+    """Number of values in a document; those that an alias repeats count each time."""
+    known = {} if known is None else known
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1  # an alias may name what it is in
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_num_values(item, known) for item in items)
+    return known[id(value)]
 
 
 def _syntax_error(error: Any, lines: list[str], *, path: str) -> str:

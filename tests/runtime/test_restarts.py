@@ -123,6 +123,8 @@ def test_a_folder_without_a_checkpoint_is_at_step_0(tmp_path: Path) -> None:
     assert newest_step(tmp_path) == 0
     (tmp_path / "latest").write_text("global_step40\n")
     assert newest_step(tmp_path) == 40
+    (tmp_path / "latest").write_bytes(b"\xff\xfe")
+    assert newest_step(tmp_path) == 0
 
 
 DYING = """

@@ -215,9 +215,15 @@ def test_a_run_names_the_run_that_it_starts_from(
 def test_damaged_lines_do_not_stop_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'ss": 1\n' + b"\0" * 99 + b'\n{"step": 12\n')
+    damaged = b'ss": 1\n' + b"\0" * 99 + b'\n{"step": 12\n{"step": 13, "loss": "x"}\n'
+    path.write_bytes(path.read_bytes() + damaged)
     status(folder)
     assert "training step 10 of 50 (20%), loss 4.0000" in capsys.readouterr().out
+    (folder / "results/big/run.yaml").write_text("[1")
+    status(folder)
+    printed = capsys.readouterr()
+    assert "results/big/run.yaml:1: not valid YAML" in printed.err
+    assert "run big\n" in printed.out
 
 
 def test_slow_ranks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

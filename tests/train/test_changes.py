@@ -289,6 +289,17 @@ def effective_names() -> set[str]:
     }
 
 
+def test_skipped_steps_have_other_samples_with_another_batch_size() -> None:
+    settings = {"train.skip_data": [[5, 6]], "train.global_batch_size": 8}
+    changed = {**settings, "train.global_batch_size": 4}
+    lines = changes.compare_settings(settings, changed, step=5).lines
+    assert lines == (
+        "train.global_batch_size 8 -> 4",
+        "train.skip_data [[5, 6]] (its steps have other samples now)",
+    )
+    assert len(changes.compare_settings(settings, changed, step=6).lines) == 1
+
+
 def test_each_setting_is_one_to_continue_with_or_not() -> None:
     """A new setting must be put into one of these lists."""
     fixed = {"train.finetune", "train.sequence_length", "train.optimizer.name"}

@@ -85,6 +85,14 @@ def test_a_restart_drops_later_events_but_not_rewinds(tmp_path: Path) -> None:
     assert entries(tmp_path) == [(2, "skip"), (6, "rewind"), (5, "lower_rate")]
 
 
+def test_a_journal_of_damaged_lines_alone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b"\0" * 40 + b'{"step": 5, "act\n')
+    assert write(tmp_path, {}, done=4) == History()
+    assert f"{tmp_path}/events.jsonl: left out 1 damaged line\n" in capsys.readouterr().out
+
+
 def test_a_new_start_drops_all_events(tmp_path: Path) -> None:
     write(tmp_path, {2: "rewind"}, done=0)
     assert write(tmp_path, {}, done=0) == History()

@@ -99,17 +99,18 @@ def test_the_timeout_is_shorter_after_the_first_step(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped: int) -> None:
-    config = make_run(root, f"stopped-{stopped}", train_timeout_seconds=2)
+    config = make_run(root, f"stopped-{stopped}", train_timeout_seconds=4)
     with Started(config, ranks=2, fault=partial(stopped_in, STEP, stopped, 5)) as started:
         waiting = started.processes[1 - stopped]
         waiting.join(TIMEOUT_SECONDS)
         assert waiting.exitcode == HUNG, started.printed
         printed = started.printed
-    assert "no rank has made progress for 2 s (train.train_timeout_seconds); the run" in printed
+    assert "no rank has made progress for 4 s (train.train_timeout_seconds); the run" in printed
     assert f"lags, stopped or stuck, without a report: rank {stopped} on" in printed
     assert f"waits, trains after step 4: rank {1 - stopped} on" in printed
     (folder,) = (read_run(config).output / FOLDER).iterdir()
     assert "in train_step" in (folder / f"rank-{1 - stopped}.txt").read_text()
+    make_run(root, f"stopped-{stopped}")  # a busy machine may be slow
     assert "continuing at step" in train(config, ranks=2)
     assert len(losses(config)) == 6
 
@@ -132,11 +133,13 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_rank_that_is_stopped_anywhere_is_named(root: Path, place: str) -> None:
     method, number, phase, settings = PLACES[place]
-    timeouts = {"train_timeout_seconds": 3, "init_timeout_seconds": 20}
-    config = make_run(root, f"stopped-in-{place.replace(' ', '-')}", **settings, **timeouts)
+    name = f"stopped-in-{place.replace(' ', '-')}"
     if place == "load":
+        config = make_run(root, name, **settings)
         train(config, ranks=2)
         (read_run(config).output / "latest").write_text("global_step4")
+    timeouts = {"train_timeout_seconds": 10, "init_timeout_seconds": 60}
+    config = make_run(root, name, **settings, **timeouts)
     with Started(config, ranks=2, fault=partial(stopped_in, method, 1, number)) as started:
         waiting = started.processes[0]
         waiting.join(TIMEOUT_SECONDS)
@@ -144,5 +147,6 @@ def test_a_rank_that_is_stopped_anywhere_is_named(root: Path, place: str) -> Non
         printed = started.printed
     assert "lags, stopped or stuck, without a report: rank 1 on" in printed
     assert re.search(f"waits, .*{phase}.*: rank 0 on", printed), printed
+    make_run(root, name, **settings)  # a busy machine may be slow
     train(config, ranks=2)
     assert len(losses(config)) == 6

@@ -106,6 +106,9 @@ def test_an_initial_checkpoint_is_hashed_once(
             path, ns=(written, written + 1)
         )  # two writes within one clock tick have equal times
     assert digest_of(tmp_path / "a", note) == digest_of(tmp_path / "a") != before
+    for damaged in ("", "[]", "null", "{half", '{"digest": 1}'):
+        note.write_text(damaged)
+        assert digest_of(tmp_path / "a", note) == digest_of(tmp_path / "a")
 
 
 # Runs that start and resume.

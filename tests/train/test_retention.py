@@ -62,7 +62,8 @@ def keep(root: Path, tmp_path: Path) -> Any:
             keeper.note_commit(step)
         keeper.close()
         assert not (output / retention.DELETING).exists()
-        return sorted(int(path.name[11:]) for path in output.glob("global_step*"))
+        names = [path.name.removeprefix("global_step") for path in output.glob("global_step*")]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     return kept
 
@@ -111,6 +112,18 @@ def test_checkpoints_of_other_runs_and_programs_are_kept(keep: Any, tmp_path: Pa
     save(tmp_path / "scratch", 4)
     (output / "global_step4").symlink_to(tmp_path / "scratch/global_step4")
     assert keep(5, 6, 7, keep_last=2) == [1, 2, 3, 4, 6, 7]
+
+
+def test_replaced_checkpoints_of_the_run_are_deleted(keep: Any, tmp_path: Path) -> None:
+    """`commit` renames a checkpoint from before a change that a new one replaces."""
+    output = tmp_path / "run/training"
+    save(output, 8).rename(output / "global_step8.old")
+    save(output, 9).rename(output / "global_step9.old.2")
+    save(output, 7, digest="b" * 64).rename(output / "global_step7.old")
+    keep(10, 11)
+    assert len([*output.glob("*.old*")]) == 3
+    assert keep(12, 13, keep_last=2) == [12, 13]
+    assert [path.name for path in output.glob("*.old*")] == ["global_step7.old"]
 
 
 def test_checkpoints_after_the_one_that_the_user_went_back_to_are_kept(keep: Any) -> None:

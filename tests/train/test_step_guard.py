@@ -30,6 +30,7 @@ from tokamake.runtime.exit_status import Stopped
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.step_guard import StepGuard
+from tokamake.train.trace_sample import trace_sample
 from tokamake.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -244,7 +245,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(root: Path, monkeypatch: pytest.M
 
 
 def test_data_of_a_rewind_stay_left_out_with_another_batch_size(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_bad_step: Settings = {"not_finite": "rewind"}
     config = bad_run(root, "halved", on_bad_step, save_interval=4)
@@ -260,7 +261,18 @@ def test_data_of_a_rewind_stay_left_out_with_another_batch_size(
     changed: Settings = {"global_batch_size": 4, "train_steps": 12, "on_change": "continue"}
     config = bad_run(root, "halved", on_bad_step, save_interval=4, **changed)
     assert train_here(config) == 0
+    assert "training goes on at step 4 with the change, and ends at step 8\n" in (
+        capsys.readouterr().out
+    )
     assert [event["step"] for event in events(config)] == [5]
+    with pytest.raises(UserError, match=r"row 4: does not exist; give 0 to 3"):
+        trace_sample(config, 7, 4)
+    capsys.readouterr()
+    trace_sample(config, 7, 0)
+    trace_sample(config, 3, 7)  # until step 4, steps had 8 samples
+    printed = capsys.readouterr().out
+    assert "step 7, row 0: sample 40, of" in printed
+    assert "step 3, row 7: sample 23, of" in printed
     # Samples 32 to 39 were those of step 5; now steps 5 and 6 have them.
     assert steps(config) == [1, 2, 3, 4, 7, 8]
     assert records(config)[-1]["consumed_samples"] == 48

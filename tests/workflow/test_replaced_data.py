@@ -89,6 +89,12 @@ def test_another_tokenizer_is_refused() -> None:
     assert refused(tokenizer={"path": path}).startswith("data set default: tokenizer ")
 
 
+def test_a_damaged_record_of_the_data_is_named(trained: WorkflowConfig) -> None:
+    Path(trained.data_set.settings).write_text("[]")
+    with pytest.raises(UserError, match=r"data_set\.json: damaged: not a JSON object; remove it"):
+        check(tokenizer={"vocab_size": 600})
+
+
 def test_a_changed_raw_file_is_refused() -> None:
     os.utime("raw/0.jsonl", (1, 1))
     line = "corpus web: changed merged/web-0000_text_document"

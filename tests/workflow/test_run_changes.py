@@ -1,6 +1,7 @@
 """A run that has changed, in the real workflow: the dry run says so, and nothing is lost."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,10 @@ def test_what_a_run_cannot_continue_with_fails_the_dry_run(trained: Path) -> Non
     assert reason(optimizer={"name": "lion"}).startswith("train.optimizer.name: an optimizer")
     assert reason(train_steps=30).startswith("train.train_steps: 640 of the run's 480 samples are")
     assert "segments end at other steps" in reason(global_batch_size=8, train_steps=200)
+    for record in (trained / "results/smoke/training/inputs").iterdir():
+        record.write_text("[]")
+    lost = "training/inputs/[0-9a-f]{16}.json is lost, damaged, or an earlier version wrote none; "
+    assert re.search(f"{lost}train once with the settings before", reason(train_steps=44))
     (trained / "architecture.yaml").write_text(
         (trained / "architecture.yaml").read_text().replace("layers: 2", "layers: 3")
     )

@@ -178,6 +178,12 @@ def test_only_runs_that_trained_and_did_not_end_are_reported() -> None:
     ]
 
 
+def test_a_damaged_latest_is_no_step() -> None:
+    Path("results/smoke/training").mkdir(parents=True)
+    Path("results/smoke/training/latest").write_bytes(b"\xff\xfe")
+    assert trained_steps("smoke") == 0
+
+
 @pytest.mark.parametrize(
     ("latest", "steps"),
     [("global_step12\n", 12), ("global_step0", 0), ("", 0), ("other12", 0), (None, 0)],

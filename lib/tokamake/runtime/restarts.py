@@ -107,9 +107,10 @@ def pause(used: int) -> float:
 def newest_step(folder: Path) -> int:
     """Step of the newest checkpoint in an output folder; 0: it has none."""
     try:
-        step = (folder / "latest").read_text().strip().removeprefix("global_step")
+        text = (folder / "latest").read_text(errors="replace")
     except OSError:
         return 0
+    step = text.strip().removeprefix("global_step")
     return int(step) if step.isdecimal() else 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,12 +46,15 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         )
     now = time.time()
     groups = {title: jobs(folder, members) for title, members in stages(folder).items()}
-    trainings = {
-        title: training
-        for title in groups
-        if title.startswith("run ")
-        and (training := read_training(folder, title.removeprefix("run "), now=now))
-    }
+    trainings = {}
+    for title in (title for title in groups if title.startswith("run ")):
+        try:
+            training = read_training(folder, title.removeprefix("run "), now=now)
+        except UserError as error:  # the other runs are well
+            print(f"tokamake status: {error}", file=sys.stderr)
+            continue
+        if training:
+            trainings[title] = training
     origins = {f"run {run}": read_origin(folder, run) for run in runs(folder)}
     if json:
         print(_as_json(folder, groups, trainings=trainings, origins=origins))

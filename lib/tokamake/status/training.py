@@ -88,4 +88,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         text = stream.read()
     if len(text) >= _TAIL_BYTES:  # the first line may be cut
         text = text[text.find(b"\n") + 1 :]
-    return metrics.parse(text)[0]
+    records: list[dict[str, Any]] = []
+    for record in metrics.parse(text)[0]:
+        if all(isinstance(value, int | float) for value in record.values()):
+            records.append(record)
+    return records

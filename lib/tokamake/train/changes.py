@@ -19,7 +19,7 @@ from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.train.guard import ranges_without_effect
-from tokamake.train.resume_state import ResumeState, read_state
+from tokamake.train.resume_state import ResumeState, newest_state, read_state
 from tokamake.train.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
@@ -34,6 +34,8 @@ DECISION = "on_change"
 """File beside run.yaml with `train.on_change`: the workflow writes it, since a setting in run.yaml
 would run the training again when it alone changes."""
 _RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
+BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
+"""Settings that decide which samples a step has."""
 _MAX_LINES = 6
 """Changes that a message names."""
 _FIXED = {
@@ -54,6 +56,8 @@ class Changes(NamedTuple):
     """Changes, such as `train.optimizer.learning_rate 0.001 -> 0.0003`."""
     obstacles: tuple[str, ...]
     """Reasons why the run cannot continue with them."""
+    last_step: int | None = None
+    """Last step of the run with the changes, if the batch sizes have changed."""
 
     def __str__(self) -> str:
         hidden = len(self.lines) - _MAX_LINES
@@ -65,53 +69,70 @@ class Changes(NamedTuple):
 
 
 def compare(
-    checkpoint: Path, state: ResumeState, *, run: Run, recorded: Record | None, current: Record
+    output: Path, state: ResumeState, *, run: Run, recorded: Record | None, current: Record
 ) -> Changes:
     """Compare a run with the run of a checkpoint in its output folder.
 
     Args:
-        checkpoint: folder of the checkpoint.
+        output: output folder of the run.
         state: state of the checkpoint.
         run: the run.
         recorded: record of the checkpoint's run; None: it is damaged, or an earlier version wrote
             none.
         current: record of the run.
     """
-    if (trained := trained_run(checkpoint, state)) is None:
+    if (trained := trained_run(output, state.digest)) is None:
         return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
     there, settings = (dotted(effective_settings(each)) for each in (trained, run))
-    lines, obstacles = compare_settings(there, settings, step=state.step)
+    lines, obstacles, _ = compare_settings(there, settings, step=state.step)
     if recorded is None:
         lines = lines or ("start or data (the checkpoint has no record of them)",)
-        reason = (
-            f"{record_path(checkpoint.parent, state.digest)} is lost, damaged, or an earlier "
-            "version wrote none; train once with the settings before the change, which writes it"
-        )
-        return Changes(lines, (*obstacles, reason))
+        return Changes(lines, (*obstacles, no_record(output, state.digest)))
     data = tuple(data_lines(recorded["index"], current["index"], has_settings=bool(lines)))
     obstacles += tuple(_data_obstacles(recorded, current))
     obstacles += length_obstacles(run.train.batch_sizes, run.train.num_samples, state=state)
     if recorded["weights"] != current["weights"] and not any(map(_decides_start, lines)):
         data += ("the initial checkpoint",)
         obstacles += ("the run starts from another checkpoint",)
-    return Changes(lines + data or ("the index has another version",), obstacles)
+    last_step = changed_end(
+        lines, sizes=run.train.batch_sizes, num_samples=run.train.num_samples, state=state
+    )
+    return Changes(lines + data or ("the index has another version",), obstacles, last_step)
 
 
-def trained_run(checkpoint: Path, state: ResumeState) -> Run | None:
-    """The run of a checkpoint, or None if neither it nor another one of the run has a run.yaml.
-
-    Args:
-        checkpoint: folder of the checkpoint.
-        state: its state.
-    """
-    for folder in (checkpoint, *sorted(checkpoint.parent.glob("global_step*"))):
+def trained_run(output: Path, digest: str) -> Run | None:
+    """The run of the checkpoints with a digest in an output folder; None: none has a run.yaml."""
+    for folder in sorted(output.glob("global_step*"), reverse=True):
         with suppress(UserError):
-            if folder != checkpoint:
-                other = read_state(folder)
-                if other is None or other.digest != state.digest:
-                    continue
-            return read_run(folder / "run.yaml")
+            state = read_state(folder)
+            if state and state.digest == digest:
+                return read_run(folder / "run.yaml")
     return None
+
+
+class TrainedPart(NamedTuple):
+    """Steps of a run between two of its changes, or after the last one."""
+
+    last_step: int
+    num_samples: int
+    """Samples that the run has consumed after the last step."""
+    sizes: BatchSizes | None
+    """Samples of each step; None: no checkpoint of the part is left."""
+
+
+def trained_parts(run: Run) -> list[TrainedPart]:
+    """The parts of a run, from its first to its last step: changes may alter the batch sizes."""
+    state, _ = newest_state(run.output)
+    changes = state.lineage if state else ()
+    parts, first = list[TrainedPart](), (run.step, run.consumed_samples)
+    for change in changes:
+        earlier = trained_run(run.output, change.digest)
+        sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
+        parts.append(TrainedPart(change.step, change.consumed_samples, sizes))
+        first = change.step, change.consumed_samples
+    train = run.train.counted_from(*first) if changes else run.train
+    sizes = train.batch_sizes
+    return [*parts, TrainedPart(train.train_steps, sizes.samples(train.train_steps), sizes)]
 
 
 def _decides_start(line: str) -> bool:
@@ -129,10 +150,13 @@ def compare_settings(earlier: Settings, current: Settings, *, step: int = 0) -> 
     """
     differing = [name for name in current if earlier.get(name) != current[name]]
     lines = {name: _line(name, earlier.get(name), current[name]) for name in differing}
-    if step and (name := "train.skip_data") in lines:
+    name = "train.skip_data"
+    if step and name in lines:
         added = [each for each in current[name] if each not in (earlier.get(name) or ())]
         if note := ranges_without_effect(added, step):
             lines[name] += f" ({note})"
+    elif {*BATCH_SIZES} & lines.keys() and any(last > step for _, last in current.get(name) or ()):
+        lines[name] = f"{name} {current[name]} (its steps have other samples now)"
     return Changes(
         tuple(lines.values()),
         tuple(
@@ -155,6 +179,23 @@ def _obstacle(name: str, old: Any, *, new: Any) -> str | None:
     if name == "train.optimizer.momentum" and 0 in (old, new):
         return "with momentum 0, the optimizer has no states"
     return None
+
+
+def changed_end(
+    lines: Iterable[str], *, sizes: BatchSizes, num_samples: int | None, state: ResumeState
+) -> int | None:
+    """Last step of a run whose batch sizes have changed; None: they have not.
+
+    Args:
+        lines: changes of the settings.
+        sizes: sizes of the run's batches from now on.
+        num_samples: length of the run; None: not yet known.
+        state: where the run stands.
+    """
+    if num_samples is None or not any(line.startswith(BATCH_SIZES) for line in lines):
+        return None
+    left = replace(sizes, first_step=state.step, first_sample=state.consumed_samples)
+    return left.whole_steps(max(num_samples, state.consumed_samples))
 
 
 def length_obstacles(
@@ -207,6 +248,14 @@ def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
     """
     manifests = (find_manifest(data_root / prefix) for prefix in prefixes)
     return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
+
+
+def no_record(output: Path, digest: str) -> str:
+    """Reason why a run without a record of its data cannot continue with a change."""
+    return (
+        f"{record_path(output, digest)} is lost, damaged, or an earlier version wrote none; train "
+        "once with the settings before the change, which writes it"
+    )
 
 
 def write_record(output: Path, digest: str, *, content: Record) -> None:
@@ -307,6 +356,7 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     trained = f"{counted(state.step, 'step')} {'is' if state.step == 1 else 'are'} trained"
     others = "undo the change, or give the run another name"
     reasons = "; ".join(changes.obstacles)
+    end = f", and ends at step {changes.last_step:,}" if changes.last_step else ""
     if on_change == "restart":
         return (
             f"{changes}; {trained}. train.on_change is restart: {output} moves aside, training "
@@ -315,7 +365,7 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     if on_change == "continue" and not reasons:
         return (
             f"{changes}; {trained}. train.on_change is continue: training goes on at step "
-            f"{state.step:,} with the change"
+            f"{state.step:,} with the change" + end
         )
     problem = f"{changes}; {trained} in {output}. train.on_change is {on_change}"
     if reasons:

@@ -193,7 +193,8 @@ def step_of_samples(run: Run, samples: int) -> int:
     length = run.train.sequence_length
     raise UserError(
         f"until_samples: {samples} ({samples * length:,} tokens): the run goes from {first} to "
-        f"{last} samples, {run.train.global_batch_size} a step; give a number between them"
+        f"{last} samples, {run.train.global_batch_size} a step; give a number in it, at least one "
+        "step"
     )
 
 

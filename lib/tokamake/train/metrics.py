@@ -62,7 +62,7 @@ class RecordFile:
     def __init__(self, path: Path, keeps: Callable[[Any], bool]) -> None:
         records, num_damaged = parse(path.read_bytes()) if path.is_file() else ([], 0)
         self.kept = [record for record in records if keeps(record)]
-        if num_damaged and self.kept:
+        if num_damaged and (self.kept or not records):
             print(f"{path}: left out {counted(num_damaged, 'damaged line')}", flush=True)
         files.write_text(path, "".join(map(_line, self.kept)))
         # Unbuffered: a write tells how many bytes a full disk has taken.

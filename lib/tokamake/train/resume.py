@@ -27,7 +27,6 @@ from tokamake.train.guard import ranges_without_effect
 from tokamake.train.initial_checkpoint import check_begun
 from tokamake.train.resume_state import (
     ResumeState,
-    folder_of,
     newest_state,
     read_state,
     run_since_change,
@@ -94,7 +93,7 @@ def _starting_point(
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
         """What is said, and the changes with which the run goes on; None: it starts again."""
         changed = changes.compare(
-            folder_of(run.output, state),
+            run.output,
             state,
             run=run,
             recorded=changes.read_record(run.output, state.digest),

@@ -141,19 +141,10 @@ def newest_state(output: Path) -> tuple[ResumeState | None, str]:
                 problem = str(error)
     if newest := max(_readable_states(output), key=lambda state: state.step, default=None):
         reason, _, _ = problem.partition("; ")
-        return newest, f"{reason}: going back to {folder_of(output, newest)}"
+        return newest, f"{reason}: going back to {output / f'global_step{newest.step}'}"
     if not pointer.is_file():
         return None, ""
     raise UserError(problem)
-
-
-def folder_of(output: Path, state: ResumeState) -> Path:
-    """Folder of the checkpoint in an output folder that has a state which `newest_state` returned.
-
-    Raises:
-        UserError: as `latest`.
-    """
-    return latest(output) if state.digest == "unknown" else output / f"global_step{state.step}"
 
 
 def _readable_states(output: Path) -> Iterator[ResumeState]:

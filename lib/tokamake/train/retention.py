@@ -118,11 +118,24 @@ class Retention:
     def _delete_old(self, keep_last: int) -> None:
         """Delete all checkpoints that no setting keeps."""
         self._delete(self._deletable(keep_last))
+        self._delete_replaced()
         newest = self._folder(self._current)
         if self._free() < _MARGIN * _size(newest):
             # `make_room` will have to delete more: verify beside training, not while all wait.
             with suppress(UserError):
                 self._verify_newest()
+
+    def _delete_replaced(self) -> None:
+        """Delete checkpoints of this run that were renamed, such as global_step4.old.
+
+        `commit` renames one from before a change of the run if a new one takes its place.
+        """
+        digests = {self._start.digest, *(change.digest for change in self._start.lineage)}
+        for folder in sorted(self._run.output.glob("global_step*.old*")):
+            with suppress(UserError):
+                state = read_state(folder)
+                if state and state.digest in digests and not folder.is_symlink():
+                    self._delete_folders([folder])
 
     def _delete_until(self, needed: float) -> None:
         """Delete checkpoints but the newest, oldest first, until there is room."""
@@ -148,16 +161,19 @@ class Retention:
             self._verified = self._current
 
     def _delete(self, steps: list[int]) -> None:
+        self._delete_folders([self._folder(step) for step in steps])
+
+    def _delete_folders(self, folders: list[Path]) -> None:
         deleting = self._run.output / DELETING
-        for step in steps:
+        for folder in folders:
             deleting.mkdir(exist_ok=True)
-            target = deleting / f"global_step{step}"
-            self._folder(step).rename(target)
+            target = deleting / folder.name
+            folder.rename(target)
             files.sync(self._run.output)  # a crash of the machine must not leave half a checkpoint
             shutil.rmtree(target)
-        if steps:
+        if folders:
             deleting.rmdir()
-            print(f"deleted {', '.join(str(self._folder(step)) for step in steps)}", flush=True)
+            print(f"deleted {', '.join(map(str, folders))}", flush=True)
 
     # ---- What to keep ----
 

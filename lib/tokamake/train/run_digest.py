@@ -154,8 +154,17 @@ def _known_digest(
     if not paths:
         raise UserError(f"{checkpoint}: holds no weights in tokamake's own format; {REMEDY}")
     stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    noted = files.read_json(note, "remove it") if note and note.is_file() else {}
+    noted = _read_note(note) if note else {}
     return (str(noted["digest"]) if noted.get("files") == stats else None), stats
+
+
+def _read_note(note: Path) -> dict[str, Any]:
+    """Content of a note; empty if it is missing or damaged: it only saves time."""
+    try:
+        noted = files.read_json(note, "")
+    except UserError:
+        return {}
+    return noted if isinstance(noted, dict) and "digest" in noted else {}
 
 
 def _hashes(paths: list[Path]) -> Iterator[tuple[Path, str] | None]:

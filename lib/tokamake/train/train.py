@@ -15,6 +15,9 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from tokamake.runtime.ranks import Ranks
 
+_MAX_MINUTES = 1e6
+"""Two years: a longer job has no end."""
+
 
 def train(
     *,
@@ -59,6 +62,7 @@ def train(
         with raise_on_all_ranks():
             run = read_decision(config, read_run(config))
             _check_limits(until_step, until_samples, until_tokens)
+            _check_minutes(minutes)
         # Imported late: torch's distributed modules take seconds.
         from tokamake.train.trainer import train_run
 
@@ -73,6 +77,11 @@ def train(
             minutes=minutes,
         )
     leave(ranks, code)
+
+
+def _check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not 0 < minutes < _MAX_MINUTES:
+        raise UserError(f"--minutes {minutes:g}: give the minutes of this job, above 0")
 
 
 def _check_limits(*limits: int | None) -> None:

@@ -156,7 +156,9 @@ def _on_disk(config: WorkflowConfig) -> dict[str, Any]:
 
 def _read_record(config: WorkflowConfig) -> dict[str, Any]:
     path = Path(config.data_set.settings)
-    record: dict[str, Any] = files.read_json(path, "remove it") if path.is_file() else {}
+    record: dict[str, Any] = files.read_json(path, remedy := "remove it") if path.is_file() else {}
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: damaged: not a JSON object; {remedy}")
     return record
 
 

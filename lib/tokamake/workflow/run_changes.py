@@ -20,13 +20,12 @@ from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.train import changes
 from tokamake.train.changes import Changes, Record, Settings
-from tokamake.train.resume_state import ResumeState, folder_of, newest_state
+from tokamake.train.resume_state import ResumeState, newest_state
 from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import RUN
 
-_BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 _OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences")
 """Settings of `tokenize` that manifests state."""
 
@@ -79,13 +78,16 @@ class RunChanges:
     def _changes(self, name: str, output: Path, *, state: ResumeState) -> Changes | None:
         """Changes of a run since its newest checkpoint; None: its settings are not known."""
         config = self._config.runs[name]
-        if (trained := changes.trained_run(folder_of(output, state), state)) is None:
+        if (trained := changes.trained_run(output, state.digest)) is None:
             return None
         there, settings = dotted(effective_settings(trained)), _settings(config, trained)
-        lines, obstacles = changes.compare_settings(there, settings, step=state.step)
+        lines, obstacles, _ = changes.compare_settings(there, settings, step=state.step)
         train = config.train
         obstacles += changes.length_obstacles(train.batch_sizes, train.num_samples, state=state)
-        if train.segment_steps and any(line.startswith(_BATCH_SIZES) for line in lines):
+        last_step = changes.changed_end(
+            lines, sizes=train.batch_sizes, num_samples=train.num_samples, state=state
+        )
+        if train.segment_steps and any(line.startswith(changes.BATCH_SIZES) for line in lines):
             obstacles += (
                 "with other batch sizes, segments end at other steps; remove train.segment_steps",
             )
@@ -96,8 +98,10 @@ class RunChanges:
         record = changes.read_record(output, state.digest)
         if record and self._has_other_tokenizer(record):
             obstacles += ("the data have another tokenizer",)
+        if record is None:
+            obstacles += (changes.no_record(output, state.digest),)
         data = tuple(self._data_lines(name, output, state=state, record=record)) if record else ()
-        return Changes(lines + started + data, obstacles)
+        return Changes(lines + started + data, obstacles, last_step)
 
     def _start_lines(self, name: str, trained: Run) -> Iterator[str]:
         """Changes of the run of the table that a run started from."""
@@ -108,7 +112,7 @@ class RunChanges:
         changed = self._changes(parent, output, state=state) if state else None
         steps = self._config.runs[parent].train.num_steps
         if state is None or changed is None or changed.lines:
-            yield f"model.checkpoint: run {parent} is trained again, or further"
+            yield f"model.checkpoint: the last checkpoint of run {parent} will be another one"
         elif steps and not state.lineage and trained.checkpoint.name != f"global_step{steps}":
             yield f"model.checkpoint: run {parent} ends at step {steps:,}"
 

@@ -125,5 +125,6 @@ class SegmentRules:
 def trained_steps(name: str) -> int:
     """The step at which training of a run goes on."""
     latest = Path(f"results/{name}/training/latest")
-    step = latest.read_text().strip().removeprefix("global_step") if latest.is_file() else ""
+    text = latest.read_text(errors="replace") if latest.is_file() else ""
+    step = text.strip().removeprefix("global_step")
     return int(step) if step.isdecimal() else 0

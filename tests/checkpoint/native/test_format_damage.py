@@ -1,5 +1,6 @@
 """Damaged native checkpoints are refused, and no code in them runs."""
 
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -57,6 +58,16 @@ KEY = "model.model.norm.weight"
 INDEX = records.MetadataIndex(KEY, [0])
 
 
+def stating(text: str = "", **values: Any) -> Callable[[Path], None]:
+    """Replace the text of tokamake.json, or some of its values."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "tokamake.json"
+        path.write_text(text or json.dumps({**json.loads(path.read_text()), **values}))
+
+    return damage
+
+
 def outside(metadata: records.Metadata) -> None:
     metadata.storage_data[INDEX].relative_path = "../__0_0.distcp"
 
@@ -98,6 +109,9 @@ def in_the_same_bytes(metadata: records.Metadata) -> None:
         (barely_truncated, r"__0_0\.distcp: damaged: has"),
         (overwritten, r"__0_0\.distcp: damaged at model\.model\.layers\.0\.input_layernorm"),
         (lambda folder: (folder / ".metadata").unlink(), r"\.metadata: no such file"),
+        (stating("[]"), r"tokamake\.json: damaged: not a JSON object; name another"),
+        (stating("null"), r"tokamake\.json: damaged: not a JSON object"),
+        (stating(iteration="x"), r"tokamake\.json: iteration 'x': damaged: not a whole number"),
         (lambda folder: os.truncate(folder / ".metadata", 99), "no complete checkpoint"),
         (
             lambda folder: (folder / ".metadata").write_bytes(pickle.dumps([1])),

@@ -49,6 +49,15 @@ def test_document_bounds_that_do_not_ascend_are_refused(tmp_path: Path, bound: i
         check_foreign(prefix)
 
 
+def test_document_bounds_that_wrap_around_are_refused(tmp_path: Path) -> None:
+    prefix = write_megatron_dataset(tmp_path / "other", [[5]] * 5)
+    size = (tmp_path / "other.idx").stat().st_size
+    for place, bound in enumerate((2**63 - 1, -(2**63), -1), 1):
+        overwrite(tmp_path / "other.idx", size - 8 * (6 - place), bound, "<q")
+    with pytest.raises(UserError, match=r"other\.idx: document bounds do not ascend from 0 to 5"):
+        check_foreign(prefix)
+
+
 def test_a_dataset_without_tokens_has_no_largest_token(tmp_path: Path) -> None:
     assert check_foreign(write_megatron_dataset(tmp_path / "other", [[], []])) == -1
 

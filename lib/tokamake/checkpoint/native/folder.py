@@ -15,6 +15,8 @@ DESCRIPTION = "tokamake.json"
 VERSION = 1
 _REMEDY = "name another checkpoint"
 _NEEDED = {"world_size", "architecture", "iteration", "loss_scale"}
+_NUMBERS = ("world_size", "iteration", "consumed_samples", "consumed_tokens")
+"""Whole numbers of a description."""
 
 
 class NativeCheckpoint(NamedTuple):
@@ -57,6 +59,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         UserError: it is missing, damaged or of another version.
     """
     description: dict[str, Any] = files.read_json(folder / DESCRIPTION, _REMEDY)
+    if not isinstance(description, dict):
+        raise UserError(f"{folder / DESCRIPTION}: damaged: not a JSON object; {_REMEDY}")
     if description.get("version") != VERSION:
         raise UserError(
             f"{folder}: has version {description.get('version')}, this tokamake reads {VERSION}; "
@@ -64,6 +68,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         )
     if missing := sorted(_NEEDED - description.keys()):
         raise UserError(f"{folder / DESCRIPTION}: has no {missing[0]}; {_REMEDY}")
+    for name in _NUMBERS:
+        if not isinstance(description.get(name, 0), int):
+            raise UserError(
+                f"{folder / DESCRIPTION}: {name} {description[name]!r}: damaged: not a whole "
+                f"number; {_REMEDY}"
+            )
     return description
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.data.indexed.paths import file_path
 from tokamake.errors import UserError
 
 _MAGIC = b"TKMSRC\0\1"
@@ -34,7 +35,8 @@ class RawLocation(NamedTuple):
 
 
 def sources_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".sources")
+    """Path of a dataset's sources file."""
+    return file_path(prefix, "sources")
 
 
 class SourcesWriter:

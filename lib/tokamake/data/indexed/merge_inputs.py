@@ -155,7 +155,7 @@ def check_bounds(prefix: Path, layout: IndexLayout) -> None:
     """
     last = 0
     for chunk, bounds in enumerate(layout.bounds.chunks()):
-        if (chunk == 0 and bounds[0]) or bounds[0] < last or (np.diff(bounds) < 0).any():
+        if (chunk == 0 and bounds[0]) or bounds[0] < last or (bounds[1:] < bounds[:-1]).any():
             last = -1
             break
         last = int(bounds[-1])

@@ -3,28 +3,33 @@
 from pathlib import Path
 
 
+def file_path(prefix: Path, name: str) -> Path:
+    """Path of a file by its key in the manifest: bin, idx, sources or quarantine.jsonl.
+
+    A prefix may contain dots, so `with_suffix` would be wrong.
+    """
+    named = prefix if prefix.name else prefix.resolve()  # the current folder has no name
+    return Path(f"{named}.{name}")
+
+
 def bin_path(prefix: Path) -> Path:
-    """Path of the token file. A prefix may contain dots, so `with_suffix` would be wrong."""
-    return prefix.with_name(prefix.name + ".bin")
+    """Path of the token file."""
+    return file_path(prefix, "bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".idx")
+    """Path of the index."""
+    return file_path(prefix, "idx")
 
 
 def manifest_path(prefix: Path) -> Path:
     """Path of the manifest. It is written last: if it exists, the dataset is complete."""
-    return prefix.with_name(prefix.name + ".json")
+    return file_path(prefix, "json")
 
 
 def quarantine_path(prefix: Path) -> Path:
     """Path of a shard's unreadable documents. With several text keys, the first shard has it."""
-    return prefix.with_name(prefix.name + ".quarantine.jsonl")
-
-
-def file_path(prefix: Path, name: str) -> Path:
-    """Path of a file by its key in the manifest: bin, idx, sources or quarantine.jsonl."""
-    return prefix.with_name(f"{prefix.name}.{name}")
+    return file_path(prefix, "quarantine.jsonl")
 
 
 def corpus_of(prefix: str) -> str:

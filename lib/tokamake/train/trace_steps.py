@@ -24,6 +24,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.data.samples.index_folder import read_index
     from tokamake.data.samples.loader import Samples
     from tokamake.runtime.console import counted
+    from tokamake.train.changes import trained_parts
 
     settings = read_run(run)
     prefixes = read_index(settings.index)["pairs"]
@@ -38,9 +39,13 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     of_sequences = [samples.samples_of(prefix, sequence) for sequence in range(first, stop)]
     # The empty array is for documents without sequences: nothing to concatenate is an error.
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *of_sequences]))
-    sizes = settings.train.batch_sizes
-    numbers = numbers[numbers < sizes.samples(settings.train.train_steps)]
+    parts = trained_parts(settings)
+    numbers = numbers[numbers < parts[-1].num_samples]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
     for sample in numbers.tolist():
-        step, row = sizes.step_and_row(sample)
+        part = next(part for part in parts if sample < part.num_samples)
+        if part.sizes is None:
+            print(f"up to step {part.last_step}: no checkpoint with its batch size is left")
+            continue
+        step, row = part.sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")

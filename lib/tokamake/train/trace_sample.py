@@ -31,18 +31,20 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
+    from tokamake.train.changes import trained_parts
 
     settings = read_run(run)
-    train = settings.train
-    sizes = train.batch_sizes
-    consumed = sizes.samples(max(step - 1, 0))
-    for name, value, first, last in (
-        ("step", step, 1, train.train_steps),
-        ("row", row, 0, sizes.at(consumed) - 1),
-        ("token", token or 0, 0, train.sequence_length),
-    ):
-        if not first <= value <= last:
-            raise UserError(f"{run}: {name} {value}: does not exist; give {first} to {last}")
+    parts = trained_parts(settings)
+    _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
+    sizes = next(part.sizes for part in parts if step <= part.last_step)
+    if sizes is None:
+        raise UserError(
+            f"{run}: step {step}: no checkpoint with its batch size is left; give a step after "
+            f"{parts[-2].last_step}"
+        )
+    consumed = sizes.samples(step - 1)
+    _check(run, name="row", value=row, choices=range(sizes.at(consumed)))
+    _check(run, name="token", value=token or 0, choices=range(settings.train.sequence_length + 1))
     samples = training_samples(settings)
     sample = consumed + row
     print(f"step {step}, row {row}: sample {sample}, of corpus {samples.corpus_of(sample)}")
@@ -55,6 +57,13 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     if traced.left_out and token is None:
         verb = "is" if traced.left_out == 1 else "are"
         print(f"{counted(traced.left_out, 'token')} more did not fit and {verb} left out")
+
+
+def _check(run: Path, *, name: str, value: int, choices: range) -> None:
+    if value not in choices:
+        raise UserError(
+            f"{run}: {name} {value}: does not exist; give {choices[0]} to {choices[-1]}"
+        )
 
 
 def _trace(samples: "Samples | FimSamples", sample: int) -> "TracedSample":

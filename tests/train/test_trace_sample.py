@@ -16,10 +16,10 @@ from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.fim.origins import NOWHERE
 from tokamake.data.samples.fim.samples import FimSamples, TracedSample, training_samples
 from tokamake.data.samples.loader import PAD, Samples
-from tokamake.data.samples.trace_sample import trace_sample
-from tokamake.data.samples.trace_steps import trace_steps
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
+from tokamake.train.trace_sample import trace_sample
+from tokamake.train.trace_steps import trace_steps
 
 
 @pytest.fixture(scope="module")
