@@ -51,7 +51,7 @@ def refused(root: Path, start: Path, **changes: Any) -> str:
 
 MISFITS: dict[str, Settings] = {
     "global_step4: is at step 4 already, and the run ends at step 4; raise train.train_steps, or "
-    "set train.finetune to true to take its weights alone": {"train_steps": 4},
+    "set train.finetune to true to load only its weights": {"train_steps": 4},
     "global_step4: has consumed 32 samples in 4 steps, with train.global_batch_size and "
     "rampup_batch_size it would be 16; set these as they were, or": {"global_batch_size": 4},
     "global_step4: has optimizer states of adamw, not of lion; set train.optimizer.name to adamw, "
@@ -79,7 +79,7 @@ def test_states_of_another_optimizer_are_recognized_by_their_names(
     torch.save(state, file)
     convert(source=tmp_path / "universal", target=tmp_path / "a", format="native")
     for name, expected in (
-        ("lion", r"lion has no use for its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
+        ("lion", r"lion does not use its optimizer\.exp_avg_sq\.\S+ and \d+ more"),
         ("muon", r"has no optimizer\.momentum_buffer\.\S+ and \d+ more, so its optimizer was not"),
     ):
         message = refused(root, tmp_path / "a", finetune=False, optimizer={"name": name})

@@ -112,13 +112,13 @@ def test_learned_positions_are_weights_and_stay() -> None:
         ),
         (
             ("base base true",),
-            "runs.tsv:2: model.checkpoint: no run can begin, since base from base starts; let one "
-            "start from random weights or from a folder",
+            "runs.tsv:2: model.checkpoint: runs start from each other in a circle (base -> "
+            "base); let one start from random weights or from a folder",
         ),
         (
             ("a c true", "b a true", "c b true"),
-            "runs.tsv:3: model.checkpoint: no run can begin, since a from c from b from a starts; "
-            "let one start from random weights or from a folder",
+            "runs.tsv:3: model.checkpoint: runs start from each other in a circle (a -> c -> b "
+            "-> a); let one start from random weights or from a folder",
         ),
         (
             ("base", "long base"),
@@ -140,7 +140,7 @@ def test_a_start_that_cannot_exist_is_refused(rows: tuple[str, ...], message: st
             "global_batch_size",
             "8",
             "consumes 640 samples in 40 steps, with train.global_batch_size and rampup_batch_size "
-            "of this run it would be 320; set these alike, ",
+            "of this run it would be 320; give both runs the same ones, ",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_run_that_cannot_be_continued_is_refused(setting: str, value: str, mes
         columns, row = f"{columns} train.{setting}", f"{row} {value}"
     text = refused(columns, "base", row)
     assert text.startswith(f"runs.tsv:3: model.checkpoint: run base: {message}")
-    assert text.endswith("or set train.finetune to true to take its weights alone")
+    assert text.endswith("or set train.finetune to true to load only its weights")
 
 
 def test_a_mapping_that_names_no_run_is_refused() -> None:

@@ -74,7 +74,7 @@ class RopeScaling(Settings):
             raise ValueError(f"rope_type {self.rope_type} needs {', '.join(missing)}; add it")
         if useless := sorted(keys - required - optional):
             raise ValueError(
-                f"rope_type {self.rope_type} has no use for {', '.join(useless)}; leave it out"
+                f"rope_type {self.rope_type} does not use {', '.join(useless)}; leave it out"
             )
         if required and (self.high_freq_factor or math.inf) <= (self.low_freq_factor or 0.0):
             raise ValueError("high_freq_factor is not greater than low_freq_factor")
@@ -111,7 +111,7 @@ class Architecture(Settings):
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
     """Longest sequence the model is meant for."""
     position_embedding: Literal["rotary", "learned", "alibi"] = "rotary"
-    """How a token's position enters."""
+    """Position encoding: rotary, learned or ALiBi."""
     rope_theta: Positive = 10000.0
     """Base of the rotary position frequencies."""
     rope_scaling: RopeScaling | None = None

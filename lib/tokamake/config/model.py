@@ -57,7 +57,7 @@ class RunStart(Settings):
     """Another run of the same table of runs, as a start."""
 
     run: str
-    """Its name. This run starts from its last checkpoint."""
+    """Name of the run whose last checkpoint this run starts from."""
 
 
 def _as_start(value: Any) -> Any:

@@ -26,7 +26,7 @@ from tokamake.validation import validate
 Settings = dict[str, Any]
 """Settings by dotted names."""
 Record = dict[str, Any]
-"""What decides a run's weights besides its settings; see `record`."""
+"""Data and start of a run; see `record`."""
 
 INPUTS = "inputs"
 """Folder in the output folder of a run, with a record for each digest that the run has had."""
@@ -223,7 +223,7 @@ def length_obstacles(
 
 
 def record(run: Run, *, index: dict[str, Any], weights: str) -> Record:
-    """What decides a run's weights besides its settings.
+    """Data and start of a run: they decide its weights, besides its settings.
 
     Args:
         run: the resolved run.

@@ -100,7 +100,7 @@ class EventLog:
             self._file.close()
 
     def _history(self, events: Iterable[dict[str, Any]], consumed_samples: int) -> History:
-        """What the events of earlier jobs mean for this one."""
+        """Bad steps of earlier jobs, from their events."""
         actions, left_out = list[Any](), set[int]()
         for event in events:
             actions.append(event.get("action"))

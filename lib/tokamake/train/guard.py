@@ -38,7 +38,7 @@ class BadStep(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """What a checkpoint keeps of the steps before it."""
+    """State of the guard that a checkpoint keeps."""
 
     recent: tuple[tuple[float, float], ...] = ()
     """Loss and gradient norm of the last good steps."""
@@ -64,7 +64,7 @@ class GuardState(NamedTuple):
         }
 
     def effect(self, step: int) -> dict[str, Any]:
-        """What bad steps have changed in the weights of a step; empty if nothing."""
+        """Changes of the weights by bad steps up to a step; empty if there are none."""
         skipped = [number for number in self.skipped if number <= step]
         changed = skipped or self.rate_factor != 1.0
         return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
@@ -78,7 +78,7 @@ class GuardState(NamedTuple):
         return self._replace(recent=(*self.recent, (loss, grad_norm))[-window:])
 
     def after_skip(self, *steps: int) -> "GuardState":
-        """The state with more steps that have, or will have, no update."""
+        """The state with more skipped steps, past or future."""
         return self._replace(skipped=tuple(sorted({*self.skipped, *steps})))
 
 

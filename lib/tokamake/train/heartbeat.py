@@ -46,13 +46,13 @@ class Beat(NamedTuple):
     number: int
     """Notes so far; each rank makes the same ones."""
     phase: str
-    """What it does."""
+    """Its activity, such as `reads samples`."""
     step: int
     """Finished steps."""
 
 
 class Report(NamedTuple):
-    """What a rank writes when the run hangs."""
+    """Report of a rank when the run hangs."""
 
     beat: Beat
     call: str

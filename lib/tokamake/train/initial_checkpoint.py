@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
-_FINETUNE_REMEDY = "set train.finetune to true to take its weights alone"
+_FINETUNE_REMEDY = "set train.finetune to true to load only its weights"
 _WITHOUT_EFFECT = {"initializer_range"}
 """Fields of an architecture that do not matter once there are weights."""
 
@@ -76,7 +76,7 @@ def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = 
 def differing_fields(
     actual: "Architecture", stated: "Architecture", *, path: Path, parent: str | None = None
 ) -> list[str]:
-    """A line for each field of a stated architecture that a checkpoint has otherwise.
+    """One line for each field that differs between a stated architecture and a checkpoint.
 
     Args:
         actual: architecture of the checkpoint, which may not exist yet.
@@ -136,7 +136,7 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
         )
     for keys, problem in (
         (expected - actual, "has no"),
-        (actual - expected, f"{name} has no use for its"),
+        (actual - expected, f"{name} does not use its"),
     ):
         if keys:
             others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""

@@ -68,8 +68,8 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
     b bytes an element in the passes (4 or 2), D optimizer states:
 
     - weights: 4P/S, and copies: bP in zero_stage 0 to 2; in stage 3, b times the parameters of the
-      largest layer and of what is no layer (in a pipeline, of the whole stage). One rank in fp32
-      has no copies.
+      largest layer and outside layers (in a pipeline, of the whole stage). One rank in fp32 has
+      no copies.
     - gradients: 4P/S; and 4P if several ranks add up the gradients of several micro batches in
       zero_stage 0 or 1, or in any pipeline.
     - optimizer: 4DP/S. Scalars and sums of rows and columns are left out. If matrices have other

@@ -8,7 +8,7 @@ from tokamake.errors import UserError
 
 
 def plan_segments(*, config: Path, segment_steps: int, output: Path) -> None:
-    """Write the steps at which the jobs of a run end that is as long as its corpora's epochs.
+    """Plan the jobs of a run whose length comes from epochs: write the last step of each.
 
     Args:
         config: The run, as `resolve` writes it.

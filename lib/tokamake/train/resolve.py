@@ -137,7 +137,7 @@ def starting_point(
     if train.finetune is None and progress.iteration:
         raise UserError(
             f"train.finetune: missing: {start.path} is at step {progress.iteration:,}; add "
-            "true (its weights alone, from step 0) or false (continue it)"
+            "true (load only its weights, and start at step 0) or false (continue it)"
         )
     if train.finetune is not False:
         return {"checkpoint": start.path}

@@ -91,7 +91,7 @@ def _starting_point(
         return changes.record(run, index=index, weights=weights)
 
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
-        """What is said, and the changes with which the run goes on; None: it starts again."""
+        """Message for the user, and the changes with which the run continues; None: restart."""
         changed = changes.compare(
             run.output,
             state,

@@ -89,7 +89,7 @@ class Retention:
             )
 
     def note_commit(self, step: int) -> None:
-        """Begin to delete old checkpoints, for a new one is complete and in its place."""
+        """Begin to delete old checkpoints, since a new one is complete and in its place."""
         self.wait()
         self._current = step
         self._abandoned.discard(step)

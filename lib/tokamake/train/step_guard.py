@@ -108,7 +108,7 @@ class StepGuard:
             return bad, None, self._divergence(result)
         stopped = bad._replace(action="stop")
         if bad.action in ACTED and self._events.history.num_acted >= budget:
-            problem = f"train.on_bad_step.budget: {budget}: is used up"
+            problem = f"train.on_bad_step.budget {budget} is used up"
             return stopped, None, f"{problem}; {self._divergence(result)}, or raise the budget"
         if bad.action != "rewind":
             return bad, None, ""
@@ -130,7 +130,7 @@ class StepGuard:
     def _divergence(self, result: StepResult) -> str:
         remedy = "training has diverged"
         if self._precision == "fp16":
-            remedy += f" at a loss scale of {result.loss_scale:g}; take train.precision bf16"
+            remedy += f" at a loss scale of {result.loss_scale:g}; set train.precision to bf16"
         return (
             f"{remedy}; check the documents of the step ({self._events.path}), or lower "
             "train.optimizer.learning_rate and set train.on_change to continue"

@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
     loss_scale: float = 1.0
     """Loss scale of the step; 1 in other precisions than fp16."""
     bad: BadStep | None = None
-    """What is wrong with the step, if anything."""
+    """Fault of the step; None: it is good."""
     updated: bool = True
     """Whether the step updated the weights."""
 

@@ -19,7 +19,7 @@ _LOOK_SECONDS = 5.0
 
 
 class Stopping:
-    """What asks a run to stop, as far as this rank knows.
+    """Requests to stop a run, as far as this rank knows.
 
     Attributes:
         signals: signals of this process.

@@ -32,7 +32,7 @@ _SLOW_READING = 0.1
 
 
 class RankTimes(NamedTuple):
-    """What a rank takes alone, in seconds."""
+    """Times of a rank that do not depend on others, in seconds."""
 
     reading: float
     """Waiting for samples, mean of the last steps."""

@@ -53,7 +53,7 @@ def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSpl
             splits[name] = ValidationSplit(samples, num_steps)
         elif verify:
             print(
-                f"{metrics.title(name)}: not measured, for its {len(samples)} samples fill no "
+                f"{metrics.title(name)}: not measured: its {len(samples)} samples do not fill a "
                 f"global batch of {train.global_batch_size}",
                 flush=True,
             )

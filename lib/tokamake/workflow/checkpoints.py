@@ -86,7 +86,7 @@ class CheckpointRules:
         return [stated] if stated else []
 
     def model_options(self, wildcards: Any, input: Any) -> list[str]:
-        """That file, and the run of the table that a run starts from, as options of `resolve`.
+        """Stated architecture, and the run of the table to start from, as options of `resolve`.
 
         Snakemake compares inputs, and no params that are functions of them: these options alone
         resolve nothing again.

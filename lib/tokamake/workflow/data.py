@@ -148,7 +148,7 @@ class DataRules:
         return [split_weights(weights, name) for name in names]
 
     def evaluation_options(self, wildcards: Any, input: Any) -> list[str]:
-        """The same as options of `evaluate`."""
+        """Weighting files of held-out splits, as options of `evaluate`."""
         named = zip(self._evaluation_splits(wildcards.run), input.held_out, strict=True)
         return [f"--held-out={split}={path}" for split, path in named]
 

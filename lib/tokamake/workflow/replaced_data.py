@@ -129,7 +129,7 @@ def _settings(config: WorkflowConfig) -> dict[str, Any]:
 
 
 def _current(config: WorkflowConfig) -> dict[str, Any]:
-    """The same by dotted names, and the beginning of the hash of the tokenizer's files.
+    """Settings of the config's data by dotted names, and the beginning of the tokenizer's hash.
 
     `describe` shows the same hash.
     """

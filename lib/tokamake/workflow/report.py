@@ -68,7 +68,7 @@ class ReportRules:
         return json.dumps(self._snakemake.main_config, sort_keys=True)
 
     def _name_lost_runs(self) -> None:
-        """Say which runs of another config the report shows, and the next one will not."""
+        """Warn about runs of another config that the next report will leave out."""
         folder = Path(self._config.data_set.shared)
         path = folder / "config.json"
         if not path.is_file():

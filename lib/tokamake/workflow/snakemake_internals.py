@@ -216,7 +216,7 @@ def resolve_launch(snakemake: Snakemake, root: Path) -> None:
 
 
 def resolve_precommand(snakemake: Snakemake, root: Path) -> None:
-    """The same for scripts in `precommand`, which Snakemake knows once jobs start."""
+    """Set up scripts in `precommand`, which Snakemake knows once jobs start."""
     words = (snakemake.precommand or "").split(" ")
     resolved = [_resolve(word, root) if "/" in word else word for word in words]
     if words != resolved:

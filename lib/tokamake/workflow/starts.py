@@ -81,10 +81,10 @@ def _ancestors(name: str, runs: Mapping[str, NamedRun]) -> list[str]:
         if parent not in runs:
             raise UserError(f"{where}: {_unknown(parent, runs)}")
         if parent in chain:
-            circle = " from ".join([*chain[chain.index(parent) :], parent])
+            circle = " -> ".join([*chain[chain.index(parent) :], parent])
             raise UserError(
-                f"{where}: no run can begin, since {circle} starts; let one start from random "
-                "weights or from a folder"
+                f"{where}: runs start from each other in a circle ({circle}); let one start "
+                "from random weights or from a folder"
             )
         chain.append(parent)
     return chain
@@ -143,11 +143,11 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
 
     `resolve` checks it again, once the checkpoint exists.
     """
-    remedy = "or set train.finetune to true to take its weights alone"
+    remedy = "or set train.finetune to true to load only its weights"
     if train.optimizer.name != parent.optimizer.name:
         raise UserError(
             f"{name}: has optimizer states of {parent.optimizer.name}, not of "
-            f"{train.optimizer.name}; set train.optimizer.name alike, {remedy}"
+            f"{train.optimizer.name}; set train.optimizer.name to {parent.optimizer.name}, {remedy}"
         )
     if (step := parent.num_steps) is None:  # its data decide
         return
@@ -160,7 +160,7 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
         raise UserError(
             f"{name}: consumes {samples:,} samples in {step:,} steps, with "
             f"train.global_batch_size and rampup_batch_size of this run it would be "
-            f"{train.batch_sizes.samples(step):,}; set these alike, {remedy}"
+            f"{train.batch_sizes.samples(step):,}; give both runs the same ones, {remedy}"
         )
 
 

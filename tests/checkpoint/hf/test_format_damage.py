@@ -86,7 +86,7 @@ def _deep(content: bytes) -> bytes:
 
 
 NORM = "model.norm.weight"
-_OUTSIDE = r"index\.json: weight_map: .* is no file of the folder; fetch"
+_OUTSIDE = r"index\.json: weight_map: .* is not a file of the folder; fetch"
 DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint again$"
 
 
@@ -145,7 +145,7 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
         (_index('{"weight_map": {"x": ".."}}'), _OUTSIDE),
         (_index('{"weight_map": {"x": 1}}'), _OUTSIDE),
         (_bin([torch.ones(1)]), r"pytorch_model\.bin: holds no tensors by name; fetch"),
-        (_bin({"x": 1}), r"pytorch_model\.bin: x is no tensor; fetch"),
+        (_bin({"x": 1}), r"pytorch_model\.bin: x is not a tensor; fetch"),
         (_bin({"x": torch.ones(1)}), r"tensor lm_head.weight \(and 29 more\) is missing"),
         (
             _cut_bin,

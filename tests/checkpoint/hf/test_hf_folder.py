@@ -142,7 +142,7 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
         ),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 3}},
-            "rope_type linear has no use for beta_fast; leave it out",
+            "rope_type linear does not use beta_fast; leave it out",
         ),
         ({"partial_rotary_factor": 0.5}, "rope_parameters: .* that turns whole heads"),
         (

@@ -142,7 +142,7 @@ def _read_shards(index: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     for shard in weight_map.values():
         # A path could lead to any file of the user's.
         if not isinstance(shard, str) or Path(shard).name != shard or shard == "..":
-            raise UserError(f"{index}: weight_map: {shard!r} is no file of the folder; {REMEDY}")
+            raise UserError(f"{index}: weight_map: {shard!r} is not a file of the folder; {REMEDY}")
     file_of = {name: index.parent / shard for name, shard in weight_map.items()}
     shards = {file: _read_file(file, ignored) for file in sorted(set(file_of.values()))}
     extents = {}
@@ -165,7 +165,7 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     tensors = {str(key): value for key, value in state.items() if not ignored.fullmatch(str(key))}
     for name, value in tensors.items():
         if not isinstance(value, PickledTensor):
-            raise UserError(f"{file}: {name} is no tensor; {REMEDY}")
+            raise UserError(f"{file}: {name} is not a tensor; {REMEDY}")
     return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 

@@ -116,7 +116,7 @@ def function_of(args: Any, file: Path, *, family: str, is_core: bool) -> dict[st
         args: of the checkpoint.
         file: with the arguments, for messages.
         family: of the model.
-        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
+        is_core: whether the model is megatron.core's, which reads some arguments differently.
 
     Raises:
         UserError: no family has such a model; the message names the argument.

@@ -176,7 +176,7 @@ class LanguageModel(nn.Module):
         return document_mask(document_ids, axis=axis, method=method)
 
     def logits(self, x_BLD: Tensor) -> Tensor:
-        """Logits (B, L, V) for this rank's part of the vocabulary; in the last stage alone."""
+        """Logits (B, L, V) for this rank's part of the vocabulary; only in the last stage."""
         x_BLD = shared_input(self.norm(x_BLD), self.mesh)
         if hasattr(self, "lm_head"):
             logits: Tensor = self.lm_head(x_BLD)

@@ -82,7 +82,7 @@ def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     Args:
         args: of a checkpoint.
         file: with the arguments, for messages.
-        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
+        is_core: whether the model is megatron.core's, which reads some arguments differently.
     """
     return {
         "rms_norm_eps": norm_epsilon(args, is_core=is_core),

@@ -29,7 +29,7 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     Args:
         args: of a checkpoint.
         file: with the arguments, for messages.
-        is_core: whether the model is megatron.core's, which reads some arguments otherwise.
+        is_core: whether the model is megatron.core's, which reads some arguments differently.
 
     Raises:
         UserError: Megatron's versions disagree on what the arguments mean.
