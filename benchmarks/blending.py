@@ -22,7 +22,7 @@ from megatron.core.datasets.utils import Split
 
 from tokamake import _csrc
 from tokamake.data.indexed import dataset
-from tokamake.data.samples import dataset_index, sentence_mappings
+from tokamake.data.samples import sample_index, sentence_mappings
 
 _ALL = 2**63 - 1
 _LENGTH = 2048
@@ -177,7 +177,7 @@ def our_index(prefix: Path, num_samples: int, folder: Path) -> Arrays:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     opened = dataset.IndexedDataset(prefix)
-    built = dataset_index.build(
+    built = sample_index.build(
         opened.lengths,
         range(len(opened)),
         num_samples=num_samples,

@@ -248,7 +248,7 @@ TESTED_THROUGH = {
     "checkpoint/test_convert_grid.py": [
         *("checkpoint/deepspeed/mds_pipeline/format", "checkpoint/deepspeed/pipeline"),
         *("checkpoint/hf/config_json", "checkpoint/hf/safetensors_files"),
-        *("checkpoint/megatron_model/arguments", "checkpoint/megatron_model/module"),
+        *("checkpoint/megatron_model/arguments", "checkpoint/megatron_model/module_tree"),
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
         *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
@@ -258,7 +258,7 @@ TESTED_THROUGH = {
         "checkpoint/torch_files/torch_archive",
     ],
     "checkpoint/megatron/test_optimizer_reader.py": ["checkpoint/megatron/optimizer_writer"],
-    "checkpoint/megatron_model/test_function.py": ["checkpoint/megatron_model/description"],
+    "checkpoint/megatron_model/test_model_arguments.py": ["checkpoint/megatron_model/args_reader"],
     "checkpoint/native/test_format.py": [
         *("checkpoint/native/archive_tensors", "checkpoint/native/dcp_reader"),
         *("checkpoint/native/folder", "checkpoint/native/training_state"),

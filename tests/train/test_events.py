@@ -11,8 +11,8 @@ from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.data.samples.loader import DocumentSpan, Step
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.bad_steps import BadStep
 from tokamake.train.events import EventLog, History
-from tokamake.train.guard import BadStep
 from tokamake.train.metrics import read
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import PACKING_SETTINGS, TrainSettings
+from tokamake.data.samples.document_masks import packed
 from tokamake.data.samples.loader import Rows, Step, steps
-from tokamake.data.samples.packing import packed
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh

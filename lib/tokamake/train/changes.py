@@ -18,7 +18,7 @@ from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
-from tokamake.train.guard import ranges_without_effect
+from tokamake.train.bad_steps import ranges_without_effect
 from tokamake.train.resume_state import ResumeState, newest_state, read_state
 from tokamake.train.run_digest import effective_settings, training_index
 from tokamake.validation import validate

@@ -15,7 +15,7 @@ from tokamake.data.samples.documents import HasSpans, documents_of
 from tokamake.data.samples.loader import Step
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.guard import ACTED, BadStep
+from tokamake.train.bad_steps import ACTED, BadStep
 from tokamake.train.metrics import RecordFile
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult

@@ -23,7 +23,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import changes, metrics
-from tokamake.train.guard import ranges_without_effect
+from tokamake.train.bad_steps import ranges_without_effect
 from tokamake.train.initial_checkpoint import check_begun
 from tokamake.train.resume_state import (
     ResumeState,

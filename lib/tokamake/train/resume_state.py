@@ -9,7 +9,7 @@ from tokamake import files
 from tokamake.checkpoint.latest import candidates, latest
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
-from tokamake.train.guard import GuardState
+from tokamake.train.bad_steps import GuardState
 
 
 class LineageEntry(NamedTuple):

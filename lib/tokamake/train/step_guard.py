@@ -8,8 +8,8 @@ from tokamake.data.samples.documents import HasSpans
 from tokamake.data.samples.loader import Step
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.bad_steps import ACTED, BadStep, GuardState, described, judge
 from tokamake.train.events import EventLog
-from tokamake.train.guard import ACTED, BadStep, GuardState, described, judge
 from tokamake.train.resume import StartingPoint
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult

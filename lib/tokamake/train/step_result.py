@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint import CheckpointException
 
 from tokamake.errors import UserError
-from tokamake.train.guard import BadStep
+from tokamake.train.bad_steps import BadStep
 
 Judge = Callable[[float, float], BadStep | None]
 """Judges a step by its loss and gradient norm; the same on all ranks."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokamake.data.samples.array_file import NAME, ArrayFile, write_arrays
-from tokamake.data.samples.dataset_index import DatasetIndex
+from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 
 INDEXES = [

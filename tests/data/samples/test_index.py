@@ -24,9 +24,9 @@ from tests.support.megatron_datasets import (
 from tests.support.runs import vouch
 from tokamake import files
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import PAD, Samples
+from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 
 WEIGHTS = {"merged/b-0000": 0.55, "merged/a-0000": 0.3, "merged/a-0001": 0.15}

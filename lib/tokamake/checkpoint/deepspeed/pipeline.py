@@ -7,7 +7,7 @@ A parameter is named after the number of its layer, or after the tie of a tied e
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
 
 _TIED_EMBEDDING = "tied_modules.embed"
 

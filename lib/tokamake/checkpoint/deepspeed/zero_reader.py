@@ -20,7 +20,7 @@ from tokamake.checkpoint.deepspeed.zero_partition import (
     slice_size,
 )
 from tokamake.checkpoint.megatron_model import rank_file
-from tokamake.checkpoint.megatron_model.module import current_name
+from tokamake.checkpoint.megatron_model.module_tree import current_name
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     MODEL,
@@ -30,7 +30,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     state_chunks,
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.flat_ranges import cut

@@ -22,7 +22,7 @@ from tokamake.checkpoint.deepspeed.zero_partition import (
 )
 from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, has_states
 from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, MODEL, parameter_name
-from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32

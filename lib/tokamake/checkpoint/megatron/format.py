@@ -16,17 +16,17 @@ from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
-from tokamake.checkpoint.megatron_model import module as megatron_module
+from tokamake.checkpoint.megatron_model import module_tree as megatron_module
 from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.arguments import (
     argument_warnings,
     as_megatron_lm,
     megatron_arguments,
 )
-from tokamake.checkpoint.megatron_model.description import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, target_ranks
 from tokamake.checkpoint.megatron_model.scheduler import scheduler_note
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, target_ranks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive

@@ -18,7 +18,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     settings_note,
     state_chunks,
 )
-from tokamake.checkpoint.megatron_model.rank_tensors import TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource

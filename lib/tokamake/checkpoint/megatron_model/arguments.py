@@ -1,9 +1,9 @@
-"""Megatron's `args` in a checkpoint that tokamake writes; `description` reads them."""
+"""Megatron's `args` in a checkpoint that tokamake writes; `args_reader` reads them."""
 
 import argparse
 
 from tokamake import plugins
-from tokamake.checkpoint.megatron_model.function import (
+from tokamake.checkpoint.megatron_model.model_arguments import (
     KIND,
     arguments_of,
     inexpressible,

@@ -24,7 +24,6 @@ from tokamake.data.corpus.plan_file import (
     write_plan,
 )
 from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp, stamps
-from tokamake.data.indexed.paths import corpus_of
 from tokamake.data.readers import sniff
 from tokamake.data.readers._compression import SUFFIXES
 from tokamake.errors import UserError
@@ -300,7 +299,7 @@ def _plan_batches(
             new_names.setdefault(member.corpus, []).append(member.name)
     size = -(-sum(map(len, new_names.values())) // max_jobs)
     for corpus, corpus_names in new_names.items():
-        first = _next_number([batch for batch in batches if corpus_of(batch.name) == corpus])
+        first = _next_number([batch for batch in batches if batch.corpus == corpus])
         count = -(-len(corpus_names) // size)
         bounds = [len(corpus_names) * number // count for number in range(count + 1)]
         for number, (start, end) in enumerate(pairwise(bounds), first):

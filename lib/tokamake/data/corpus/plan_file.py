@@ -56,6 +56,11 @@ class JobBatch(NamedTuple):
     members: tuple[str, ...]
     """Names of its shards or merged datasets."""
 
+    @property
+    def corpus(self) -> str:
+        """Name of the corpus."""
+        return self.name.rpartition("-")[0]
+
 
 class TokenizerCorpus(NamedTuple):
     """Raw files of a corpus that a tokenizer is trained on, and how to read them."""

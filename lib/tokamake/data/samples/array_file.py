@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index_folder import REMEDY
+from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 
 NAME = "arrays.bin"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.dataset_index import DatasetIndex
 from tokamake.data.samples.index_folder import REMEDY, identity, matches, read_index
+from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 
 PAD = -1

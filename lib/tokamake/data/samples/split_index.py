@@ -15,8 +15,8 @@ import numpy as np
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples import array_file, dataset_index, draw, epochs
-from tokamake.data.samples.dataset_index import DatasetIndex
+from tokamake.data.samples import array_file, draw, epochs, sample_index
+from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
@@ -231,7 +231,7 @@ def _build(
     """
 
     def build(num_samples: int) -> DatasetIndex:
-        return dataset_index.build(
+        return sample_index.build(
             dataset.dataset.lengths,
             dataset.documents,
             num_samples=num_samples,

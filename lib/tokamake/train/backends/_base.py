@@ -30,6 +30,7 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import (
     MicroBatch,
     TokenRows,
@@ -37,7 +38,6 @@ from tokamake.train.batch import (
     num_micro_batches,
     to_batch,
 )
-from tokamake.train.guard import bad_ranks
 from tokamake.train.initial_checkpoint import describe_start
 from tokamake.train.loss_scale import LossScale
 from tokamake.train.numerics import precision_of

@@ -18,11 +18,11 @@ from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed_files
-from tokamake.checkpoint.megatron_model import module as megatron_module
+from tokamake.checkpoint.megatron_model import module_tree as megatron_module
 from tokamake.checkpoint.megatron_model import rank_file
-from tokamake.checkpoint.megatron_model.description import Description, check_rank_counts
+from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, target_ranks
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, target_ranks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive

@@ -20,9 +20,9 @@ from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
-from tokamake.checkpoint.megatron_model import module as megatron_module
+from tokamake.checkpoint.megatron_model import module_tree as megatron_module
 from tokamake.checkpoint.megatron_model import rank_file
-from tokamake.checkpoint.megatron_model.description import Description
+from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     MODEL,
@@ -32,7 +32,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     state_chunks,
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor

@@ -15,7 +15,7 @@ from tests.support import gpts, llamas, megatron_names
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.megatron_model.description import architecture_of
+from tokamake.checkpoint.megatron_model.args_reader import architecture_of
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.torch_files.allowed_globals import Attribute, StandIn
 from tokamake.config.architecture import Architecture

@@ -5,8 +5,8 @@ import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
+from tokamake.data.samples.document_masks import packed
 from tokamake.data.samples.loader import PAD
-from tokamake.data.samples.packing import packed
 
 EOD = 0
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.function import family_of, function_of
+from tokamake.checkpoint.megatron_model.model_arguments import family_of, function_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.source import TensorSource

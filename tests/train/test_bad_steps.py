@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tokamake.config.stability import BadStepSettings
-from tokamake.train import guard
-from tokamake.train.guard import BadStep, GuardState, bad_ranks, described, judge, robust_score
+from tokamake.train import bad_steps
+from tokamake.train.bad_steps import BadStep, GuardState, bad_ranks, described, judge, robust_score
 
 WINDOW = 16
 SPIKES = BadStepSettings(not_finite="skip", spike="rewind", spike_window=WINDOW)
@@ -134,7 +134,7 @@ def test_ranks_are_named_as_ranges() -> None:
 
 def test_ranges_before_the_position_have_no_effect() -> None:
     ranges = [(1, 3), (5, 5), (8, 12)]
-    assert guard.ranges_without_effect(ranges, 0) is None
-    assert guard.ranges_without_effect(ranges, 9) == (
+    assert bad_steps.ranges_without_effect(ranges, 0) is None
+    assert bad_steps.ranges_without_effect(ranges, 9) == (
         "no effect on steps 1 to 3, 5: training is already at step 9"
     )

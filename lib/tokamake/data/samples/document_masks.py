@@ -1,4 +1,4 @@
-"""Inputs, labels, positions and document numbers of a batch of samples.
+"""Loss mask, positions and document numbers that keep the documents of a row apart.
 
 Rows of tokens come from `loader`; the trainer takes the result. The rules are those of Megatron's
 get_ltor_masks_and_position_ids: a document begins after an end-of-document token.
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokamake.data.samples.loader import PAD
 
 
-class PackedSamples(NamedTuple):
+class DocumentMasks(NamedTuple):
     """Model inputs for a batch of B samples of S tokens."""
 
     loss_mask: npt.NDArray[np.bool_]
@@ -30,7 +30,7 @@ def packed(
     reset_position_ids: bool = False,
     reset_attention_mask: bool = False,
     eod_mask_loss: bool = False,
-) -> PackedSamples:
+) -> DocumentMasks:
     """Return the loss mask, positions and document numbers, separating documents if requested.
 
     Args:
@@ -55,4 +55,4 @@ def packed(
     padding = rows == PAD
     if padding.any():
         loss_mask = loss_mask & ~padding[:, 1:]
-    return PackedSamples(loss_mask, position_ids, document_ids)
+    return DocumentMasks(loss_mask, position_ids, document_ids)

@@ -9,7 +9,7 @@ from megatron.core.datasets.utils import Split
 
 from tests.support.megatron_datasets import assert_identical, config, random_lengths, write_dataset
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples import dataset_index
+from tokamake.data.samples import sample_index
 
 
 def megatron_dataset(
@@ -49,7 +49,7 @@ def test_arrays_equal_megatron(
         "sequence_length": sequence_length,
         "seed": seed,
     }
-    index = dataset_index.build(lengths, documents, **settings)
+    index = sample_index.build(lengths, documents, **settings)
     reference = megatron_dataset(prefix, documents, **settings)
     assert_identical(index.document, reference.document_index)
     assert_identical(index.sample, reference.sample_index)
@@ -59,7 +59,7 @@ def test_arrays_equal_megatron(
 def test_a_document_shorter_than_a_sample_equals_megatron(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "pair", [5])
     settings = {"num_samples": 9, "sequence_length": 64, "seed": 1}
-    index = dataset_index.build(IndexedDataset(prefix).lengths, range(1), **settings)
+    index = sample_index.build(IndexedDataset(prefix).lengths, range(1), **settings)
     reference = megatron_dataset(prefix, range(1), **settings)
     assert_identical(index.sample, reference.sample_index)
     assert_identical(index.shuffle, reference.shuffle_index)
@@ -68,10 +68,10 @@ def test_a_document_shorter_than_a_sample_equals_megatron(tmp_path: Path) -> Non
 def test_a_little_used_last_epoch_is_shuffled_separately() -> None:
     lengths = np.full(50, 10, np.int32)
     settings = {"sequence_length": 10, "seed": 5}
-    separate = dataset_index.build(lengths, range(50), num_samples=60, **settings)
+    separate = sample_index.build(lengths, range(50), num_samples=60, **settings)
     assert sorted(separate.document[50:]) == list(range(50))
     assert sorted(separate.shuffle[:49]) == list(range(49))
-    joint = dataset_index.build(lengths, range(50), num_samples=95, **settings)
+    joint = sample_index.build(lengths, range(50), num_samples=95, **settings)
     assert sorted(joint.document[50:]) != list(range(50))
 
 
@@ -85,14 +85,14 @@ def test_a_last_partial_sample_equals_megatron(
     prefix = write_dataset(tmp_path / "pair", lengths.tolist())
     settings = {"num_samples": num_samples, "sequence_length": 16, "seed": 3}
     documents = range(num_documents)
-    index = dataset_index.build(
+    index = sample_index.build(
         IndexedDataset(prefix).lengths, documents, drop_last_partial_sequence=False, **settings
     )
     reference = megatron_dataset(prefix, documents, split=Split.valid, **settings)
     assert_identical(index.document, reference.document_index)
     assert_identical(index.sample, reference.sample_index)
     assert_identical(index.shuffle, reference.shuffle_index)
-    whole = dataset_index.build(IndexedDataset(prefix).lengths, documents, **settings)
+    whole = sample_index.build(IndexedDataset(prefix).lengths, documents, **settings)
     assert len(index.shuffle) == len(whole.shuffle) + 1
 
 
@@ -101,7 +101,7 @@ def test_separate_last_epoch_overrides_the_threshold() -> None:
     settings = {"sequence_length": 10, "seed": 5}
     for num_samples in (60, 95):
         separate, joint = (
-            dataset_index.build(
+            sample_index.build(
                 lengths,
                 range(50),
                 num_samples=num_samples,

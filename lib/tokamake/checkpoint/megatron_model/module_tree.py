@@ -1,7 +1,7 @@
 """Megatron's nested `module`: the tree of a stage's tensors, and where a file holds them.
 
 A tree is a nested dict with `TensorSlice` as leaves. The checkpoint formats know which file holds
-which stage; `rank_tensors` knows which chunks a tensor consists of.
+which stage; `tensor_parallel_slices` knows which chunks a tensor consists of.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.megatron_model.rank_tensors import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
