@@ -59,6 +59,8 @@ def private_names(tree: ast.AST) -> set[str]:
             names |= {node.attr} if is_theirs else set()
         if isinstance(node, ast.Call) and root_of(node.func) in ("getattr", "setattr", "hasattr"):
             names |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
+        if isinstance(node, ast.Call) and root_of(node.func) in imported:
+            names |= {keyword.arg for keyword in node.keywords if keyword.arg}
     return {name for name in names if is_private(name)}
 
 
@@ -71,6 +73,7 @@ def private_names(tree: ast.AST) -> set[str]:
         ("from tokenizers import Tokenizer\nTokenizer().model._inner", {"_inner"}),
         ("def f(optimizer): optimizer._partition_them()", {"_partition_them"}),
         ("getattr(parameter, '_hp_mapping', None)", {"_hp_mapping"}),
+        ("from torch import Mesh\nMesh([1], names=(), _rank=0)", {"_rank"}),
         ("from torch import nn\nnn.Linear(1, 1).__class__; row._replace(a=1)", set()),
     ],
 )

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import spawn
 from tokamake.runtime import torch_internals
+from tokamake.runtime.process_group import process_group
+from tokamake.runtime.ranks import Ranks
 
 A, B = (torch.tensor([1.0, -2.0, 4.0]), torch.tensor([4.0, 9.0, 16.0]))
 
@@ -166,6 +168,18 @@ def shard_of_rank() -> tuple[list[int], list[int]]:
 @pytest.mark.ranks
 def test_local_shape_and_offset_of_a_shard() -> None:
     assert spawn(shard_of_rank, 2) == [([3, 4], [0, 0]), ([2, 4], [3, 0])]
+
+
+def test_a_mesh_without_groups() -> None:
+    with process_group(Ranks(0, 1, 0, 1)):
+        before = dist.distributed_c10d._world.group_count
+        mesh = torch_internals.mesh_without_groups(
+            "cpu", torch.tensor([[0, 1], [2, 3]]), names=("tensor", "shards")
+        )
+        assert dist.distributed_c10d._world.group_count == before
+    assert mesh.mesh_dim_names == ("tensor", "shards")
+    assert mesh.shape == (2, 2)
+    assert tuple(mesh.get_coordinate() or ()) == (0, 0)
 
 
 def test_storage_info_of_the_distributed_checkpoint() -> None:

@@ -6,12 +6,15 @@ the functions.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.attention import varlen  # noqa: F401 - registers `_varlen_attn`
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Operations on lists of tensors, with one kernel for many tensors; torch.optim calls them.
 foreach_add_ = torch._foreach_add_
@@ -67,6 +70,22 @@ ATTENTION_OPERATORS = (
 def wrapper_subclass(cls: type, shape: Sequence[int], *, dtype: torch.dtype) -> Any:
     """Create a tensor of a subclass that has a shape and a dtype but no data of its own."""
     return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
+
+
+def mesh_without_groups(device: str, ranks: Tensor, *, names: Sequence[str]) -> "DeviceMesh":
+    """Mesh of ranks for the layout of DTensors, which makes no process groups.
+
+    Args:
+        device: type of the devices.
+        ranks: numbers of the ranks, in the shape of the mesh.
+        names: names of its dimensions.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(
+        device, ranks, mesh_dim_names=(*names,), _init_backend=False, _rank=dist.get_rank()
+    )
 
 
 def local_shape_and_offset(

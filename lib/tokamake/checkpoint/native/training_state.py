@@ -36,6 +36,7 @@ from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.torch_internals import mesh_without_groups
 
 Tensors = dict[str, Any]
 
@@ -54,9 +55,7 @@ class StateLayout:
         if ranks.numel() > 1:
             # Tensor parallelism first: shards are parts of a tensor-parallel rank's tensor.
             names = ("tensor", "shards")
-            self._mesh = DeviceMesh(
-                device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=dist.get_rank()
-            )
+            self._mesh = mesh_without_groups(device.type, ranks, names=names)
 
     def whole(self, chunk: ParameterChunk, local: Tensor) -> Tensor:
         """Wrap this rank's part of a parameter, or of its state, as a part of the whole tensor."""

@@ -110,6 +110,12 @@ class EngineBase(ABC):
                 training_state.check(start.path, tensors)
             training_state.fill(start.path, tensors)
 
+    def _gradient_factor(self, norm: float) -> float:
+        """Factor of gradients that clips them."""
+        limit = self._run.train.gradient_clipping
+        # The same epsilon as in torch.nn.utils.clip_grad_norm_.
+        return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+
     def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
         """Make the run's optimizer for the parameters of this rank.
 

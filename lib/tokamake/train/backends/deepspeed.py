@@ -178,9 +178,7 @@ class Engine(EngineBase):
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         if math.isfinite(norm):
-            limit = self._run.train.gradient_clipping
-            # The same epsilon as in torch.nn.utils.clip_grad_norm_.
-            sharding.scale(self._chunks, min(1.0, limit / (norm + 1e-6)) if limit else 1.0)
+            sharding.scale(self._chunks, self._gradient_factor(norm))
             self._engine.step()
         else:
             self._discard()

@@ -163,12 +163,6 @@ class Engine(EngineBase):
                 self._chunks, self.mesh.pipeline, name=self.stages.embedding_name
             )
 
-    def _gradient_factor(self, norm: float) -> float:
-        """Factor of gradients that clips them."""
-        limit = self._run.train.gradient_clipping
-        # The same epsilon as in torch.nn.utils.clip_grad_norm_.
-        return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-
     def _set_mode(self, mode: str) -> None:
         if hasattr(self.optimizer, mode):
             getattr(self.optimizer, mode)()
