@@ -89,10 +89,10 @@ def test_the_timeout_is_shorter_after_the_first_step(
     watch.set_group_timeouts()
     watch.end_step(1)
     watch.end_step(2)
-    assert timeouts == [160, 70]
+    assert timeouts == [400, 310]
     watch.prepare("goes back to a checkpoint")
     watch.end_step(2)
-    assert timeouts == [160, 70, 160, 70]
+    assert timeouts == [400, 310, 400, 310]
 
 
 @pytest.mark.fault("stopped rank")

@@ -147,8 +147,8 @@ class TrainSettings(Settings):
     init_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds without progress after which the run counts as hung, until its first step is done.
     It then names the ranks and hosts that lag, writes the stacks of all ranks to
-    training/hangs, and ends with exit status 75, so that it is tried again. A minute later, its
-    process groups time out by themselves."""
+    training/hangs, and ends with exit status 75, so that it is tried again. Five minutes later,
+    its process groups time out by themselves."""
     train_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """The same after the first step. It must be longer than a step and than the time that a rank
     waits for a checkpoint."""

@@ -29,8 +29,9 @@ Item = TypeVar("Item")
 
 FOLDER = "hangs"
 """Folder in the output folder of a run, with a folder for each job that hung."""
-_GROUP_MARGIN_SECONDS = 60.0
-"""Process groups time out so much later: their errors do not say which rank lags."""
+_GROUP_MARGIN_SECONDS = 300.0
+"""Process groups time out so much later: their errors do not say which rank lags. It is longer than
+ranks wait for the files of others, three times `_MAX_GRACE_SECONDS`."""
 _MAX_INTERVAL_SECONDS = 5.0
 _MAX_GRACE_SECONDS = 60.0
 """How long to wait for files of other ranks: hosts may see them late."""
