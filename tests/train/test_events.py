@@ -12,7 +12,7 @@ from tokamake.data.samples.loader import DocumentSpan, Step
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import BadStep
-from tokamake.train.events import EventLog, History
+from tokamake.train.events import BadStepHistory, EventLog
 from tokamake.train.metrics import read
 from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult
@@ -38,7 +38,9 @@ def open_log(folder: Path, *, done: int, batch_size: int) -> EventLog:
     return EventLog(run, ALONE, samples=NoSpans(), start=start)
 
 
-def write(folder: Path, actions: dict[int, str], *, done: int, batch_size: int = 8) -> History:
+def write(
+    folder: Path, actions: dict[int, str], *, done: int, batch_size: int = 8
+) -> BadStepHistory:
     """Journal the actions of steps; return the history after them."""
     with process_group(ALONE):
         log = open_log(folder, done=done, batch_size=batch_size)
@@ -80,7 +82,7 @@ def test_a_restart_drops_later_events_but_not_rewinds(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0\0\n" + b'{"step": 9, "act')
     history = write(tmp_path, {}, done=4)
     assert entries(tmp_path) == [(2, "skip"), (6, "rewind")]
-    assert history == History(num_acted=2, left_out=(6,))
+    assert history == BadStepHistory(num_acted=2, left_out=(6,))
     assert write(tmp_path, {5: "lower_rate"}, done=4).num_acted == 3
     assert entries(tmp_path) == [(2, "skip"), (6, "rewind"), (5, "lower_rate")]
 
@@ -89,18 +91,18 @@ def test_a_journal_of_damaged_lines_alone_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "events.jsonl").write_bytes(b"\0" * 40 + b'{"step": 5, "act\n')
-    assert write(tmp_path, {}, done=4) == History()
+    assert write(tmp_path, {}, done=4) == BadStepHistory()
     assert f"{tmp_path}/events.jsonl: left out 1 damaged line\n" in capsys.readouterr().out
 
 
 def test_a_new_start_drops_all_events(tmp_path: Path) -> None:
     write(tmp_path, {2: "rewind"}, done=0)
-    assert write(tmp_path, {}, done=0) == History()
+    assert write(tmp_path, {}, done=0) == BadStepHistory()
     assert entries(tmp_path) == []
 
 
 def test_journaled_and_last_events_use_up_no_budget(tmp_path: Path) -> None:
-    assert write(tmp_path, {2: "journal", 3: "stop"}, done=0) == History()
+    assert write(tmp_path, {2: "journal", 3: "stop"}, done=0) == BadStepHistory()
 
 
 @pytest.mark.parametrize(
@@ -121,5 +123,5 @@ def test_a_rewind_before_the_data_changed_leaves_out_nothing(
     write(tmp_path, {6: "rewind"}, done=0)
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps(json.loads(path.read_text()) | damage) + "\n")
-    assert write(tmp_path, {}, done=4) == History(num_acted=1)
+    assert write(tmp_path, {}, done=4) == BadStepHistory(num_acted=1)
     assert "step 6: its samples are those of other documents now" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 """Shape of a model, as the files of config/models state it.
 
 A family's `SETTINGS` (lib/tokamake/models/<family>/model.py) lists the fields that it knows beside
-those of all families, with their defaults and choices. Other fields are refused.
+those of all families, with their defaults and choices. Other fields are refused, unless they have
+their default: files of earlier versions state all of them.
 """
 
 import math
@@ -170,9 +171,8 @@ class Architecture(Settings):
             default = _default(choices)
             is_own = name in (self.model_extra or {}) and default is not None
             if is_own and type(value) is not type(default):
-                raise ValueError(f"{name}: {value!r}: is no {type(default).__name__}; give one")
+                raise ValueError(f"{name}: {value!r}: needs a value of type {type(default).__name__}")
         for name, field in type(self).model_fields.items():
-            # Files that state every default stay valid: they name fields of other families.
             is_default = (value := getattr(self, name)) == field.default
             if name not in settings and name not in _OF_ALL_FAMILIES and not is_default:
                 raise ValueError(f"{name}: {value!r}: {self.family} does not know it; remove it")

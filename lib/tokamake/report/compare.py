@@ -7,14 +7,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tokamake.config.resolved_run import Run
-    from tokamake.report.metrics_history import History
+    from tokamake.report.metrics_history import MetricsHistory
 
 
 class FinishedRun(NamedTuple):
     """Files of a finished run."""
 
     run: "Run"
-    history: "History"
+    history: "MetricsHistory"
     train_json: dict[str, Any]
     scores: dict[str, Any]
     """Overall scores of evaluate.json."""

@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tokamake.report import style
-from tokamake.report.metrics_history import History, smooth
+from tokamake.report.metrics_history import MetricsHistory, smooth
 from tokamake.report.mixture import Component, largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
 
 _MAX_BARS = 30
 
 
-def loss(history: History, vocab_size: int) -> Figure:
+def loss(history: MetricsHistory, vocab_size: int) -> Figure:
     """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess."""
     steps, raw = history.training["step"], history.training["loss"]
     smoothed = smooth(raw)
@@ -41,7 +41,7 @@ def loss(history: History, vocab_size: int) -> Figure:
     return figure
 
 
-def learning_rate(history: History) -> Figure:
+def learning_rate(history: MetricsHistory) -> Figure:
     """Draw the learning rate over steps, with a label at the highest logged one."""
     steps, rate = history.training["step"], history.training["learning_rate"]
     figure, axes = style.over_steps("Learning rate")
@@ -61,7 +61,7 @@ def learning_rate(history: History) -> Figure:
     return figure
 
 
-def throughput(history: History) -> Figure:
+def throughput(history: MetricsHistory) -> Figure:
     """Draw training tokens per second and their median."""
     steps, speed = history.training["step"], history.training["tokens_per_second"]
     median = float(np.median(speed))

@@ -17,7 +17,7 @@ _TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tok
 _VALIDATION = "validation_loss"
 
 
-class History(NamedTuple):
+class MetricsHistory(NamedTuple):
     """Training and validation lines as arrays (lines,) in step order."""
 
     training: dict[str, Floats]
@@ -26,7 +26,7 @@ class History(NamedTuple):
     """Steps and losses (nats per token) of each validation split."""
 
 
-def read_history(path: Path) -> History:
+def read_history(path: Path) -> MetricsHistory:
     """Read metrics. If a step occurs twice, because of a restart, the last line counts.
 
     Raises:
@@ -48,7 +48,7 @@ def read_history(path: Path) -> History:
                 rows[line["step"]] = _pick(line, ("step", key), where=f"{path}:{number}")
     if not training:
         raise UserError(f"{path}: no training step; run `tokamake train` again")
-    return History(
+    return MetricsHistory(
         dict(zip(_TRAINING, _columns(training), strict=True)),
         {name: tuple(_columns(rows)) for name, rows in validation.items()},
     )

@@ -24,7 +24,7 @@ FILE = "events.jsonl"
 """Name of the file in the output folder of a run."""
 
 
-class History(NamedTuple):
+class BadStepHistory(NamedTuple):
     """Bad steps until now; the same on all ranks."""
 
     num_acted: int = 0
@@ -56,7 +56,7 @@ class EventLog:
     def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, start: ResumeState) -> None:
         self._run, self._samples, self.path = run, samples, run.output / FILE
         self._file: RecordFile | None = None
-        agreed = [History()]
+        agreed = [BadStepHistory()]
         with raise_on_all_ranks():
             if ranks.rank == 0:
                 self._file = RecordFile(self.path, lambda event: _stays(event, start.step))
@@ -99,14 +99,14 @@ class EventLog:
         if self._file:
             self._file.close()
 
-    def _history(self, events: Iterable[dict[str, Any]], consumed_samples: int) -> History:
+    def _history(self, events: Iterable[dict[str, Any]], consumed_samples: int) -> BadStepHistory:
         """Bad steps of earlier jobs, from their events."""
         actions, left_out = list[Any](), set[int]()
         for event in events:
             actions.append(event.get("action"))
             if actions[-1] == "rewind":
                 left_out.update(self._steps_of(event, consumed_samples))
-        return History(sum(action in ACTED for action in actions), tuple(sorted(left_out)))
+        return BadStepHistory(sum(action in ACTED for action in actions), tuple(sorted(left_out)))
 
     def _steps_of(self, rewind: dict[str, Any], consumed_samples: int) -> range:
         """Later steps with samples of a rewind."""

@@ -84,21 +84,21 @@ def train_run(
 
         # Rank 0 locks the output folder while training goes on.
         with resume.locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
-            state, counted = start.state, run_since_change(run, start.state)
+            state, current = start.state, run_since_change(run, start.state)
             with raise_on_all_ranks():
                 if until_samples is not None:
-                    until_step = step_of_samples(counted, until_samples)
-                check_until_step(counted, until_step)
-            last_step = until_step or counted.train.train_steps
+                    until_step = step_of_samples(current, until_samples)
+                check_until_step(current, until_step)
+            last_step = until_step or current.train.train_steps
             if state.step >= last_step and not start.unvalidated:
-                suffix = ", the last" if state.step == counted.train.train_steps else ""
+                suffix = ", the last" if state.step == current.train.train_steps else ""
                 ranks.print_once(
                     f"{run.output}: already at step {state.step}{suffix}; nothing to train"
                 )
             else:
                 with raise_on_all_ranks():
                     ranks.print_once(
-                        startup_log(counted, ranks, device=device, resumed=start.resumed)
+                        startup_log(current, ranks, device=device, resumed=start.resumed)
                     )
                 deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
                 trainer = Trainer(
@@ -111,7 +111,7 @@ def train_run(
                     heartbeat=heartbeat,
                 )
                 state = trainer.train()
-                counted, last_step = trainer.run, trainer.last_step
+                current, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
                 assert trainer.stopped
                 return trainer.stopped
@@ -119,7 +119,7 @@ def train_run(
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
                 if ranks.rank == 0:
-                    write_summary(counted, resume.state_at(run.output, last_step, state=state))
+                    write_summary(current, resume.state_at(run.output, last_step, state=state))
     return 0
 
 
