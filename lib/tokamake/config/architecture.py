@@ -171,7 +171,8 @@ class Architecture(Settings):
             default = _default(choices)
             is_own = name in (self.model_extra or {}) and default is not None
             if is_own and type(value) is not type(default):
-                raise ValueError(f"{name}: {value!r}: needs a value of type {type(default).__name__}")
+                kind = type(default).__name__
+                raise ValueError(f"{name}: {value!r}: needs a value of type {kind}")
         for name, field in type(self).model_fields.items():
             is_default = (value := getattr(self, name)) == field.default
             if name not in settings and name not in _OF_ALL_FAMILIES and not is_default:
