@@ -277,7 +277,7 @@ TESTED_THROUGH = {
     "data/corpus/test_plan.py": ["data/corpus/plan_file"],
     "data/corpus/test_train_tokenizer.py": ["data/tokenizers/_trainers"],
     "data/indexed/test_describe.py": [
-        *("data/indexed/index_formats", "data/indexed/length_histogram"),
+        *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],
     "data/indexed/test_merge.py": [
         *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merge_groups"),

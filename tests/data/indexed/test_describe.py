@@ -19,7 +19,7 @@ from tests.support.runs import make_index
 from tokamake.data.indexed import length_histogram
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.describe import describe
-from tokamake.data.indexed.index_formats import read_layout
+from tokamake.data.indexed.index_reader import read_layout
 from tokamake.data.indexed.manifest import write_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokamake import files
 from tokamake.data.indexed.dataset import DTYPES
-from tokamake.data.indexed.index_formats import IndexLayout, read_layout
+from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import HashedRange, differs_from_manifest, hashed_ranges
 from tokamake.data.indexed.merge_inputs import (
     check_bounds,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.indexed.index_formats import read_layout
+from tokamake.data.indexed.index_reader import read_layout
 from tokamake.data.indexed.merge_inputs import check_bounds, check_starts, find_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tokamake.data.indexed.index_formats import IndexLayout
+    from tokamake.data.indexed.index_reader import IndexLayout
 
 _CHUNK = 1 << 16
 _NUM_BINS = 65

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokamake.data.indexed.dataset import DTYPES, index_remedy, token_dtype
 from tokamake.data.indexed.float_tokens import highest_token
-from tokamake.data.indexed.index_formats import IndexLayout, read_layout
+from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError

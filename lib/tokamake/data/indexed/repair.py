@@ -15,7 +15,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.data.indexed.dataset import IndexWriter
-    from tokamake.data.indexed.index_formats import IndexLayout
+    from tokamake.data.indexed.index_reader import IndexLayout
 
 _CHUNK = 1 << 20
 _NO_NUMBERS = np.zeros(0, np.int64)
@@ -117,7 +117,7 @@ def _choose_dtype(
 def _readable_layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
     """Return the columns of the index, or None and the reason why it is unreadable."""
     from tokamake.data.indexed.dataset import DTYPES
-    from tokamake.data.indexed.index_formats import read_layout
+    from tokamake.data.indexed.index_reader import read_layout
     from tokamake.data.indexed.paths import idx_path
 
     idx = idx_path(prefix)
