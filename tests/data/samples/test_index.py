@@ -226,6 +226,13 @@ def test_files_must_match_the_manifest(data_root: Path) -> None:
         build(data_root)
 
 
+def test_an_order_that_does_not_fit_on_the_disk_is_refused(data_root: Path) -> None:
+    message = r"index: the order of 1,000,000,000,020 samples takes 10\.0 TB, the file system has"
+    with pytest.raises(UserError, match=message):
+        build(data_root, train_samples=10**12)
+    assert not (data_root.parent / "index").exists()
+
+
 def test_without_validation_samples_there_is_no_validation_split(data_root: Path) -> None:
     folder = build(data_root, valid_samples=0)
     assert list(description(folder)["splits"]) == ["train"]

@@ -3,6 +3,7 @@
 Reads weighting files and the .idx files of their datasets. Writes the index folder for `loader`.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from tokamake.data.samples.index_folder import (
 from tokamake.data.samples.split_index import IndexSettings, find_datasets, write_split
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
+from tokamake.units import in_bytes
+
+_BYTES_PER_SAMPLE = 10
+"""Place of a sample in the order: its dataset (int16) and its number there (int64)."""
 
 
 def index(
@@ -114,6 +119,7 @@ def index(
     if is_complete(output, request):
         print(f"{output}: already complete")
         return
+    _check_room(output, (train_samples or 0) + valid_samples)
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)
@@ -158,6 +164,17 @@ def _check_values(
 def _check(name: str, value: int, *, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
         raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")
+
+
+def _check_room(output: Path, num_samples: int) -> None:
+    """Check that the order of so many samples fits on the disk, before hours of work."""
+    existing = next(folder for folder in (output, *output.absolute().parents) if folder.is_dir())
+    needed, free = _BYTES_PER_SAMPLE * num_samples, shutil.disk_usage(existing).free
+    if needed > free:
+        raise UserError(
+            f"{output}: the order of {num_samples:,} samples takes {in_bytes(needed)}, the file "
+            f"system has {in_bytes(free)} left; give fewer samples, or another --output"
+        )
 
 
 def _prefixes(splits: SplitPrefixes) -> list[str]:
