@@ -185,6 +185,13 @@ def test_a_descriptor_that_the_user_has_not_opened_is_refused(tmp_path: Path) ->
     assert (tmp_path / "a.txt").read_text() == "0.5 web corpus\n"
 
 
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0.5 web corpus\n")
+    result = run("mix", "1", "a.txt", "--output", ".", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "tokamake mix: --output: . is a folder; name a file\n"
+
+
 @pytest.mark.parametrize("output", ["-", "/dev/stdout"])
 def test_standard_output_holds_the_result_alone(output: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0.5 web corpus\n")

@@ -216,6 +216,9 @@ def _run(stage: str, arguments: list[str]) -> None:
         if stage in SEVERAL_FILES and output and is_stream(output):
             message = f"{output}: {stage} writes several files; name a folder or a prefix of files"
             _fail(stage, message, status=EXIT_USER_ERROR)
+        if stage not in SEVERAL_FILES and output and output.is_dir():
+            message = f"--output: {output} is a folder; name a file"
+            _fail(stage, message, status=EXIT_USER_ERROR)
         # What a stage prints must not mix with a file that it writes to standard output.
         to_stdout = output is not None and is_standard_output(output)
         with redirect_stdout(sys.stderr) if to_stdout else nullcontext():

@@ -207,11 +207,11 @@ FIXED: dict[str, tuple[Settings, str]] = {
     ),
     "length": (
         {"train_steps": 3},
-        "train.train_steps: 32 of the run's 24 samples are consumed; raise it",
+        "train.train_steps: no step is left after step 4; raise it",
     ),
     "batch": (
         {"global_batch_size": 4},
-        "train.train_steps: 32 of the run's 24 samples are consumed; raise it",
+        "train.train_steps: no step is left after step 4; raise it",
     ),
 }
 

@@ -11,6 +11,9 @@ from tests.support.changed_runs import CONTINUE, Settings, hashes, output, stopp
 from tests.support.forked import train
 from tests.support.runs import losses, make_index, make_run, prepare, vouch
 from tokamake.data.indexed.dataset import DatasetWriter
+from tokamake.errors import UserError
+from tokamake.train.trace_sample import trace_sample
+from tokamake.train.trace_steps import trace_steps
 
 
 def add_dataset(root: Path, name: str) -> None:
@@ -32,7 +35,9 @@ def rewrite_index(root: Path, lines: str) -> None:
 BOTH = "0.5 corpus corpus\n0.5 more web\n"
 
 
-def test_added_data_are_trained_on_from_the_same_position(tmp_path: Path) -> None:
+def test_added_data_are_trained_on_from_the_same_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = prepare(tmp_path)
     config = stopped(root, "data")
     add_dataset(root, "more")
@@ -46,6 +51,11 @@ def test_added_data_are_trained_on_from_the_same_position(tmp_path: Path) -> Non
     train(config)
     assert hashes(config) == hashes(by_hand)
     assert losses(config)[4:] == losses(by_hand)
+    trace_sample(output(config).parent, 5, 0)
+    with pytest.raises(UserError, match=r"step 4: trained before the data changed, at step 4: its"):
+        trace_sample(config, 4, 0)
+    trace_steps(config, "more", 0)
+    assert "steps up to 4 had other data, which the index does not know" in capsys.readouterr().out
 
 
 DATA_CHANGES: dict[str, tuple[str, Callable[[Path], None], str]] = {

@@ -158,7 +158,7 @@ def test_what_a_run_cannot_continue_with_fails_the_dry_run(trained: Path) -> Non
         return message.partition("cannot continue (")[2]
 
     assert reason(optimizer={"name": "lion"}).startswith("train.optimizer.name: an optimizer")
-    assert reason(train_steps=30).startswith("train.train_steps: 640 of the run's 480 samples are")
+    assert reason(train_steps=30).startswith("train.train_steps: no step is left after step 40;")
     assert "segments end at other steps" in reason(global_batch_size=8, train_steps=200)
     for record in (trained / "results/smoke/training/inputs").iterdir():
         record.write_text("[]")

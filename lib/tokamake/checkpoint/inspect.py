@@ -26,9 +26,10 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     Raises:
         UserError: there is no checkpoint, or it is damaged.
     """
-    from tokamake.checkpoint.detect import open_any, suggesting_other_step
+    from tokamake.checkpoint.detect import suggesting_other_step
+    from tokamake.checkpoint.load_model import open_trained
 
-    checkpoint = open_any(path)
+    checkpoint = open_trained(path)
     for title, text in _lines(checkpoint):
         print(f"{title:13} {text}")
     if tensors:

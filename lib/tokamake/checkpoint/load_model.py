@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.detect import open_any, suggesting_other_step
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
@@ -53,7 +53,8 @@ def load_model(checkpoint: Checkpoint) -> LoadedModel:
     from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
-    check_checksums(checkpoint, workers=file_workers())
+    with suggesting_other_step(checkpoint.path, checkpoint.path):
+        check_checksums(checkpoint, workers=file_workers())
     source = checkpoint.source
     weights = {
         key.removeprefix("model."): source.read(key).contiguous()

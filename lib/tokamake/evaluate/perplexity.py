@@ -45,7 +45,9 @@ def total_loss(
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         batches = _batches(tokens, sequence_length, batch_size=batch_size)
-        for batch in progress(batches, label="evaluate", unit="batches"):
+        num_full, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
+        num_batches = -(-num_full // batch_size) + bool(rest)
+        for batch in progress(batches, label="evaluate", total=num_batches, unit="batches"):
             inputs, labels = (
                 torch.from_numpy(array).to(device) for array in inputs_and_labels(batch)
             )

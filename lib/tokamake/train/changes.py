@@ -16,6 +16,7 @@ from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.train.bad_steps import ranges_without_effect
@@ -34,6 +35,7 @@ DECISION = "on_change"
 """File beside run.yaml with `train.on_change`: the workflow writes it, since a setting in run.yaml
 would run the training again when it alone changes."""
 _RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
+_LENGTH = "train.train_steps"
 BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 """Settings that decide which samples a step has."""
 _MAX_LINES = 6
@@ -118,6 +120,8 @@ class TrainedPart(NamedTuple):
     """Samples that the run has consumed after the last step."""
     sizes: BatchSizes | None
     """Samples of each step; None: no checkpoint of the part is left."""
+    has_other_data: bool = False
+    """Whether its samples are not those of the run's index."""
 
 
 def trained_parts(run: Run) -> list[TrainedPart]:
@@ -128,7 +132,9 @@ def trained_parts(run: Run) -> list[TrainedPart]:
     for change in changes:
         earlier = trained_run(run.output, change.digest)
         sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
-        parts.append(TrainedPart(change.step, change.consumed_samples, sizes))
+        recorded = read_record(run.output, change.digest)
+        other = recorded is not None and recorded["index"] != training_index(read_index(run.index))
+        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, other))
         first = change.step, change.consumed_samples
     train = run.train.counted_from(*first) if changes else run.train
     sizes = train.batch_sizes
@@ -213,10 +219,7 @@ def length_obstacles(
     left = replace(sizes, first_step=state.step, first_sample=state.consumed_samples)
     if left.whole_steps(max(num_samples, state.consumed_samples)) > state.step:
         return ()
-    return (
-        f"train.train_steps: {state.consumed_samples:,} of the run's {num_samples:,} samples are "
-        "consumed; raise it",
-    )
+    return (f"{_LENGTH}: no step is left after step {state.step:,}; raise it",)
 
 
 # ---- Data ----
@@ -356,7 +359,13 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     trained = f"{counted(state.step, 'step')} {'is' if state.step == 1 else 'are'} trained"
     others = "undo the change, or give the run another name"
     reasons = "; ".join(changes.obstacles)
-    end = f", and ends at step {changes.last_step:,}" if changes.last_step else ""
+    if changes.obstacles and all(reason.startswith(_LENGTH) for reason in changes.obstacles):
+        others = f"to continue with more than {state.step:,} steps, {others}"
+    end = (
+        f", and ends at step {changes.last_step:,}, with as many samples as before"
+        if changes.last_step
+        else ""
+    )
     if on_change == "restart":
         return (
             f"{changes}; {trained}. train.on_change is restart: {output} moves aside, training "

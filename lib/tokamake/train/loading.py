@@ -46,7 +46,8 @@ def load_newest_whole(
         if (before := newest_before(start.state, run, ranks=ranks)) is None:
             break
         start = before
-        ranks.print_once(f"{problem}: going back to {start.resumed}")
+        reason = str(problem).rpartition("; ")[0] or str(problem)  # no remedy is needed
+        ranks.print_once(f"{reason}: going back to {start.resumed}")
     raise UserError(
         f"{newest_problem}; {run.output} has no whole checkpoint before it: restore one, or move "
         "the folder away to start at step 0"

@@ -20,7 +20,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     Tokens are listed in the order that the model sees, also if train.fim rearranges documents.
 
     Args:
-        run: settings of the training run, run.yaml in its folder.
+        run: folder of the training run, or the run.yaml in it.
         step: training step, from 1, as in the logs.
         row: row of the step's global batch, from 0.
         token: only this token of the row, from 0; the token after the last input is its label.
@@ -33,10 +33,17 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     from tokamake.data.samples.fim.samples import training_samples
     from tokamake.train.changes import trained_parts
 
+    run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
     parts = trained_parts(settings)
     _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
-    sizes = next(part.sizes for part in parts if step <= part.last_step)
+    part = next(part for part in parts if step <= part.last_step)
+    if part.has_other_data:
+        raise UserError(
+            f"{run}: step {step}: trained before the data changed, at step {part.last_step}: its "
+            f"samples came from an index that is gone; give a step after {part.last_step}"
+        )
+    sizes = part.sizes
     if sizes is None:
         raise UserError(
             f"{run}: step {step}: no checkpoint with its batch size is left; give a step after "

@@ -9,7 +9,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     """List the steps and rows of a training run that hold a token of a document.
 
     Args:
-        run: settings of the training run, run.yaml in its folder.
+        run: folder of the training run, or the run.yaml in it.
         prefix: dataset as in the weighting file, relative to the data root.
         document: number of the document, from 0.
 
@@ -26,6 +26,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.runtime.console import counted
     from tokamake.train.changes import trained_parts
 
+    run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
     prefixes = read_index(settings.index)["pairs"]
     if prefix not in prefixes:
@@ -42,10 +43,14 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     parts = trained_parts(settings)
     numbers = numbers[numbers < parts[-1].num_samples]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
+    for part in parts:
+        if part.has_other_data:
+            print(f"steps up to {part.last_step} had other data, which the index does not know")
+        elif part.sizes is None:
+            print(f"steps up to {part.last_step}: no checkpoint with their batch size is left")
     for sample in numbers.tolist():
         part = next(part for part in parts if sample < part.num_samples)
-        if part.sizes is None:
-            print(f"up to step {part.last_step}: no checkpoint with its batch size is left")
+        if part.sizes is None or part.has_other_data:
             continue
         step, row = part.sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")

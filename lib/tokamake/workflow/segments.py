@@ -117,7 +117,7 @@ class SegmentRules:
             if step > before and step != self._config.runs[name].train.num_steps:
                 lines.append(
                     f"tokamake: run {name} is saved at step {step:,}; "
-                    "run the same command again to go on"
+                    "the same command goes on from there"
                 )
         return lines
 

@@ -93,6 +93,7 @@ def index(
         drop_last_partial_sequence=drop_last_partial_sequence,
     )
     _check_values(settings, train_samples, epochs=epochs, valid_samples=valid_samples)
+    _check_room(output, (train_samples or 0) + valid_samples)
     data_root = find_root(weights, data_root)
     splits = SplitPrefixes(
         weights,
@@ -119,7 +120,6 @@ def index(
     if is_complete(output, request):
         print(f"{output}: already complete")
         return
-    _check_room(output, (train_samples or 0) + valid_samples)
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)
@@ -141,14 +141,17 @@ def index(
         description = {"version": VERSION, **options, "request": request, "splits": written}
         description |= {"largest_tokens": largest_tokens, "bytes": sizes(folder)}
         # index.json is written last: without it a folder is not an index.
-        files.write_json(
-            folder / "index.json", {**description, "digest": files.digest(description)}
-        )
+        description["digest"] = files.digest(description)
+        files.write_json(folder / "index.json", description)
     _report(output, written)
 
 
 def _check_values(
-    settings: IndexSettings, train_samples: int | None, *, epochs: Sequence[str], valid_samples: int
+    settings: IndexSettings,
+    train_samples: int | None,
+    *,
+    epochs: Sequence[str],
+    valid_samples: int,
 ) -> None:
     # samples x sequence_length must fit int64, with room for the surplus of Megatron.
     max_samples = 2**62 // max(settings.sequence_length, 1)
