@@ -25,11 +25,11 @@ def add_dataset(root: Path, name: str) -> None:
     vouch(root / name, vocab_size=120, tokenizer="a")
 
 
-def rewrite_index(root: Path, lines: str) -> None:
+def rewrite_index(root: Path, lines: str, *, train_samples: int = 80) -> None:
     (root / "weights.txt").write_text(lines)
     shutil.rmtree(root / "index")
     options: Settings = {"sequence_length": 16, "split": "80,20,0", "seed": 3}
-    make_index(root, **options, train_samples=80, valid_samples=16)
+    make_index(root, **options, train_samples=train_samples, valid_samples=16)
 
 
 BOTH = "0.5 corpus corpus\n0.5 more web\n"
@@ -56,6 +56,28 @@ def test_added_data_are_trained_on_from_the_same_position(
         trace_sample(config, 4, 0)
     trace_steps(config, "more", 0)
     assert "steps up to 4 had other data, which the index does not know" in capsys.readouterr().out
+
+
+def test_steps_before_a_change_of_the_length_are_traced_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = prepare(tmp_path)
+    config = stopped(root, "longer")
+    rewrite_index(root, "1.0 corpus corpus\n", train_samples=400)
+    make_run(root, "longer", train_steps=7, **CONTINUE)
+    train(config)
+    capsys.readouterr()
+    trace_sample(config, 4, 0)
+    assert capsys.readouterr().out.startswith(
+        "step 4: trained before the length of the run changed, at step 4: its samples may have "
+        "been others\nstep 4, row 0: sample 24, of corpus corpus\n"
+    )
+    trace_steps(config, "corpus", 0)
+    assert (
+        "steps up to 4 may have had others: the run had another length" in capsys.readouterr().out
+    )
+    trace_sample(config, 5, 0)
+    assert capsys.readouterr().out.startswith("step 5, row 0: sample 32, of corpus")
 
 
 DATA_CHANGES: dict[str, tuple[str, Callable[[Path], None], str]] = {

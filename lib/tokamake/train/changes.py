@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokamake import files
 from tokamake.config.batching import BatchSizes
@@ -120,8 +120,9 @@ class TrainedPart(NamedTuple):
     """Samples that the run has consumed after the last step."""
     sizes: BatchSizes | None
     """Samples of each step; None: no checkpoint of the part is left."""
-    has_other_data: bool = False
-    """Whether its samples are not those of the run's index."""
+    samples: Literal["same", "perhaps others", "others"] = "same"
+    """How its samples compare with those of the run's index. Perhaps others: the length of the run
+    has changed, which may change their order."""
 
 
 def trained_parts(run: Run) -> list[TrainedPart]:
@@ -132,13 +133,23 @@ def trained_parts(run: Run) -> list[TrainedPart]:
     for change in changes:
         earlier = trained_run(run.output, change.digest)
         sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
-        recorded = read_record(run.output, change.digest)
-        other = recorded is not None and recorded["index"] != training_index(read_index(run.index))
-        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, other))
+        samples = _compare_samples(read_record(run.output, change.digest), run)
+        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, samples))
         first = change.step, change.consumed_samples
     train = run.train.counted_from(*first) if changes else run.train
     sizes = train.batch_sizes
     return [*parts, TrainedPart(train.train_steps, sizes.samples(train.train_steps), sizes)]
+
+
+def _compare_samples(
+    recorded: Record | None, run: Run
+) -> Literal["same", "perhaps others", "others"]:
+    if recorded is None:
+        return "perhaps others"
+    earlier, current = recorded["index"], training_index(read_index(run.index))
+    if earlier == current:
+        return "same"
+    return "others" if any(data_lines(earlier, current, has_settings=True)) else "perhaps others"
 
 
 def _decides_start(line: str) -> bool:

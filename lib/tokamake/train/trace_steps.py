@@ -44,13 +44,15 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     numbers = numbers[numbers < parts[-1].num_samples]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
     for part in parts:
-        if part.has_other_data:
+        if part.samples == "others":
             print(f"steps up to {part.last_step} had other data, which the index does not know")
+        elif part.samples == "perhaps others":
+            print(f"steps up to {part.last_step} may have had others: the run had another length")
         elif part.sizes is None:
             print(f"steps up to {part.last_step}: no checkpoint with their batch size is left")
     for sample in numbers.tolist():
         part = next(part for part in parts if sample < part.num_samples)
-        if part.sizes is None or part.has_other_data:
+        if part.sizes is None or part.samples == "others":
             continue
         step, row = part.sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")
