@@ -39,14 +39,6 @@ from tokamake.train.metrics import Metrics, Record
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
-@pytest.fixture(scope="module")
-def single(root: Path) -> Path:
-    """A finished run of one process; do not write here."""
-    config = make_run(root, "single")
-    assert train_here(config) == 0
-    return config
-
-
 def plain_training(
     root: Path, sizes: tuple[int, ...] = (8,) * 6
 ) -> tuple[list[float], list[float], list[float], Any]:

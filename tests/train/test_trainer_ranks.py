@@ -27,14 +27,6 @@ pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
 @pytest.fixture(scope="module")
-def single(root: Path) -> Path:
-    """A finished run of one process; do not write here."""
-    config = make_run(root, "single")
-    assert train_here(config) == 0
-    return config
-
-
-@pytest.fixture(scope="module")
 def double(root: Path) -> Path:
     """A finished run of two ranks; do not write here."""
     config = make_run(root, "double")

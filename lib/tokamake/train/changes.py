@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.config.batching import BatchSizes
@@ -16,11 +16,10 @@ from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
-from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.train.bad_steps import ranges_without_effect
-from tokamake.train.resume_state import ResumeState, newest_state, read_state
+from tokamake.train.resume_state import ResumeState, read_state
 from tokamake.train.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
@@ -110,46 +109,6 @@ def trained_run(output: Path, digest: str) -> Run | None:
             if state and state.digest == digest:
                 return read_run(folder / "run.yaml")
     return None
-
-
-class TrainedPart(NamedTuple):
-    """Steps of a run between two of its changes, or after the last one."""
-
-    last_step: int
-    num_samples: int
-    """Samples that the run has consumed after the last step."""
-    sizes: BatchSizes | None
-    """Samples of each step; None: no checkpoint of the part is left."""
-    samples: Literal["same", "perhaps others", "others"] = "same"
-    """How its samples compare with those of the run's index. Perhaps others: the length of the run
-    has changed, which may change their order."""
-
-
-def trained_parts(run: Run) -> list[TrainedPart]:
-    """The parts of a run, from its first to its last step: changes may alter the batch sizes."""
-    state, _ = newest_state(run.output)
-    changes = state.lineage if state else ()
-    parts, first = list[TrainedPart](), (run.step, run.consumed_samples)
-    for change in changes:
-        earlier = trained_run(run.output, change.digest)
-        sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
-        samples = _compare_samples(read_record(run.output, change.digest), run)
-        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, samples))
-        first = change.step, change.consumed_samples
-    train = run.train.counted_from(*first) if changes else run.train
-    sizes = train.batch_sizes
-    return [*parts, TrainedPart(train.train_steps, sizes.samples(train.train_steps), sizes)]
-
-
-def _compare_samples(
-    recorded: Record | None, run: Run
-) -> Literal["same", "perhaps others", "others"]:
-    if recorded is None:
-        return "perhaps others"
-    earlier, current = recorded["index"], training_index(read_index(run.index))
-    if earlier == current:
-        return "same"
-    return "others" if any(data_lines(earlier, current, has_settings=True)) else "perhaps others"
 
 
 def _decides_start(line: str) -> bool:

@@ -31,7 +31,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
-    from tokamake.train.changes import trained_parts
+    from tokamake.train.trained_parts import trained_parts
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)

@@ -24,7 +24,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.data.samples.index_folder import read_index
     from tokamake.data.samples.loader import Samples
     from tokamake.runtime.console import counted
-    from tokamake.train.changes import trained_parts
+    from tokamake.train.trained_parts import trained_parts
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
