@@ -88,6 +88,7 @@ def test_run_yaml_names_the_tokenizer(
     trained: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its path counts from the folder of the workflow, which need not be the current one."""
+    monkeypatch.chdir(sampled)  # without a folder `results`, which the repository may have
     run = with_tokenizer(trained, tmp_path, Path("results/tokenizer"))
     checkpoint = open_trained(run)
     with pytest.raises(UserError, match=r"names the tokenizer results/tokenizer, which is missing"):
