@@ -39,7 +39,9 @@ def _check(file: Path, archives: Iterable[tuple[int, int]]) -> None:
             if not zipfile.is_zipfile(view):
                 continue
             try:
-                torch_archive.check_checksums(view, partial(_compute, stream.fileno(), start))
+                with zipfile.ZipFile(view) as archive:
+                    compute = partial(_compute, stream.fileno(), start)
+                    torch_archive.check_checksums(archive, view, compute)
             except ValueError as error:
                 raise UserError(
                     f"{file}: damaged: {error}; fetch or write the checkpoint again"

@@ -2,6 +2,7 @@
 
 import io
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tokamake.checkpoint.native.dcp_metadata import StorageLocation
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
-from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, View
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.errors import UserError
 
 
@@ -70,11 +71,12 @@ class ArchiveTensors:
     def _verified(content: Tensor) -> Tensor:
         """Return the tensor of an archive in memory, without a copy."""
         data = _bytes_of(content)
-        view: Any = View(_Memory(data), 0, length=len(data))
-        torch_archive.check_checksums(
-            view, lambda start, size: isal_zlib.crc32(data[start : start + size])
-        )
-        located = pickle_reader.parse(view)
+        memory: Any = _Memory(data)
+        with zipfile.ZipFile(memory) as archive:
+            torch_archive.check_checksums(
+                archive, memory, lambda start, size: isal_zlib.crc32(data[start : start + size])
+            )
+            located = pickle_reader.parse_archive(archive, memory)
         if not isinstance(located, PickledTensor) or located.end > len(data):
             raise ValueError("holds no tensor")
         storage = content[located.begin : located.end].view(located.dtype.torch)
@@ -88,18 +90,27 @@ def _bytes_of(content: Tensor) -> memoryview:
     return memoryview(array)
 
 
-class _Memory(io.BytesIO):
+class _Memory(io.RawIOBase):
     """A file over bytes in memory, without a copy of them."""
 
     def __init__(self, data: memoryview) -> None:
-        super().__init__()
         self._data, self._position = data, 0
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        assert whence == io.SEEK_SET, "View seeks from the beginning"
-        self._position = offset
-        return offset
+    def seekable(self) -> bool:
+        return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        assert size is not None, "View states the size"
-        return bytes(self._data[self._position : self._position + size])
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise ValueError("seeks before the beginning")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._data) if size < 0 else self._position + size
+        content = bytes(self._data[self._position : end])
+        self._position += len(content)
+        return content

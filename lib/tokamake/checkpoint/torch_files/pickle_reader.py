@@ -280,20 +280,30 @@ def parse(stream: Any) -> Any:
         Exception: of any kind; it is damaged.
     """
     with zipfile.ZipFile(stream) as archive:
-        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
-        if "byteorder" in entries:
-            order = _content(archive, entries["byteorder"], max_bytes=_MAX_BYTE_ORDER_BYTES)
-            if order != b"little":
-                raise ValueError("its numbers are not little-endian")
+        return parse_archive(archive, stream)
 
-        def find(key: str) -> int:
-            entry = entries[f"data/{key}"]
-            if entry.compress_type:
-                raise ValueError("its tensors are compressed")
-            return data_offset(stream, entry)
 
-        pickled = _content(archive, entries["data.pkl"], max_bytes=pickle_bounds.MAX_PICKLE_BYTES)
-        return _Unpickler(pickled, find).read()
+def parse_archive(archive: zipfile.ZipFile, stream: Any) -> Any:
+    """Read an archive as `parse` does, with its directory already read.
+
+    Args:
+        archive: the archive.
+        stream: from which it was opened.
+    """
+    entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+    if "byteorder" in entries:
+        order = _content(archive, entries["byteorder"], max_bytes=_MAX_BYTE_ORDER_BYTES)
+        if order != b"little":
+            raise ValueError("its numbers are not little-endian")
+
+    def find(key: str) -> int:
+        entry = entries[f"data/{key}"]
+        if entry.compress_type:
+            raise ValueError("its tensors are compressed")
+        return data_offset(stream, entry)
+
+    pickled = _content(archive, entries["data.pkl"], max_bytes=pickle_bounds.MAX_PICKLE_BYTES)
+    return _Unpickler(pickled, find).read()
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, *, max_bytes: int) -> bytes:

@@ -125,21 +125,23 @@ def checksum(descriptor: int, start: int, size: int) -> int:
     return value
 
 
-def check_checksums(view: View, compute: Callable[[int, int], int]) -> None:
+def check_checksums(
+    archive: zipfile.ZipFile, view: View, compute: Callable[[int, int], int]
+) -> None:
     """Compare the contents of an archive with the checksums in it.
 
     Args:
-        view: the archive.
+        archive: the archive.
+        view: from which it was opened.
         compute: returns the CRC-32 of some bytes of the archive, by first byte and length.
 
     Raises:
         ValueError: a bit has changed; the message names the entry.
     """
-    with zipfile.ZipFile(view) as archive:
-        # A writer that computes no checksum leaves 0.
-        for entry in (entry for entry in archive.infolist() if entry.CRC):
-            if compute(data_offset(view, entry), entry.file_size) != entry.CRC:
-                raise ValueError(f"the checksum of {entry.filename} is wrong")
+    # A writer that computes no checksum leaves 0.
+    for entry in (entry for entry in archive.infolist() if entry.CRC):
+        if compute(data_offset(view, entry), entry.file_size) != entry.CRC:
+            raise ValueError(f"the checksum of {entry.filename} is wrong")
 
 
 def _directory(stream: Any, start: int) -> Iterator[tuple[int, int]]:
