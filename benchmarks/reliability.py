@@ -37,8 +37,8 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.restarts import newest_step
 from tokamake.train import metrics
 from tokamake.train.bad_steps import GuardState, judge
-from tokamake.train.heartbeat import Heartbeat
-from tokamake.train.stragglers import Stragglers, product_seconds
+from tokamake.train.stability.heartbeat import Heartbeat
+from tokamake.train.stability.stragglers import Stragglers, product_seconds
 from tokamake.train.trainer import Trainer, train_run
 
 ROOT = Path(__file__).parents[1]
@@ -199,7 +199,7 @@ def measure_load(options: argparse.Namespace, ranks: Ranks) -> None:
     for source in ("the page cache", "disk"):
         seconds: dict[str, list[float]] = {"verified": [], "unverified": []}
         for _ in range(4 * options.rounds):
-            for name, checks in (("verified", check), ("unverified", lambda *_: None)):
+            for name, checks in (("verified", check), ("unverified", lambda *_, **__: None)):
                 torch_archive.check_checksums = checks  # type: ignore[assignment]
                 if source == "disk":
                     drop_from_cache(files)

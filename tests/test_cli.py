@@ -58,7 +58,7 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str)
 MISTAKES = {
     ("tokenise",): 'Unknown command "tokenise"',
     ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
-    ("tokenize", "--output", "b", "--tokenizer", "c"): "give FILES",
+    ("tokenize", "--output", "b", "--tokenizer", "c"): "FILES is missing; add it.",
     ("merge", "pair"): "--output is missing; add it.",
     ("convert", "--to", "b"): "--from, --format are missing; add them.",
     ("convert", "--to", "b", "--from"): "--from requires an argument",

@@ -15,7 +15,7 @@ from tokamake import cli, plugins
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
-from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.workflow.data import DataRules
 
 COMMANDS = cli.COMMANDS
@@ -24,7 +24,10 @@ STAGES, TOOLS = cli.commands(cli.STAGES), cli.commands(cli.TOOLS)
 # Targets that only gather, and the one stage whose tool is Snakemake itself.
 NO_COMMAND = {"all", "data", "report"}
 # Rules that are called after what they are for, not after their command.
-OTHER_NAME = {"import_checkpoint": "convert", "export_hf": "convert"}
+OTHER_NAME = {
+    **{"tokenize": "tokenize_batch", "merge": "merge_batch"},
+    **{"import_checkpoint": "convert", "export_hf": "convert"},
+}
 
 
 def rules() -> dict[str, str]:
@@ -93,7 +96,7 @@ def names_of(parameter: inspect.Parameter) -> list[str]:
 
 
 def test_options_from_the_config_exist() -> None:
-    known = set(inspect.signature(tokenize).parameters)
+    known = set(inspect.signature(tokenize_batch).parameters)
     text = inspect.getsource(DataRules.corpus_options)
     of_corpora = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert of_corpora == {"text_key", "template", "format"}
@@ -281,10 +284,13 @@ TESTED_THROUGH = {
     ],
     "data/indexed/test_merge.py": [
         *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merge_groups"),
+        "data/indexed/merged_dataset",
     ],
     "data/indexed/test_trace.py": ["data/indexed/document_sources"],
     "data/mixture/test_lint_weights.py": ["data/indexed/token_counts"],
-    "data/tokenize/test_batch.py": ["data/corpus/stamps"],
+    "data/tokenize/test_tokenize_batch.py": [
+        *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
+    ],
     "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
     "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
@@ -312,9 +318,15 @@ TESTED_THROUGH = {
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/loss", "parallel/sharding"],
     # Training over ranks, with each back end.
     "train/test_trainer.py": ["train/validation"],
-    "train/test_resume.py": ["train/resume_state", "train/run_digest"],
+    "train/checkpoints/test_resume.py": [
+        "train/checkpoints/resume_state",
+        "train/checkpoints/run_digest",
+    ],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
-    "train/test_trial_steps.py": ["train/benchmark_train", "train/find_learning_rate"],
+    "train/trials/test_trial_steps.py": [
+        "train/trials/benchmark_train",
+        "train/trials/find_learning_rate",
+    ],
     "train/backends/test_native_layouts.py": [
         *("parallel/pipeline", "train/backends/_base", "train/backends/native"),
         "train/pipeline_stages",

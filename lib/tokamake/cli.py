@@ -44,10 +44,16 @@ STAGES = {
             "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
         ),
         "find-duplicates": Command("data.corpus", "web-*.rows --output web.rows"),
-        "tokenize": Command(
-            "data.tokenize", "raw/*.jsonl.zst --output out/web --tokenizer /models/llama2"
+        "tokenize-batch": Command(
+            "data.tokenize",
+            "--plan plan.json --batch web-00000 --tokenizer tokenizer --output shards"
+            " --summary web-00000.json",
         ),
-        "merge": Command("data.indexed", "out/ --output merged/web --max-bytes 5GB"),
+        "merge-batch": Command(
+            "data.indexed",
+            "--plan plan.json --batch web-0000 --input shards --output merged"
+            " --summary web-0000.json",
+        ),
         "describe": Command("data.indexed", "merged/*.bin --output metadata.json"),
         "weigh": Command(
             "data.mixture",
@@ -106,6 +112,10 @@ STAGES = {
 TOOLS = {
     "Data": {
         "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
+        "tokenize": Command(
+            "data.tokenize", "raw/*.jsonl.zst --output out/web --tokenizer /models/llama2"
+        ),
+        "merge": Command("data.indexed", "out/ --output merged/web --max-bytes 5GB"),
         "split": Command("data.corpus", "raw/*.jsonl --output parts --split 98,1,1 --seed 1"),
         "verify": Command("data.tokenize", "results/data/merged/*.bin"),
         "repair": Command("data.indexed", "broken --eod 50256 --output repaired"),
@@ -113,15 +123,17 @@ TOOLS = {
         "mix": Command("data.mixture", "0.7 a/weights.txt 0.3 b/weights.txt --output weights.txt"),
     },
     "Training": {
-        "benchmark-train": Command("train", "--config results/tiny/run.yaml"),
-        "find-learning-rate": Command("train", "--config results/tiny/run.yaml"),
+        "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),
+        "find-learning-rate": Command("train.trials", "--config results/tiny/run.yaml"),
     },
     "Inspection": {
         "status": Command("status", "--json"),
         "inspect": Command("checkpoint", "results/tiny/training --tensors"),
         "trace": Command("data.indexed", "merged/web-0000_text_document 17"),
-        "trace-sample": Command("train", "results/tiny/run.yaml 120 3"),
-        "trace-steps": Command("train", "results/tiny/run.yaml merged/web-0000_text_document 17"),
+        "trace-sample": Command("train.trace", "results/tiny/run.yaml 120 3"),
+        "trace-steps": Command(
+            "train.trace", "results/tiny/run.yaml merged/web-0000_text_document 17"
+        ),
     },
 }
 """Subcommands that no rule calls."""
@@ -139,6 +151,7 @@ COMMANDS = commands(STAGES) | commands(TOOLS)
 
 SEVERAL_FILES = {
     *("sample-corpus", "train-tokenizer", "split", "tokenize", "merge", "repair", "index"),
+    *("tokenize-batch", "merge-batch"),
     *("init-model", "convert", "plot", "compare"),
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""

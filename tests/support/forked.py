@@ -26,9 +26,9 @@ from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
 from tokamake.cli import main
 from tokamake.runtime.exit_status import Stopped
-from tokamake.train.resume_state import ResumeState
-from tokamake.train.saving import CheckpointSaver
-from tokamake.train.stop_signals import StopRequest
+from tokamake.train.checkpoints.resume_state import ResumeState
+from tokamake.train.checkpoints.saving import CheckpointSaver
+from tokamake.train.stopping.stop_signals import StopRequest
 from tokamake.train.trainer import Trainer
 
 Fault = Callable[[], None]

@@ -45,8 +45,8 @@ import time
 from pathlib import Path
 
 from tokamake.cli import main
-from tokamake.train import resume
-from tokamake.train.stop_signals import StopRequest
+from tokamake.train.checkpoints import resume
+from tokamake.train.stopping.stop_signals import StopRequest
 
 commit, note, shim = resume.commit, StopRequest.note, Path(os.environ["SHIM"])
 asked = []

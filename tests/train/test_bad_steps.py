@@ -8,7 +8,14 @@ import pytest
 
 from tokamake.config.stability import BadStepSettings
 from tokamake.train import bad_steps
-from tokamake.train.bad_steps import BadStep, GuardState, bad_ranks, described, judge, robust_score
+from tokamake.train.bad_steps import (
+    BadStep,
+    GuardState,
+    bad_ranks,
+    described,
+    judge,
+    robust_score,
+)
 
 WINDOW = 16
 SPIKES = BadStepSettings(not_finite="skip", spike="rewind", spike_window=WINDOW)

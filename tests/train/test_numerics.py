@@ -12,9 +12,9 @@ from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
+from tokamake.train.checkpoints.run_digest import run_digest
 from tokamake.train.checks import check_deterministic
 from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
-from tokamake.train.run_digest import run_digest
 
 
 @pytest.fixture(scope="module")

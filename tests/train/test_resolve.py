@@ -15,10 +15,10 @@ from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
-from tokamake.train.changes import write_record
-from tokamake.train.initial_checkpoint import describe_start
+from tokamake.train.checkpoints.changes import write_record
+from tokamake.train.checkpoints.initial_checkpoint import describe_start
+from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.resolve import check_parent_tokenizer
-from tokamake.train.resume_state import ResumeState
 
 
 def test_a_resolved_run_is_complete(root: Path) -> None:

@@ -20,8 +20,8 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.report.tables import summary as report_of
-from tokamake.train.benchmark_train import benchmark_train
-from tokamake.train.initial_checkpoint import state_keys
+from tokamake.train.checkpoints.initial_checkpoint import state_keys
+from tokamake.train.trials.benchmark_train import benchmark_train
 
 Settings = dict[str, Any]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
+from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import read
-from tokamake.train.resume_state import ResumeState
 from tokamake.train.step_result import StepResult
 from tokamake.train.training_log import TrainingLog
 

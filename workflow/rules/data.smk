@@ -103,8 +103,8 @@ rule tokenize:
         plan=PLAN,
         folder=f"{DATA}/shards",
     shell:
-        "tokamake tokenize --plan {params.plan} --batch {wildcards.batch} --output {params.folder}"
-        " --summary {output} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
+        "tokamake tokenize-batch --plan {params.plan} --batch {wildcards.batch}"
+        " --output {params.folder} --summary {output} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
         " {params.duplicates:q} {params.options:q} --workers {threads} > {log} 2>&1"
 
 
@@ -124,7 +124,7 @@ rule merge:
         shards=f"{DATA}/shards",
         folder=f"{DATA}/merged",
     shell:
-        "tokamake merge --plan {params.plan} --batch {wildcards.batch} --input {params.shards}"
+        "tokamake merge-batch --plan {params.plan} --batch {wildcards.batch} --input {params.shards}"
         " --output {params.folder} --summary {output} > {log} 2>&1"
 
 

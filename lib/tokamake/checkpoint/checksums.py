@@ -41,7 +41,7 @@ def _check(file: Path, archives: Iterable[tuple[int, int]]) -> None:
             try:
                 with zipfile.ZipFile(view) as archive:
                     compute = partial(_compute, stream.fileno(), start)
-                    torch_archive.check_checksums(archive, view, compute)
+                    torch_archive.check_checksums(archive, view, compute=compute)
             except ValueError as error:
                 raise UserError(
                     f"{file}: damaged: {error}; fetch or write the checkpoint again"

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
-from tokamake.train.resume_state import newest_state, run_since_change
-from tokamake.train.stragglers import read_slow
+from tokamake.train.checkpoints.resume_state import newest_state, run_since_change
+from tokamake.train.stability.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"

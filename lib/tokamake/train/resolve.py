@@ -51,8 +51,8 @@ def resolve(
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
+    from tokamake.train.checkpoints.initial_checkpoint import open_start
     from tokamake.train.checks import check_resolved
-    from tokamake.train.initial_checkpoint import open_start
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, where="train")
@@ -104,8 +104,8 @@ def check_parent_tokenizer(
     Raises:
         UserError: their data have other tokenizers.
     """
-    from tokamake.train.changes import read_record, tokenizers_of
-    from tokamake.train.resume_state import read_state
+    from tokamake.train.checkpoints.changes import read_record, tokenizers_of
+    from tokamake.train.checkpoints.resume_state import read_state
 
     state = read_state(checkpoint)
     recorded = read_record(checkpoint.parent, state.digest) if state else None
@@ -130,7 +130,7 @@ def starting_point(
         UserError: the checkpoint must be converted, or it has been trained and train.finetune does
             not say whether to continue it.
     """
-    from tokamake.train.initial_checkpoint import check_native
+    from tokamake.train.checkpoints.initial_checkpoint import check_native
 
     check_native(checkpoint, start)
     progress = start.progress

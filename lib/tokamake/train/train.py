@@ -51,7 +51,7 @@ def train(
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
-    from tokamake.train.changes import read_decision
+    from tokamake.train.checkpoints.changes import read_decision
 
     ranks = Ranks.find()
     with (
@@ -96,7 +96,7 @@ def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
     That is before the first step and after the last; in between, the trainer has its own handler.
     """
     from tokamake.runtime.exit_status import Stopped
-    from tokamake.train.stop_signals import on_signals
+    from tokamake.train.stopping.stop_signals import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:
         name = signal.Signals(number).name

@@ -21,24 +21,25 @@ from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
-from tokamake.train import job_progress, resume
+from tokamake.train import job_progress
 from tokamake.train.batch import steps_of_rank
+from tokamake.train.checkpoints import resume
+from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
+from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.checkpoints.resume_state import ResumeState, run_since_change
+from tokamake.train.checkpoints.saving import CheckpointSaver
+from tokamake.train.checkpoints.summary import write_summary
 from tokamake.train.checks import check_run, check_until_step, step_of_samples
 from tokamake.train.data_verification import verify_data
-from tokamake.train.deadline import Deadline
-from tokamake.train.heartbeat import Heartbeat, watched
-from tokamake.train.loading import load_newest_whole, newest_before
 from tokamake.train.numerics import deterministic_algorithms, with_precision
-from tokamake.train.resume import StartingPoint
-from tokamake.train.resume_state import ResumeState, run_since_change
-from tokamake.train.saving import CheckpointSaver
+from tokamake.train.stability.heartbeat import Heartbeat, watched
+from tokamake.train.stability.step_guard import StepGuard
+from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.startup_log import startup_log
-from tokamake.train.step_guard import StepGuard
 from tokamake.train.step_result import NOTHING, StepResult
-from tokamake.train.stop_signals import on_signals
-from tokamake.train.stopping import Stopping, describe
-from tokamake.train.stragglers import Stragglers
-from tokamake.train.summary import write_summary
+from tokamake.train.stopping.deadline import Deadline
+from tokamake.train.stopping.stop_signals import on_signals
+from tokamake.train.stopping.stopping import Stopping, describe
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 

@@ -7,10 +7,10 @@ from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
+from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import Metrics, Record
-from tokamake.train.resume_state import ResumeState
+from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.step_result import StepResult
-from tokamake.train.stragglers import Stragglers
 
 
 @dataclass

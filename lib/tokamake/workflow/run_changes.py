@@ -18,10 +18,10 @@ from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
-from tokamake.train import changes
-from tokamake.train.changes import Changes, Record, Settings
-from tokamake.train.resume_state import ResumeState, newest_state
-from tokamake.train.run_digest import WITHOUT_EFFECT, effective_settings
+from tokamake.train.checkpoints import changes
+from tokamake.train.checkpoints.changes import Changes, Record, Settings
+from tokamake.train.checkpoints.resume_state import ResumeState, newest_state
+from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import RUN

@@ -16,7 +16,7 @@ from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.train.initial_checkpoint import differing_fields, open_start
+from tokamake.train.checkpoints.initial_checkpoint import differing_fields, open_start
 
 
 class Start(NamedTuple):

@@ -274,8 +274,6 @@ def test_invalid_names_and_limits_are_refused(tmp_path: Path, others: list[Path]
         merge(others, output=out, max_bytes="1MB", max_tokens=7)
     with pytest.raises(UserError, match="'5 apples' is not a size"):
         merge(others, output=out, max_bytes="5 apples")
-    with pytest.raises(UserError, match=r"--plan: give .* and no prefixes or limits"):
-        merge(output=out, plan=tmp_path, input=tmp_path, summary=tmp_path, max_tokens=7)
     with pytest.raises(UserError, match="--max-documents: 0: give 1 or more"):
         merge(others, output=out, max_documents=0)
     (tmp_path / "empty").mkdir()

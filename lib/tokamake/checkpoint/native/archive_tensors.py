@@ -74,7 +74,9 @@ class ArchiveTensors:
         memory: Any = _Memory(data)
         with zipfile.ZipFile(memory) as archive:
             torch_archive.check_checksums(
-                archive, memory, lambda start, size: isal_zlib.crc32(data[start : start + size])
+                archive,
+                memory,
+                compute=lambda start, size: isal_zlib.crc32(data[start : start + size]),
             )
             located = pickle_reader.parse_archive(archive, memory)
         if not isinstance(located, PickledTensor) or located.end > len(data):

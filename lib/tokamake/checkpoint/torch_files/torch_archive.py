@@ -126,7 +126,7 @@ def checksum(descriptor: int, start: int, size: int) -> int:
 
 
 def check_checksums(
-    archive: zipfile.ZipFile, view: View, compute: Callable[[int, int], int]
+    archive: zipfile.ZipFile, view: View, *, compute: Callable[[int, int], int]
 ) -> None:
     """Compare the contents of an archive with the checksums in it.
 

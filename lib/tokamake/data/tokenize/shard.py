@@ -63,6 +63,11 @@ class ShardOptions:
             raise UserError(
                 f"--max-bad-fraction {self.max_bad_fraction:g}: give a fraction from 0 to 1"
             )
+        names = self.fields.names
+        if len(names) > 1 and any("/" in name for name in names):
+            raise UserError(
+                f"--text-key {','.join(names)}: keys become parts of file names; use keys without /"
+            )
 
 
 def dataset_prefixes(output: Path, fields: documents.Fields) -> list[Path]:

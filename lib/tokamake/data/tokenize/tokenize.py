@@ -1,10 +1,8 @@
-"""Stage `tokenize`: read raw files, encode their documents, write indexed datasets.
+"""Tool `tokenize`: read raw files, encode their documents, write an indexed dataset.
 
-The command tokenizes either the files that it names or one job batch of a plan; the workflow uses
-plans. `batch` has a function for each of the two, and `shard` has the path of the data.
+The workflow uses `tokenize-batch`. `shard` has the path of the data.
 """
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +10,7 @@ from tokamake.errors import UserError
 
 
 def tokenize(
-    files: tuple[str, ...] = (),
+    files: tuple[str, ...],
     /,
     *,
     output: Path,
@@ -29,29 +27,24 @@ def tokenize(
     max_bad_fraction: float = 1.0,
     byte_range: str = "",
     corpora: Path | None = None,
-    plan: Path | None = None,
-    batch: str = "",
-    summary: Path | None = None,
-    duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
     """Tokenize raw files into a Megatron indexed dataset (.bin and .idx) with a manifest.
 
-    The stage accounts for every document: documents in = documents out + empty + quarantined
-    (+ duplicates, in the workflow). It writes nothing if a file is damaged.
+    It accounts for every document: documents in = documents out + empty + quarantined. It writes
+    nothing if a file is damaged.
 
     Args:
         files: jsonl, parquet, Arrow (as `datasets` saves) or plain text files, compressed or not;
             folders of them; glob patterns; or the name of one corpus in the table of corpora.
-        output: prefix of the indexed dataset; the stage writes PREFIX.bin, PREFIX.idx,
-            PREFIX.sources and PREFIX.json (the manifest). Several keys give one dataset each,
-            PREFIX_KEY. With a plan: the folder of shards.
+        output: prefix of the indexed dataset: PREFIX.bin, PREFIX.idx, PREFIX.sources and
+            PREFIX.json (the manifest). Several keys give one dataset each, PREFIX_KEY.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
             SentencePiece .model, or vocab.txt.
         text_key: key or column that holds the text (default "text"). Repeat the option or separate
             keys with commas to write one dataset per key.
         template: text of a document as a combination of keys: "{title}\\n\\n{text}".
-        format: format of the files, if the stage cannot detect it.
+        format: format of the files, if it cannot be detected.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
         split_sentences: make each sentence a sequence.
@@ -63,25 +56,20 @@ def tokenize(
         byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
             empty.
         corpora: table of corpora, such as config/corpora.tsv.
-        plan: plan.json of the workflow, instead of files.
-        batch: name of the job batch in the plan.
-        summary: JSON file to write after all shards of the batch are complete.
-        duplicates: file of `find-duplicates`: documents of the plan's shards to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, a document is bad, or the tokenizer does not exist.
     """
-    if bool(files) == (plan is not None) or (plan is not None and summary is None):
-        raise UserError("give FILES, or --plan with --batch and --summary")
-    if workers < 0:
-        raise UserError(f"--workers {workers}: give a number of threads, or 0 for all cores")
+    if not files:
+        raise UserError("no FILES given; name files, folders or patterns")
     if not output.name:
         raise UserError(f"--output {output}: give a path that ends in a name")
     # These modules import numpy, and `tokamake tokenize --help` should be instant.
+    from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, split_keys
-    from tokamake.data.tokenize.batch import ShardTokenizer, tokenize_batch, tokenize_files
     from tokamake.data.tokenize.shard import ShardOptions
+    from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
 
     if corpora is not None:
@@ -92,13 +80,8 @@ def tokenize(
         row = find_corpus(files, corpora)
         files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
-    keys = split_keys(text_key)
-    if len(keys) > 1 and not template and any("/" in key for key in keys):
-        raise UserError(
-            f"--text-key {','.join(keys)}: keys become parts of file names; use keys without /"
-        )
     options = ShardOptions(
-        fields=Fields(keys, template).checked(),
+        fields=Fields(split_keys(text_key), template).checked(),
         format=format,
         append_eod=append_eod,
         prepend_bos=prepend_bos,
@@ -108,16 +91,5 @@ def tokenize(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
     )
-    num_threads = workers or len(os.sched_getaffinity(0))
-    shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=num_threads)
-    if plan is None or summary is None:
-        tokenize_files(shard_tokenizer, files, output=output, byte_range=byte_range)
-    else:
-        tokenize_batch(
-            shard_tokenizer,
-            plan,
-            batch=batch,
-            folder=output,
-            summary=summary,
-            duplicates=duplicates,
-        )
+    shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
+    shard_tokenizer.write(ShardRequest(output, readers.expand(files), byte_range))

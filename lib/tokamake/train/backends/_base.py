@@ -38,11 +38,11 @@ from tokamake.train.batch import (
     num_micro_batches,
     to_batch,
 )
-from tokamake.train.initial_checkpoint import describe_start
-from tokamake.train.loss_scale import LossScale
+from tokamake.train.checkpoints.initial_checkpoint import describe_start
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.stability.loss_scale import LossScale
 
 
 class EngineBase(ABC):

@@ -1,0 +1,178 @@
+"""Write shards one after another: skip what is complete and up to date, load the encoder once.
+
+If the fast encoder is wrong, a shard is encoded again with the reference tokenizer.
+"""
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data import readers
+from tokamake.data.corpus.stamps import open_unchanged, read_stamp
+from tokamake.data.indexed import job_batch
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.paths import quarantine_path
+from tokamake.data.tokenize.encoder import Encoder, Mismatch
+from tokamake.data.tokenize.shard import (
+    ShardOptions,
+    ShardWriter,
+    dataset_files,
+    dataset_prefixes,
+)
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.errors import UserError
+from tokamake.files import digest
+from tokamake.runtime.console import counted
+
+
+@dataclass(frozen=True)
+class ShardRequest:
+    """A shard to write."""
+
+    output: Path
+    """Prefix of its indexed datasets."""
+    paths: list[Path]
+    """Raw files."""
+    byte_range: str = ""
+    """Part of a single raw file, START:END, or empty."""
+    duplicates: npt.NDArray[np.int64] | None = None
+    """Ordinals of documents to leave out."""
+    stamps: tuple[str, ...] = ()
+    """Stamp of each raw file in the plan; empty without a plan."""
+
+
+class ShardTokenizer:
+    """Writes shards; loads the fast encoder once for all of them.
+
+    Args:
+        tokenizer: the tokenizer.
+        options: how documents become sequences.
+        workers: number of threads; 0 uses all cores.
+
+    Raises:
+        UserError: the tokenizer has no token that the options need, or `workers` is negative.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: ShardOptions, *, workers: int) -> None:
+        if workers < 0:
+            raise UserError(f"--workers {workers}: give a number of threads, or 0 for all cores")
+        if options.prepend_bos and tokenizer.bos is None:
+            raise UserError("--prepend-bos: the tokenizer has no BOS token; remove the option")
+        self.options = options
+        self._tokenizer = tokenizer
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._encoder = Encoder(tokenizer, workers=self._workers)
+        self._reported_reason = ""
+
+    def write_if_needed(self, shard: ShardRequest) -> None:
+        """Write a shard unless it is complete and made from the same inputs and options."""
+        request = self._request_digest(shard)
+        prefixes = dataset_prefixes(shard.output, self.options.fields)
+        if job_batch.finished(prefixes, request) and self._is_tolerable(prefixes[0]):
+            print(f"{shard.output}: already complete")
+        else:
+            self.write(shard, request)
+
+    def write(self, shard: ShardRequest, request: str = "") -> None:
+        """Write a shard; a second time, with the reference tokenizer, if the fast encoder is wrong.
+
+        Args:
+            shard: what to read and where to write.
+            request: digest for the manifests.
+        """
+        _check_output(shard, dataset_prefixes(shard.output, self.options.fields))
+        manifests, mismatch = [], ""
+        try:
+            manifests = self._write_once(shard, request)
+        except Mismatch as error:
+            mismatch = str(error)
+        # Outside the except block: the traceback would keep the first attempt's arrays in memory.
+        if mismatch:
+            print(
+                f"tokenize: {mismatch}; re-encoding with the reference tokenizer", file=sys.stderr
+            )
+            self._encoder = Encoder(self._tokenizer, workers=self._workers, fast=False)
+            manifests = self._write_once(shard, request)
+        reason = self._encoder.known_fallback_reason
+        if reason not in ("", self._reported_reason):
+            self._reported_reason = reason
+            print(f"encoded by {self._encoder.name}, not by gigatoken: {reason}")
+        for manifest in manifests:
+            print(_summary_line(shard.output, manifest, has_keys=len(manifests) > 1))
+
+    def _write_once(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
+        byte_range = readers.parse_range(shard.byte_range, shard.paths)
+        writer = ShardWriter(
+            open_unchanged(
+                shard.paths, shard.stamps, byte_range=byte_range, format=self.options.format
+            ),
+            shard.output,
+            tokenizer=self._tokenizer,
+            encoder=self._encoder,
+            options=self.options,
+            duplicates=shard.duplicates,
+        )
+        return writer.write(request)
+
+    def _is_tolerable(self, prefix: Path) -> bool:
+        """Whether a finished shard has no more bad documents than the options allow."""
+        manifest = read_manifest(prefix)
+        num_bad = manifest["quarantined_documents"]
+        if self.options.on_bad_document == "stop":
+            return num_bad == 0
+        return num_bad <= self.options.max_bad_fraction * manifest["documents_in"]
+
+    def _request_digest(self, shard: ShardRequest) -> str:
+        """Digest of everything that decides the content of a shard.
+
+        It excludes the policy for bad documents: a user who turns to quarantine at the first bad
+        document keeps all shards that have none.
+        """
+        options = asdict(self.options)
+        del options["on_bad_document"], options["max_bad_fraction"]
+        return digest(
+            {
+                "inputs": [_file_stamp(path) for path in shard.paths],
+                "byte_range": shard.byte_range,
+                "tokenizer": self._tokenizer.fingerprint,
+                "options": options,
+                "duplicates": None if shard.duplicates is None else shard.duplicates.tolist(),
+            }
+        )
+
+
+def _check_output(shard: ShardRequest, prefixes: list[Path]) -> None:
+    """Raise UserError if the shard would overwrite one of its raw files."""
+    outputs = [
+        path for prefix in prefixes for path in (*dataset_files(prefix), quarantine_path(prefix))
+    ]
+    existing = [path for path in outputs if path.exists()]
+    for path in shard.paths if existing else []:
+        # samefile, because links and relative paths give one file several names.
+        if any(path.samefile(output) for output in existing):
+            raise UserError(f"{path}: is both input and output; name another --output")
+
+
+def _file_stamp(path: Path) -> list[Any]:
+    """Path, size and modification time: a changed file of the same name has another stamp."""
+    return [str(path), *map(int, read_stamp(path).split(":"))]
+
+
+def _summary_line(output: Path, manifest: dict[str, Any], *, has_keys: bool) -> str:
+    name = f"{output}_{manifest['text_key']}" if has_keys else f"{output}"
+    input_bytes = sum(source["bytes"] for source in manifest["inputs"])
+    documents = counted(manifest["documents"], "document")
+    tokens = counted(manifest["tokens"], "token")
+    parts = [
+        f"{name}: {documents}, {tokens} from {counted(len(manifest['inputs']), 'file')}, "
+        f"{input_bytes / 1e6:,.1f} MB in {manifest['seconds']:.1f} s"
+    ]
+    for key in ("empty", "quarantined", "duplicate"):
+        if num_documents := manifest[f"{key}_documents"]:
+            parts.append(f"{num_documents:,} {key}")
+    return "; ".join(parts)

@@ -1,0 +1,91 @@
+"""Stage `tokenize-batch`: tokenize the shards of a job batch of the plan."""
+
+from pathlib import Path
+from typing import Literal
+
+
+def tokenize_batch(
+    *,
+    plan: Path,
+    batch: str,
+    output: Path,
+    summary: Path,
+    tokenizer: Path,
+    text_key: tuple[str, ...] = (),
+    template: str = "",
+    format: str = "",
+    append_eod: bool = True,
+    prepend_bos: bool = False,
+    split_sentences: bool = False,
+    language: str = "en",
+    empty_documents: Literal["skip", "keep"] = "skip",
+    on_bad_document: Literal["stop", "quarantine"] = "stop",
+    max_bad_fraction: float = 1.0,
+    duplicates: Path | None = None,
+    workers: int = 0,
+) -> None:
+    """Tokenize a job batch of a plan: write those of its shards that are not complete yet.
+
+    The stage accounts for every document of a shard: documents in = documents out + empty +
+    quarantined + duplicates. It writes no shard of a damaged file.
+
+    Args:
+        plan: plan.json of the workflow.
+        batch: name of a batch of tokenization in the plan.
+        output: folder of shards.
+        summary: JSON file to write after all shards of the batch are complete.
+        tokenizer: folder or file of a tokenizer, as for `tokenize`.
+        text_key: key or column that holds the text (default "text"); several give one dataset each.
+        template: text of a document as a combination of keys: "{title}\\n\\n{text}".
+        format: format of the files, if it cannot be detected.
+        append_eod: end each document with the tokenizer's end-of-document token.
+        prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
+        split_sentences: make each sentence a sequence.
+        language: language of the text (ISO 639 code), for the sentence boundaries.
+        empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
+        on_bad_document: stop at a document that cannot be read, or write it to
+            SHARD.quarantine.jsonl with the reason and continue.
+        max_bad_fraction: largest fraction of documents of a shard that may be quarantined.
+        duplicates: file of `find-duplicates`: documents to leave out.
+        workers: number of threads; 0 uses all cores. The output does not depend on it.
+
+    Raises:
+        UserError: one or more shards failed, for example because a raw file changed since it was
+            planned; the others are written.
+    """
+    # These modules import numpy, and `--help` should be instant.
+    from tokamake.data.corpus.document_rows import read_duplicates
+    from tokamake.data.corpus.documents import Fields, split_keys
+    from tokamake.data.corpus.plan_file import batch_shards
+    from tokamake.data.indexed import job_batch
+    from tokamake.data.tokenize.shard import ShardOptions, dataset_prefixes
+    from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
+    from tokamake.data.tokenizers import open_tokenizer
+
+    options = ShardOptions(
+        fields=Fields(split_keys(text_key), template).checked(),
+        format=format,
+        append_eod=append_eod,
+        prepend_bos=prepend_bos,
+        split_sentences=split_sentences,
+        language=language,
+        empty_documents=empty_documents,
+        on_bad_document=on_bad_document,
+        max_bad_fraction=max_bad_fraction,
+    )
+    shards = [
+        ShardRequest(
+            output / shard.name,
+            [Path(path) for path in shard.files],
+            shard.byte_range,
+            None if duplicates is None else read_duplicates(duplicates, shard.name),
+            shard.stamps,
+        )
+        for shard in batch_shards(plan, batch)
+    ]
+    shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
+    job_batch.make_each(shards, shard_tokenizer.write_if_needed)
+    prefixes = [
+        prefix for shard in shards for prefix in dataset_prefixes(shard.output, options.fields)
+    ]
+    job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes)

@@ -1,0 +1,283 @@
+"""Where a run begins or resumes, and how a new checkpoint takes its place, complete or not at all.
+
+The output folder holds global_step<N>/ folders and a file `latest` that names one of them. Each
+folder has a state.json that names the run by its digest. A back end writes a new checkpoint inside
+`SAVING`; `commit` moves it into place.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from tokamake import files
+from tokamake.checkpoint.native.folder import check_files
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import metrics
+from tokamake.train.bad_steps import ranges_without_effect
+from tokamake.train.checkpoints import changes
+from tokamake.train.checkpoints.initial_checkpoint import check_begun
+from tokamake.train.checkpoints.resume_state import (
+    ResumeState,
+    newest_state,
+    read_state,
+    run_since_change,
+)
+from tokamake.train.checkpoints.run_digest import run_digest, weights_digest
+from tokamake.train.checkpoints.run_lock import locked
+
+SAVING = ".saving"
+"""Folder inside the output folder where a checkpoint grows until it is complete."""
+
+
+class StartingPoint(NamedTuple):
+    """Where a job begins to train."""
+
+    state: ResumeState
+    resumed: Path | None
+    """Checkpoint of this run that it resumes from; None: the run has none yet."""
+    unvalidated: bool = False
+    """Whether a stop came between this checkpoint and the validation of its step."""
+
+
+# ---- Where a job begins ----
+
+
+@contextmanager
+def locked_output(
+    run: Run, ranks: Ranks, *, index: dict[str, Any], beat: Callable[[], object] = lambda: None
+) -> Iterator[StartingPoint]:
+    """Lock a run's output folder and find where to begin; all ranks call this together.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        index: content of the index folder's index.json.
+        beat: called again and again while this takes its time.
+
+    Raises:
+        UserError: another process trains there, or a checkpoint is missing or damaged.
+    """
+    with ExitStack() as lock:
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                lock.enter_context(locked(run.output))
+        note = run.output.with_name(f".{run.output.name}.start")
+        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
+        # Only rank 0 looks at the folder: other hosts may still see an older state of it.
+        agreed: list[Any] = [None]
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                agreed = [_starting_point(run, ranks, index=index, weights=weights)]
+        dist.broadcast_object_list(agreed, src=0)
+        yield agreed[0]
+
+
+def _starting_point(
+    run: Run, ranks: Ranks, *, index: dict[str, Any], weights: str
+) -> StartingPoint:
+    digest = run_digest(run, index=index, weights=weights)
+
+    @cache
+    def record() -> changes.Record:  # reads the manifest of each dataset
+        return changes.record(run, index=index, weights=weights)
+
+    def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
+        """Message for the user, and the changes with which the run continues; None: restart."""
+        changed = changes.compare(
+            run.output,
+            state,
+            run=run,
+            recorded=changes.read_record(run.output, state.digest),
+            current=record(),
+        )
+        on_change = run.train.on_change
+        text = changes.decision(on_change, changed, state=state, output=run.output)
+        return text, changed.lines if on_change == "continue" else None
+
+    state = prepare_output(run.output, digest, say=ranks.print_once, decide=decide)
+    if changes.read_record(run.output, digest) is None:
+        changes.write_record(run.output, digest, content=record())
+    if state:
+        resumed = run.output / f"global_step{state.step}"
+        is_unvalidated = _lacks_validation(run_since_change(run, state), state.step, index=index)
+        return StartingPoint(state, resumed, is_unvalidated)
+    if before := ranges_without_effect(run.train.skip_data, run.step):
+        ranks.print_once(f"train.skip_data: {before}")
+    state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
+    return StartingPoint(state, None)
+
+
+def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
+    """Whether a validation is due at a step, but has no record there as earlier ones have."""
+    train = run.train
+    is_due = step % train.evaluation_interval == 0 or step == train.train_steps
+    if not is_due or not train.evaluation_steps:
+        return False
+    records = metrics.read(run.output / metrics.FILE)
+    current = metrics.validation(dict.fromkeys(index["splits"], 0.0)).keys()
+    recorded = {name for record in records for name in record if name in current}
+    here = {name for record in records for name in record if record["step"] == step}
+    return not recorded <= here
+
+
+def checkpoint_to_load(run: Run, ranks: Ranks, *, start: StartingPoint) -> Path | None:
+    """Checkpoint to load with its optimizer states; None: the run takes weights alone.
+
+    That is the run's own checkpoint, or one of another run that this run continues.
+
+    Raises:
+        UserError: the checkpoint of the other run is not the one that the run was resolved for.
+    """
+    if start.resumed:
+        return start.resumed
+    if run.train.finetune is not False:
+        return None
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            check_begun(run)
+    return run.checkpoint
+
+
+def prepare_output(
+    output: Path,
+    digest: str,
+    *,
+    say: Callable[[str], None],
+    decide: Callable[[ResumeState], tuple[str, tuple[str, ...] | None]],
+) -> ResumeState | None:
+    """Prepare the output folder of a run; call it from one process only.
+
+    Args:
+        output: output folder of the run.
+        digest: digest of the run.
+        say: prints a line for the user.
+        decide: takes the state of the newest checkpoint if its digest is another one. Returns a
+            line for the user, and the changes with which the run goes on. None: the folder is
+            renamed to <output>.<first 8 of its digest>, and the run starts from the beginning.
+
+    Returns:
+        State of the checkpoint to resume from; None: start from the beginning.
+
+    Raises:
+        UserError: `latest` names a missing checkpoint, or `decide` refuses the run.
+    """
+    folder = Path(os.path.realpath(output))  # `output` may be a link to another disk, and stays one
+    state, problem = newest_state(output)
+    if problem:
+        say(problem)
+    if state and state.digest != digest:
+        text, changed = decide(state)
+        if changed is not None:
+            say(f"{output}: {text}")
+            state = state.changed(digest, changed)
+        else:
+            aside = _free_name(folder.with_name(f"{folder.name}.{state.digest[:8]}"))
+            folder.rename(aside)
+            say(f"{output}: {text}; moved to {aside}")
+            state = None
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output / SAVING, ignore_errors=True)
+    if problem and state:  # other commands follow `latest`, too
+        files.write_text(output / "latest", f"global_step{state.step}")
+    return state
+
+
+# ---- Checkpoints in the output folder ----
+
+
+def state_at(output: Path, step: int, *, state: ResumeState) -> ResumeState:
+    """Read the state of a run at a step.
+
+    Args:
+        output: output folder of the run.
+        step: finished steps.
+        state: where the run stands.
+
+    Raises:
+        UserError: there is no checkpoint of this run at that step.
+    """
+    folder = output / f"global_step{step}"
+    earlier = read_state(folder)
+    if earlier is None or not earlier.is_before(state):
+        raise UserError(
+            f"{folder}: missing, but the run is already past step {step}; set "
+            "train.segment_steps so that segments end at later steps, or at those of checkpoints"
+        )
+    return earlier
+
+
+def state_before(output: Path, state: ResumeState) -> ResumeState | None:
+    """State of a run's newest checkpoint with all its files that is older than `state`, or None."""
+    states = []
+    for folder in output.glob("global_step*"):
+        try:
+            earlier = read_state(folder)
+            # A folder that was replaced, global_step4.old, does not have the name of its step.
+            if not earlier or folder.name != f"global_step{earlier.step}":
+                continue
+            if earlier.is_before(state) and earlier.step < state.step:
+                check_files(folder)
+                states.append(earlier)
+        except UserError:
+            continue
+    newest = max(states, key=lambda earlier: earlier.step, default=None)
+    return newest and newest.in_place_of(state)
+
+
+def _is_of_run(folder: Path, digest: str) -> bool:
+    try:
+        state = read_state(folder)
+    except UserError:  # damaged
+        return False
+    return state is not None and state.digest == digest
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or the first of PATH.2, PATH.3, … that does not exist."""
+    names = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(name for name in chain([path], names) if not name.exists())
+
+
+def commit(output: Path, state: ResumeState) -> Path:
+    """Move the checkpoint inside `SAVING` into place, then let `latest` name it.
+
+    Call it from one process only, once the checkpoint's files are on disk. A folder of the same
+    name exists if training restarted from an earlier checkpoint. One of this run is removed once
+    the new one is in place; one of another run is renamed.
+
+    Raises:
+        UserError: a file of the checkpoint is missing or truncated.
+    """
+    name = f"global_step{state.step}"
+    source, target = output / SAVING / name, output / name
+    try:
+        check_files(source)
+    except UserError as error:
+        raise UserError(
+            f"{target}: not saved, because its files are not complete ({error}); `latest` still "
+            "names the checkpoint before: run the same command again"
+        ) from None
+    files.write_json(source / "state.json", state.to_json())
+    files.sync(source)
+    if target.exists():
+        replaced = _free_name(output / f"{name}.old")
+        if _is_of_run(target, state.digest):
+            replaced = output / SAVING / f"{name}.replaced"  # goes with `SAVING`, even after a kill
+        target.rename(replaced)
+    source.rename(target)
+    files.sync(output)
+    # `latest` comes last: a job that is killed before resumes from the checkpoint before.
+    files.write_text(output / "latest_checkpointed_iteration.txt", f"{state.step}\n")
+    files.write_text(output / "latest", name)
+    shutil.rmtree(output / SAVING)
+    return target

@@ -1,0 +1,98 @@
+"""Checkpoints that are written while training goes on."""
+
+from typing import Any
+
+from tokamake.config.resolved_run import Run, write_run
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import job_progress
+from tokamake.train.checkpoints import resume
+from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.checkpoints.resume_state import ResumeState
+from tokamake.train.checkpoints.retention import Retention
+from tokamake.train.step_result import Saving
+from tokamake.train.stopping.deadline import DURATIONS, Deadline, write_durations
+
+
+class CheckpointSaver:
+    """Saves a run's checkpoints, one at a time; all ranks call its methods together.
+
+    Attributes:
+        latest: last checkpoint that is complete, for messages.
+
+    Args:
+        run: the resolved run.
+        ranks: this process among its peers.
+        engine: engine of the run's back end.
+        deadline: measures how long a checkpoint takes.
+        start: where training begins or resumes.
+    """
+
+    def __init__(
+        self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: StartingPoint
+    ) -> None:
+        self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
+        self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
+        self._retention: Retention | None = None
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                verified = start.resumed is not None
+                self._retention = Retention(run, start.state, verified=verified)
+        self._saving: tuple[Saving, ResumeState] | None = None
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank has written its files of the checkpoint that is being saved."""
+        return self._saving is not None and self._saving[0].done
+
+    def begin(self, state: ResumeState) -> None:
+        """Begin to save a checkpoint; call `finish` before, if another one is being saved.
+
+        Raises:
+            TemporaryError: it does not fit on the disk; nothing is written.
+        """
+        with raise_on_all_ranks():
+            if self._retention:
+                self._retention.make_room(state.step, self._engine.checkpoint_bytes())
+        progress = {
+            "iteration": state.step,
+            "consumed_samples": state.consumed_samples,
+            "consumed_tokens": state.consumed_samples * self._run.train.sequence_length,
+            "run_digest": state.digest,
+        }
+        self._deadline.begin_saving()
+        folder = self._run.output / resume.SAVING / f"global_step{state.step}"
+        self._saving = self._engine.save(folder, progress), state
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is on disk, then put it in place.
+
+        Raises:
+            UserError: a rank could not write its files.
+        """
+        if self._saving is None:
+            return
+        (saving, state), self._saving = self._saving, None
+        saving.wait()
+        with raise_on_all_ranks():
+            if self._ranks.rank == 0:
+                self._commit(state)
+        self.latest = str(self._run.output / f"global_step{state.step}")
+        self._ranks.print_once(f"saved {self.latest}")
+
+    def _commit(self, state: ResumeState) -> None:
+        output = self._run.output
+        write_run(output / resume.SAVING / f"global_step{state.step}" / "run.yaml", self._run)
+        resume.commit(output, state)
+        job_progress.note(state.step)
+        self._deadline.end_saving()
+        write_durations(
+            output / DURATIONS, self._ranks.world_size, measured=self._deadline.measured
+        )
+        if self._retention:
+            self._retention.note_commit(state.step)
+
+    def close(self) -> None:
+        """Wait until old checkpoints are deleted."""
+        if self._retention:
+            self._retention.close()

@@ -1,0 +1,1 @@
+"""What a run does when numbers are bad, or when ranks hang or lag."""

@@ -1,0 +1,1 @@
+"""Ends of a job before the end of its run: signals, limits, a file."""

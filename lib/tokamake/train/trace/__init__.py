@@ -1,0 +1,1 @@
+"""From trained steps back to documents, and from documents to steps."""

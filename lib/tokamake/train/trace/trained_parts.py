@@ -1,0 +1,53 @@
+"""The parts of a run between its changes, which may have other batch sizes and other samples.
+
+`trace-sample` and `trace-steps` find the samples of a step by them.
+"""
+
+from typing import Literal, NamedTuple
+
+from tokamake.config.batching import BatchSizes
+from tokamake.config.resolved_run import Run
+from tokamake.data.samples.index_folder import read_index
+from tokamake.train.checkpoints.changes import Record, data_lines, read_record, trained_run
+from tokamake.train.checkpoints.resume_state import newest_state
+from tokamake.train.checkpoints.run_digest import training_index
+
+
+class TrainedPart(NamedTuple):
+    """Steps of a run between two of its changes, or after the last one."""
+
+    last_step: int
+    num_samples: int
+    """Samples that the run has consumed after the last step."""
+    sizes: BatchSizes | None
+    """Samples of each step; None: no checkpoint of the part is left."""
+    samples: Literal["same", "perhaps others", "others"] = "same"
+    """How its samples compare with those of the run's index. Perhaps others: the length of the run
+    has changed, which may change their order."""
+
+
+def trained_parts(run: Run) -> list[TrainedPart]:
+    """The parts of a run, from its first to its last step: changes may alter the batch sizes."""
+    state, _ = newest_state(run.output)
+    changes = state.lineage if state else ()
+    parts, first = list[TrainedPart](), (run.step, run.consumed_samples)
+    for change in changes:
+        earlier = trained_run(run.output, change.digest)
+        sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
+        samples = _compare_samples(read_record(run.output, change.digest), run)
+        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, samples))
+        first = change.step, change.consumed_samples
+    train = run.train.counted_from(*first) if changes else run.train
+    sizes = train.batch_sizes
+    return [*parts, TrainedPart(train.train_steps, sizes.samples(train.train_steps), sizes)]
+
+
+def _compare_samples(
+    recorded: Record | None, run: Run
+) -> Literal["same", "perhaps others", "others"]:
+    if recorded is None:
+        return "perhaps others"
+    earlier, current = recorded["index"], training_index(read_index(run.index))
+    if earlier == current:
+        return "same"
+    return "others" if any(data_lines(earlier, current, has_settings=True)) else "perhaps others"

@@ -1,0 +1,1 @@
+"""Steps that are thrown away: benchmarks, and the search for a learning rate."""

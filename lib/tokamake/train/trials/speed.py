@@ -1,0 +1,233 @@
+"""Speed of training steps: times, tokens, floating-point operations, memory.
+
+Measures `TrialSteps` for the tool `benchmark-train`.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tokamake.config.resolved_run import Run
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.metrics import model_flops_per_token
+from tokamake.train.numerics import precision_of
+from tokamake.train.pipeline_stages import DTYPES
+from tokamake.train.trials.trial_steps import TrialSteps
+
+KNOWN_PEAKS = {
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.4,
+    "H200": 989.4,
+    "A100": 312.0,
+    "MI250X": 191.5,  # of a die, which is a device for torch
+    "MI250": 181.0,  # of a die
+    "MI300X": 1307.4,
+    "Max 1550": 419.4,  # of a stack, which by default is a device for torch
+}
+"""Dense TFLOP/s in bf16 or fp16, from data sheets, by a part of torch's name of the device; the
+first match counts."""
+
+Report = dict[str, Any]
+
+
+def num_timed_steps(steps: int) -> int:
+    """Number of additional steps whose parts are timed."""
+    return max(1, steps // 4)
+
+
+def measure(
+    trial: TrialSteps, ranks: Ranks, *, device: torch.device, steps: int, warmup_steps: int
+) -> Report:
+    """Train and measure times; all ranks call this together.
+
+    Returns:
+        `step_seconds` (median, p10, p90), `tokens_per_second` over all measured steps,
+        `split_seconds` of each part of a step, `peak_memory_bytes` of the rank that needed most.
+    """
+    batches = trial.batches()
+
+    def step() -> None:
+        settings = trial.run.train.optimizer
+        rates = {"learning_rate": settings.learning_rate, "weight_decay": 0.0}
+        trial.engine.train_step(next(batches), **rates)
+
+    for _ in range(warmup_steps):
+        step()
+    _synchronize(device)
+    times = [time.perf_counter()]
+    for _ in range(steps):
+        step()
+        times.append(time.perf_counter())
+    _synchronize(device)
+    seconds = time.perf_counter() - times[0]
+    train = trial.run.train
+    tokens = steps * train.global_batch_size * train.sequence_length
+    p10, median, p90 = np.percentile(np.diff(times), (10, 50, 90)).tolist()
+    return {
+        "steps": steps,
+        "world_size": ranks.world_size,
+        "tokens_per_step": tokens // steps,
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_second_per_rank": tokens / seconds / ranks.world_size,
+        "step_seconds": {"median": median, "p10": p10, "p90": p90},
+        "split_seconds": _split(trial, step, device, steps=num_timed_steps(steps)),
+        "peak_memory_bytes": _max_over_ranks(_peak_memory(device)),
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
+
+
+def _split(
+    trial: TrialSteps, step: Callable[[], None], device: torch.device, *, steps: int
+) -> dict[str, float]:
+    """Mean seconds of the parts of a step.
+
+    The device is synchronized between parts, so these steps are slower than the measured ones.
+    """
+    spent = {"forward_backward": 0.0, "optimizer": 0.0}
+    begin = time.perf_counter()
+    with (
+        _timed(trial.engine.stages, "forward_backward", spent=spent, device=device),
+        _timed(trial.engine.optimizer, "step", spent=spent, device=device, name="optimizer"),
+    ):
+        for _ in range(steps):
+            step()
+        _synchronize(device)
+    total = time.perf_counter() - begin
+    parts = {**spent, "rest": total - sum(spent.values())}
+    return {name: seconds / steps for name, seconds in parts.items()}
+
+
+@contextmanager
+def _timed(
+    owner: Any, method: str, *, spent: dict[str, float], device: torch.device, name: str = ""
+) -> Iterator[None]:
+    """Add up the time of an object's method until the block ends."""
+    original = getattr(owner, method)
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        _synchronize(device)
+        begin = time.perf_counter()
+        result = original(*arguments, **options)
+        _synchronize(device)
+        spent[name or method] += time.perf_counter() - begin
+        return result
+
+    setattr(owner, method, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)
+
+
+def _peak_memory(device: torch.device) -> float:
+    if device.type != "cpu":
+        return float(getattr(torch, device.type).max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _max_over_ranks(value: float) -> float:
+    values: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return max(values)
+
+
+def utilization(
+    measured: Report, run: Run, *, ranks: Ranks, device: torch.device, peak_tflops: float | None
+) -> Report:
+    """Floating-point operations per second of a rank, and their share of the peak (MFU).
+
+    Counts what the model needs; recomputation does not count. All ranks call this together.
+
+    Args:
+        measured: result of `measure`.
+        run: the run that was measured.
+        ranks: this process among its peers.
+        device: device of this rank.
+        peak_tflops: peak of a rank's device; None: look it up or measure it.
+    """
+    per_token = model_flops_per_token(run)
+    tflops = measured["tokens_per_second_per_rank"] * per_token / 1e12
+    precision, source = precision_of(run), "stated"
+    peak = peak_tflops
+    if peak is None:
+        peak, source = known_peak(_device_name(device), precision), "data sheet"
+    if peak is None:
+        # All ranks at the same time, because they may share cores.
+        dist.barrier()
+        peak, source = gemm_tflops(DTYPES[precision], device), "matrix product"
+    return {
+        "device": _device_name(device),
+        "precision": precision,
+        "flops_per_token": per_token,
+        "model_tflops_per_rank": tflops,
+        "peak_tflops": peak,
+        "peak_source": source,
+        "mfu": tflops / peak,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else getattr(torch, device.type).get_device_name(device)
+
+
+def known_peak(name: str, precision: str) -> float | None:
+    """Peak TFLOP/s of a device in 16-bit formats by its name; None: unknown, or fp32."""
+    if precision == "fp32":
+        return None
+    return next((peak for part, peak in KNOWN_PEAKS.items() if part in name), None)
+
+
+def gemm_tflops(dtype: torch.dtype, device: torch.device) -> float:
+    """TFLOP/s of the fastest of ten matrix products."""
+    size = 1024 if device.type == "cpu" else 8192
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(10):
+        _synchronize(device)
+        begin = time.perf_counter()
+        torch.mm(left, right)
+        _synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return float(2 * size**3 / best / 1e12)
+
+
+def report(measured: Report) -> str:
+    """The numbers as lines for people."""
+    times, parts = measured["step_seconds"], measured["split_seconds"]
+    total = sum(parts.values())
+    shares = ", ".join(
+        f"{name.replace('_', ' and ')} {seconds / total:.1%}" for name, seconds in parts.items()
+    )
+    return "\n".join(
+        f"{title:9} {text}"
+        for title, text in (
+            (
+                "speed",
+                f"{measured['tokens_per_second']:,.0f} tokens/s, "
+                f"{measured['tokens_per_second_per_rank']:,.0f} a rank",
+            ),
+            (
+                "compute",
+                f"{measured['model_tflops_per_rank']:.3f} TFLOP/s a rank, {measured['mfu']:.1%} of "
+                f"{measured['peak_tflops']:.3f} ({measured['peak_source']})",
+            ),
+            (
+                "step",
+                f"{times['median']:.4f} s (median), {times['p10']:.4f} to {times['p90']:.4f} "
+                "(10 % to 90 %)",
+            ),
+            ("split", shares),
+            ("peak", f"{measured['peak_memory_bytes'] / 1e9:.2f} GB of memory"),
+        )
+    )

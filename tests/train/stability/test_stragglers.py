@@ -1,0 +1,81 @@
+"""Slow ranks: by what they take alone, named with their host, in the log and in a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.ranks import spawn
+from tests.support.runs import make_run, train_here
+from tokamake.config.resolved_run import read_run
+from tokamake.train.stability import stragglers
+from tokamake.train.stability.stragglers import (
+    RankTimes,
+    Stragglers,
+    product_seconds,
+    read_slow,
+    slow_ranks,
+)
+
+HOSTS = ("n1", "n1", "n2")
+
+
+def test_a_rank_that_waits_for_samples_is_slow() -> None:
+    times = [RankTimes(0.01, 0.002), RankTimes(0.5, 0.002), RankTimes(0.02, 0.002)]
+    assert slow_ranks(times, 1.0) == {
+        1: "waits 0.500 s a step for samples, others 0.020 s of 1.000 s"
+    }
+
+
+def test_a_slow_device_is_named() -> None:
+    times = [RankTimes(0, 0.002), RankTimes(0, 0.0021), RankTimes(0, 0.0042)]
+    assert slow_ranks(times, 1.0) == {2: "its device takes 2.0 times as long as others"}
+
+
+def test_one_of_two_ranks_can_be_slow() -> None:
+    assert [*slow_ranks([RankTimes(0, 0.004), RankTimes(0, 0.002)], 1.0)] == [0]
+    assert [*slow_ranks([RankTimes(0, 0.002), RankTimes(0.6, 0.002)], 1.0)] == [1]
+
+
+def test_ranks_of_the_same_speed_are_not_slow() -> None:
+    assert slow_ranks([RankTimes(0.01, 0.002)] * 3, 1.0) == {}
+    assert slow_ranks([RankTimes(0.5, 0.1)], 1.0) == {}
+
+
+def looked_at(folder: Path) -> list[list[str]]:
+    """Lines of five looks, at which the last rank reads slowly, but not at the fourth one."""
+    rank = torch.distributed.get_rank()
+    watch = Stragglers(folder, HOSTS, rank=rank, device=torch.device("cpu"))
+    readings = [0.5 * (rank == 2) * is_slow for is_slow in (1, 1, 1, 0, 1)]
+    stragglers._LOOK_SECONDS = 1e9  # the product is measured once, and noise is not a slow rank
+    watch._product, watch._measured_at = 0.001, 1e12
+    return [
+        watch.look(step, reading=reading, step_seconds=1) for step, reading in enumerate(readings)
+    ]
+
+
+@pytest.mark.ranks
+def test_a_rank_is_named_once_it_was_slow_twice(tmp_path: Path) -> None:
+    reason = "waits 0.500 s a step for samples, others 0.000 s of 1.000 s"
+    first, *others = spawn(looked_at, 3, tmp_path)
+    assert first == [[], [f"rank 2 on n2 is slow: {reason}"], [], [], []]
+    assert others == [[[]] * 5] * 2
+    assert read_slow(tmp_path) == [f"rank 2 on n2: {reason}"]
+
+
+def test_there_may_be_no_file(tmp_path: Path) -> None:
+    assert read_slow(tmp_path) == []
+    (tmp_path / stragglers.FILE).write_text("{")
+    assert read_slow(tmp_path) == []
+
+
+def test_a_product_takes_time() -> None:
+    assert 0 < product_seconds(torch.device("cpu")) < 1
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_a_run_writes_the_times_of_its_ranks(root: Path) -> None:
+    config = make_run(root, "timed", train_steps=2)
+    assert train_here(config) == 0
+    assert (read_run(config).output / stragglers.FILE).is_file()
+    assert read_slow(read_run(config).output) == []
