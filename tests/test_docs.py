@@ -38,7 +38,7 @@ BUILT = {
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "runs": ("tokamake/results/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
-"""How-tos that go on from the tutorial, with files that they make in the home folder."""
+"""How-tos that continue from the tutorial, with files that they make in the home folder."""
 
 
 def name_of(path: Path) -> str:

@@ -57,7 +57,7 @@ def build_request(
     if place := personal("place"):
         arguments += ["-l", f"place={place}"]
     if num_spare_nodes(rule, resources):
-        arguments += ["-W", "tolerate_node_failures=all"]  # the job goes on without a lost node
+        arguments += ["-W", "tolerate_node_failures=all"]  # the job continues without a lost node
     seconds = None
     if (minutes := resources.get("runtime")) is not None:
         seconds = walltime(rule, minutes)

@@ -94,7 +94,7 @@ def _nodes(nodes: int, tasks: int, *, spare: int) -> list[str]:
         f"--nodes={nodes + spare}",
         f"--ntasks={share * (nodes + spare)}",
         f"--ntasks-per-node={share}",
-        "--no-kill",  # the job goes on without a lost node
+        "--no-kill",  # the job continues without a lost node
     ]
 
 

@@ -85,7 +85,7 @@ def read(job: Mapping[str, Any]) -> JobStatus | None:
 
 
 def _has_lost_its_script(job: Mapping[str, Any]) -> bool:
-    """Whether a job with --no-kill goes on without the node on which its script ran.
+    """Whether a job with --no-kill continues without the node on which its script ran.
 
     Slurm takes a lost node out of the job's list, and lets the job run until its time limit
     (job_mgr.c of Slurm, 22.05 to 26.05).

@@ -241,7 +241,7 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
         assert_moved(begin, open_any(folder), kind, layout)
         states += holds
         shared[layout.data_parallel_size, layout.zero_stage] += 1
-        # Walks go on from what holds a run; many ranks take their time to be opened.
+        # Walks continue from what holds a run; many ranks take their time to be opened.
         if holds and len(pool) < 20 and layout.data_parallel_size < 7:
             pool.append(folder)
         else:

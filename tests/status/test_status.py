@@ -116,7 +116,7 @@ def test_a_killed_job_is_failed_once_the_folder_is_unlocked(folder: Path) -> Non
     assert state_of(folder, "tokenize/web-00001") == "running"
     shutil.rmtree(folder / ".snakemake/locks")
     assert state_of(folder, "tokenize/web-00001") == "failed"
-    # A job of a batch system goes on without Snakemake.
+    # A job of a batch system continues without Snakemake.
     write(folder / "logs/tokenize/web-00001.log", "reading\n", age=60)
     assert state_of(folder, "tokenize/web-00001") == "running"
 

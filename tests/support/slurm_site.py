@@ -29,7 +29,7 @@ DEADLINE = 900
 SHIM = """\
 #!/bin/bash
 stage=$1
-[ "$stage" = tokenize ] && stage=tokenize-$5
+[ "$stage" = tokenize-batch ] && stage=tokenize-$5
 echo "$SLURM_JOB_ID $SLURMD_NODENAME" >> "$SHIM/$stage.begun"
 if rm "$SHIM/$stage.fails" 2>/dev/null; then echo failed on purpose >&2; exit 1; fi
 while [ -e "$SHIM/$stage.waits" ]; do sleep 0.05; done

@@ -154,7 +154,8 @@ def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_startup_log_names_changed_settings(run: Run) -> None:
-    lines = startup_log(run, ONE, device=CPU).splitlines()
+    job, *lines = startup_log(run, ONE, device=CPU).splitlines()
+    assert re.fullmatch(r"job +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d on \S+(, \S+)?", job)
     assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]

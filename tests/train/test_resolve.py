@@ -16,7 +16,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
 from tokamake.train.checkpoints.changes import write_record
-from tokamake.train.checkpoints.initial_checkpoint import describe_start
+from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.resolve import check_parent_tokenizer
 
@@ -119,9 +119,9 @@ def test_a_run_may_have_other_positions_than_its_parent(root: Path, tmp_path: Pa
         "rope_scaling": run.architecture.rope_scaling.model_dump(mode="json"),
     }  # fmt: skip
     assert run.architecture.rope_scaling.factor == 2
-    describe_start(run)
+    describe_initial_checkpoint(run)
     with pytest.raises(UserError, match="not of the architecture that the run was resolved for"):
-        describe_start(run.model_copy(update={"parent": None}))
+        describe_initial_checkpoint(run.model_copy(update={"parent": None}))
     with pytest.raises(UserError, match=r"rope_theta: checkpoint 10000\.0, config 1000000\.0"):
         make_run(root, "misfit", architecture=path, finetune=True)
 

@@ -216,7 +216,7 @@ def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: s
     assert expected in printed
     assert not step(config, 6).exists()
     printed = train(config, ranks=2)
-    assert re.search(r"start .*/training/global_step[345], where this run goes on", printed)
+    assert re.search(r"start .*/training/global_step[345], where this run continues", printed)
     assert_continued(config, whole)
     assert f"{step(whole, 2)}, continued at step 2" in report_text(config)
     continued, uninterrupted = summary(config), summary(whole)

@@ -59,7 +59,9 @@ def test_a_failed_shard_reruns_alone(batched: Path) -> None:
     assert planned == {**ONE_OF_EACH, "tokenize": 2}
     result = snakemake(batched, *MINE, "data")
     assert result.returncode == 1
-    assert "tokamake tokenize: raw/4.jsonl:21: not valid JSON" in result.stdout + result.stderr
+    assert (
+        "tokamake tokenize-batch: raw/4.jsonl:21: not valid JSON" in result.stdout + result.stderr
+    )
     before = state(batched, "shards")
     assert {"00003_text.json", "00003_title.json", "00005_title.json"} <= set(before)
     assert "00004_text.json" not in before

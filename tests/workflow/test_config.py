@@ -14,7 +14,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
-from tokamake.workflow import starts as starts_module
+from tokamake.workflow import initial_checkpoints
 from tokamake.workflow.config import WorkflowConfig, held_out_splits, read_workflow_config
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
@@ -281,7 +281,7 @@ def read_start(
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
     start = SimpleNamespace(architecture=architecture)
-    monkeypatch.setattr(starts_module, "open_start", lambda *_, **__: start)
+    monkeypatch.setattr(initial_checkpoints, "open_initial_checkpoint", lambda *_, **__: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}
     config = {"train": settings, "model": model, "tokenizer": {}, **config}
@@ -377,7 +377,7 @@ def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
         calls.append((*arguments, architecture))
         raise UserError("start: no checkpoint")
 
-    monkeypatch.setattr(starts_module, "open_start", fail)
+    monkeypatch.setattr(initial_checkpoints, "open_initial_checkpoint", fail)
     sections = {"train": train(finetune=True), "model": {"checkpoint": "start"}, "tokenizer": {}}
     assert read_config(**sections)
     assert calls == []

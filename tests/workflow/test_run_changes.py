@@ -87,7 +87,7 @@ def test_a_changed_run_continues_in_a_chain_of_jobs(trained: Path) -> None:
     dry_run = snakemake(trained, "-n", *MINE, "train")
     assert (
         f"tokamake: run smoke: {LINES}; 40 steps are trained. train.on_change is continue: "
-        "training goes on at step 40 with the change\n"
+        "training continues at step 40 with the change\n"
     ) in dry_run.stderr
     assert jobs(dry_run) == {"index": 1, "resolve": 1, "train": 3}
     result = snakemake(trained, *MINE, "train")

@@ -174,7 +174,7 @@ def test_only_runs_that_trained_and_did_not_end_are_reported() -> None:
     save(1234, run="stopped")
     save(40, run="ended")
     assert segments.saved_since_start() == [
-        "tokamake: run stopped is saved at step 1,234; the same command goes on from there"
+        "tokamake: run stopped is saved at step 1,234; the same command continues from there"
     ]
 
 

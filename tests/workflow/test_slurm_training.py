@@ -1,4 +1,4 @@
-"""Training jobs on a real Slurm of three nodes are interrupted and go on, also on other nodes."""
+"""Training jobs on a real Slurm of three nodes are interrupted and continue on other nodes, too."""
 
 import re
 from collections.abc import Iterator

@@ -219,7 +219,7 @@ def test_a_signal_to_all_processes_lets_training_save(
     log = (finished / f"logs/{name}/train.log").read_text()
     (step,) = re.findall(rf"^stopped by {number.name}: saved at step (\d+), run", log, re.M)
     assert "Traceback" not in log + printed
-    words = f"tokamake: run {name} is saved at step {step}; the same command goes on from there"
+    words = f"tokamake: run {name} is saved at step {step}; the same command continues from there"
     assert printed.count(words) == 1
     latest = finished / f"results/{name}/training/latest"
     assert latest.read_text().strip() == f"global_step{step}"

@@ -53,7 +53,7 @@ def convert(
     take_first_copy: bool = False,
     workers: int = 0,
 ) -> None:
-    """Convert a checkpoint between formats, layouts and number formats.
+    """Convert a checkpoint between formats, layouts and dtypes.
 
     {formats}
 

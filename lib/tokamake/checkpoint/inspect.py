@@ -19,7 +19,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
 
     Args:
         path: Folder of the checkpoint, or its parent whose file `latest` names it.
-        tensors: List every tensor with its shape and number format.
+        tensors: List every tensor with its shape and dtype.
         values: Read all tensors: look for NaN and infinity, compare replicated tensors between
             ranks, and verify the checksums in the files.
 

@@ -36,7 +36,7 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return named
 
 
-def split_shares(text: str) -> list[float]:
+def split_fractions(text: str) -> list[float]:
     """Normalize a split such as "949,50,1" to shares that add up to 1.
 
     Raises:
@@ -61,7 +61,7 @@ def _join_shares(value: Any) -> Any:
 
 
 def _check_split(text: str) -> str:
-    split_shares(text)
+    split_fractions(text)
     return text
 
 
@@ -70,7 +70,7 @@ Split = Annotated[
     BeforeValidator(_join_shares, json_schema_input_type=str | list[float]),
     AfterValidator(_check_split),
 ]
-"""Shares of training, validation and test documents: text for `split_shares`, or a list."""
+"""Shares of training, validation and test documents: text for `split_fractions`, or a list."""
 
 
 class Settings(BaseModel):

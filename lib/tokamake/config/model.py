@@ -53,18 +53,18 @@ def formats_with_tokenizer() -> list[str]:
     return [format for format in format_names() if _constant(format, "TOKENIZER_CONFIG")]
 
 
-class RunStart(Settings):
+class ParentRun(Settings):
     """Another run of the same table of runs, as a start."""
 
     run: str
     """Name of the run whose last checkpoint this run starts from."""
 
 
-def _as_start(value: Any) -> Any:
+def _as_checkpoint(value: Any) -> Any:
     """A mapping is the name of a run, anything else a folder."""
     is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
-    if is_run or value is None or isinstance(value, str | Path | RunStart):
-        return RunStart(**value) if is_run else value
+    if is_run or value is None or isinstance(value, str | Path | ParentRun):
+        return ParentRun(**value) if is_run else value
     raise ValueError(
         "give the folder of a checkpoint, or the name of a run of the same table: {run: NAME}"
     )
@@ -78,7 +78,7 @@ class ModelSettings(Settings):
     checkpoint must match the file; if it is that of a run of the table, rope_theta, rope_scaling
     and max_position_embeddings may differ. An empty vocab_size is the checkpoint's or the
     tokenizer's."""
-    checkpoint: Annotated[Path | RunStart | None, BeforeValidator(_as_start)] = None
+    checkpoint: Annotated[Path | ParentRun | None, BeforeValidator(_as_checkpoint)] = None
     """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
     parent whose file `latest` names it; or the last checkpoint of another run of the table of runs:
     {run: NAME}. See train.finetune. Empty: random weights."""
@@ -102,7 +102,7 @@ class ModelSettings(Settings):
     @property
     def parent(self) -> str | None:
         """Name of the run of the same table whose last checkpoint is the start."""
-        return self.checkpoint.run if isinstance(self.checkpoint, RunStart) else None
+        return self.checkpoint.run if isinstance(self.checkpoint, ParentRun) else None
 
     @property
     def folder(self) -> Path | None:

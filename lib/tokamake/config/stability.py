@@ -12,9 +12,9 @@ class BadStepSettings(Settings):
 
     not_finite: Literal["stop", "skip", "rewind", "lower_rate"] = "stop"
     """Action if the loss or the gradient norm is NaN or infinite. Such a step never updates the
-    weights. stop: end the run with an error. skip: go on with the next step. rewind: go back to the
-    newest checkpoint that is whole, and leave out the data of the bad step. lower_rate: skip the
-    step, and multiply the learning rate of all later steps by rate_factor."""
+    weights. stop: end the run with an error. skip: continue with the next step. rewind: go back to
+    the newest checkpoint that is whole, and leave out the data of the bad step. lower_rate: skip
+    the step, and multiply the learning rate of all later steps by rate_factor."""
     spike: Literal["ignore", "journal", "stop", "skip", "rewind", "lower_rate"] = "journal"
     """Action if the loss or the gradient norm is far above those of the last good steps. journal:
     note the step in events.jsonl, and update the weights as usual. ignore: do not look for spikes.

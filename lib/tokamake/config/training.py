@@ -54,7 +54,7 @@ class TrainSettings(Settings):
     on_change: OnChange = "refuse"
     """What to do if the run has a checkpoint, but its settings or its data have changed since.
     refuse: stop, and list the changes. continue: keep weights, optimizer states, step and samples,
-    and go on with the new settings and data. restart: move the checkpoints aside and start at
+    and continue with the new settings and data. restart: move the checkpoints aside and start at
     step 0."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Input tokens per sample. A sample holds one more token, the last label."""

@@ -95,7 +95,7 @@ def _documents(
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Bring an array to the device; an accelerator copies it while the host goes on.
+    """Bring an array to the device; an accelerator copies it while the host continues.
 
     That needs pinned memory. torch does not reuse pinned memory before the copy has ended.
     """

@@ -51,7 +51,7 @@ def resolve(
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.train.checkpoints.initial_checkpoint import open_start
+    from tokamake.train.checkpoints.initial_checkpoint import open_initial_checkpoint
     from tokamake.train.checks import check_resolved
     from tokamake.validation import parse_json, validate
 
@@ -61,7 +61,7 @@ def resolve(
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
-    start = open_start(checkpoint, train, architecture=architecture, parent=parent)
+    start = open_initial_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
     if parent:
         check_parent_tokenizer(start.path, parent, index_json=index_json, data_root=data_root)
     values = {

@@ -1,7 +1,10 @@
-"""Lines that the trainer prints as it starts: model, start, layout, changed settings, memory."""
+"""Lines that the trainer prints as it starts: job, model, start, layout, settings, memory."""
 
 import math
+import os
+import socket
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,9 @@ def startup_log(
     return "\n".join(
         f"{title:9} {text}"
         for title, text in (
+            ("job", _job()),
             ("model", _model(run)),
-            ("start", f"{resumed}, where this run goes on" if resumed else _start(run)),
+            ("start", f"{resumed}, where this run continues" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
             ("settings", ", ".join(changed_settings(run.train, defaults)) or "all as by default"),
             *_memory(run, ranks, device=device),
@@ -46,6 +50,13 @@ def startup_log(
 def num_parameters(run: Run) -> int:
     """Number of parameters of the whole model."""
     return sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
+
+
+def _job() -> str:
+    """When and where this job begins: the log of a run has the lines of all its jobs."""
+    number = next(filter(None, map(os.environ.get, ("SLURM_JOB_ID", "PBS_JOBID"))), "")
+    began = datetime.now().astimezone().isoformat(" ", "seconds")
+    return f"{began} on {socket.gethostname()}" + f", {number}" * bool(number)
 
 
 def _model(run: Run) -> str:

@@ -83,7 +83,7 @@ def train_run(
             check_run(run, index=index, world_size=ranks.world_size, device=device)
             check_until_step(run, until_step)
 
-        # Rank 0 locks the output folder while training goes on.
+        # Rank 0 locks the output folder while training continues.
         with resume.locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
             state, current = start.state, run_since_change(run, start.state)
             with raise_on_all_ranks():
@@ -184,7 +184,7 @@ class Trainer:
         self._begin_at(start)
 
     def _begin_at(self, start: StartingPoint) -> None:
-        """Prepare to go on from the checkpoint that is loaded, or from the start of the run."""
+        """Prepare to continue from the checkpoint that is loaded, or from the start of the run."""
         run, ranks, self.state = self._resolved, self.ranks, start.state
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")
@@ -334,7 +334,7 @@ class Trainer:
             self.log.validation(self.state.step, losses)
 
     def save(self) -> None:
-        """Begin to save a checkpoint; training may go on before it is on disk."""
+        """Begin to save a checkpoint; training may continue before it is on disk."""
         self.heartbeat.beat("saves")
         self.saver.finish()
         # A checkpoint on disk must not be newer than the records on disk.
@@ -366,5 +366,5 @@ class Trainer:
     def _print_why_stopped(self, reason: Stopped) -> None:
         self.ranks.print_once(
             f"stopped {describe(reason)}: saved at step {self.state.step}, run the same command "
-            "again to go on"
+            "again to continue"
         )

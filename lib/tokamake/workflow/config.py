@@ -21,6 +21,7 @@ from tokamake.data.corpus.splits import NAMES
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.validation import read_yaml
+from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
     changed_shards,
     check_empty,
@@ -29,7 +30,6 @@ from tokamake.workflow.planned_data import (
     read_previous,
 )
 from tokamake.workflow.snakemake_internals import has_wildcard
-from tokamake.workflow.starts import check_starts, naming_setting
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _read(
         plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
-    check_starts(runs, is_main_process=is_main_process)
+    check_initial_models(runs, is_main_process=is_main_process)
     for run, where in runs.values():
         _check_splits(run.train, tables[run.corpora], where=where)
     if is_main_process:

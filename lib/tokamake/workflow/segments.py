@@ -117,13 +117,13 @@ class SegmentRules:
             if step > before and step != self._config.runs[name].train.num_steps:
                 lines.append(
                     f"tokamake: run {name} is saved at step {step:,}; "
-                    "the same command goes on from there"
+                    "the same command continues from there"
                 )
         return lines
 
 
 def trained_steps(name: str) -> int:
-    """The step at which training of a run goes on."""
+    """The step at which training of a run continues."""
     latest = Path(f"results/{name}/training/latest")
     text = latest.read_text(errors="replace") if latest.is_file() else ""
     step = text.strip().removeprefix("global_step")

@@ -32,7 +32,7 @@ def by_name(member: enum.Enum, _: int) -> Any:
 
 
 def described() -> tuple[records.Metadata, dict[str, WholeTensor]]:
-    """DCP's records of a tensor of each number format and order in memory, and ours."""
+    """DCP's records of a tensor of each dtype and order in memory, and ours."""
     tensors, locations, expected = {}, {}, {}
     for number, dtype in enumerate(dtypes.ALL):
         key, format = f"model.{dtype.name}", FORMATS[number % len(FORMATS)]
@@ -121,7 +121,7 @@ HOSTILE = {
     "a member's value": (asks(asks(MEMBER, FORMAT), b"Vvalue\n"), "an object that is no enum"),
     "a member by value": (asks(MEMBER + b"(I0\ntR", FORMAT), "an object that is no enum"),
     "another record": (asks(PROPERTIES, FORMAT), "an object that is no enum"),
-    "number format": (asks(b"ctorch\nfloat32\n", b"Vtorch\n"), "an object that is no enum"),
+    "dtype": (asks(b"ctorch\nfloat32\n", b"Vtorch\n"), "an object that is no enum"),
     "tuple": (asks(b"ctorch\nSize\n", b"V__subclasses__\n"), "an object that is no enum"),
     "text": (asks(b"Vtext\n", b"Vformat\n"), "an object that is no enum"),
     "getattr": (asks(b"cbuiltins\ngetattr\n", b"V__call__\n"), "an object that is no enum"),
@@ -150,7 +150,7 @@ def test_getattr_reaches_only_members_of_the_enum(tmp_path: Path, name: str) -> 
 
 
 def save(folder: Path) -> Path:
-    """Save as training does: tensors of all number formats that are drawn, and a rank's own."""
+    """Save as training does: tensors of all dtypes that are drawn, and a rank's own."""
     tensors = {f"model.{dtype}": torch.ones(3, 2).to(dtype) for dtype in (torch.half, torch.int8)}
     tensors["optimizer.step.a"] = torch.tensor(3.0)
     group: Any = dist.group.WORLD

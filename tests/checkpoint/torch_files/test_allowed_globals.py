@@ -203,7 +203,7 @@ LOOKED_UP = {
     "nothing": (looked_up(STAND_IN, b"V\n"), "the attribute ''"),
     "bytes": (looked_up(STAND_IN, b"C\x01a"), "the attribute b'a'"),
     "stand-in": (looked_up(STAND_IN + b"(tR", b"Va\n"), "of an object that is no class"),
-    "number format": (
+    "dtype": (
         looked_up(b"ctorch\nfloat32\n", b"Vtorch\n"),
         "of an object that is no class",
     ),

@@ -117,7 +117,7 @@ def test_a_continued_run_is_one_that_starts_from_the_checkpoint(
     train(by_hand, ranks=ranks)
     make_run(root, name, **changed, **CONTINUE)
     printed = train(config, ranks=ranks)
-    assert "train.on_change is continue: training goes on at step 4 with the change" in printed
+    assert "train.on_change is continue: training continues at step 4 with the change" in printed
     last = changed.get("train_steps", 6)
     assert hashes(config, last) == hashes(by_hand, last)
     assert losses(config)[4:] == losses(by_hand)

@@ -1,4 +1,4 @@
-"""Runs whose data change: the change is named, and training goes on from the same position."""
+"""Runs whose data change: the change is named, and training continues from the same position."""
 
 import shutil
 from collections.abc import Callable

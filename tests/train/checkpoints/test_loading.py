@@ -1,4 +1,4 @@
-"""A damaged checkpoint is noticed while it is loaded, and training goes on from the one before."""
+"""A damaged checkpoint is noticed while it is loaded; training continues from the one before."""
 
 import os
 import shutil

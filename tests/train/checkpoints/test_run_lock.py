@@ -114,7 +114,7 @@ def test_the_flock_decides_where_all_hosts_see_it(
     owner_file(output).write_text(other)
     monkeypatch.setattr(run_lock, "_is_flock_shared", lambda _: True)
     with locked(output):
-        pass  # node9 was lost: a job on this host goes on
+        pass  # node9 was lost: a job on this host continues
     owner_file(output).write_text(other)
 
     def fail(*_: object) -> None:

@@ -133,7 +133,7 @@ def test_a_spike_is_only_journaled_by_default(
     assert train_here(config) == 0
     assert [event["action"] for event in events(config)] == ["journal"]
     assert steps(config) == [1, 2, 3, 4, 5, 6]
-    assert "from rank 0: training goes on; its documents" in capsys.readouterr().out
+    assert "from rank 0: training continues; its documents" in capsys.readouterr().out
 
 
 def test_the_rate_is_lower_after_each_bad_step(
@@ -261,7 +261,7 @@ def test_data_of_a_rewind_stay_left_out_with_another_batch_size(
     changed: Settings = {"global_batch_size": 4, "train_steps": 12, "on_change": "continue"}
     config = bad_run(root, "halved", on_bad_step, save_interval=4, **changed)
     assert train_here(config) == 0
-    assert "training goes on at step 4 with the change, and ends at step 8, with as many " in (
+    assert "training continues at step 4 with the change, and ends at step 8, with as many " in (
         capsys.readouterr().out
     )
     assert [event["step"] for event in events(config)] == [5]

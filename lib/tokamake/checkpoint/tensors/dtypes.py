@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format of tensors."""
+    """A dtype of tensors."""
 
     name: str
     """torch's name."""

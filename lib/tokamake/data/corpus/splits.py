@@ -9,7 +9,7 @@ import math
 import re
 from typing import Literal
 
-from tokamake.config.fields import split_shares
+from tokamake.config.fields import split_fractions
 from tokamake.errors import UserError
 
 NAMES = ("train", "valid", "test")
@@ -33,7 +33,7 @@ def shares(text: str) -> list[float]:
         UserError: not three finite numbers, a number is negative, or all are zero.
     """
     try:
-        return split_shares(text)
+        return split_fractions(text)
     except ValueError as error:
         raise UserError(f"split: {text!r}: {error}") from None
 

@@ -18,8 +18,8 @@ from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import HashedRange, differs_from_manifest, hashed_ranges
 from tokamake.data.indexed.merge_inputs import (
     check_bounds,
+    check_sequence_starts,
     check_size,
-    check_starts,
     find_manifest,
     size_faults,
 )
@@ -121,7 +121,7 @@ def _check_index(dataset: CheckedDataset) -> None:
     if layout is None or dtype is None:
         return
     with _collect(dataset.faults):
-        check_starts(dataset.prefix, layout, itemsize=dtype.itemsize)
+        check_sequence_starts(dataset.prefix, layout, itemsize=dtype.itemsize)
     with _collect(dataset.faults):
         check_bounds(dataset.prefix, layout)
     if "bin" in dataset.bytes:

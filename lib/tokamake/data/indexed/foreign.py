@@ -12,7 +12,7 @@ import numpy as np
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.index_reader import read_layout
-from tokamake.data.indexed.merge_inputs import check_bounds, check_starts, find_manifest
+from tokamake.data.indexed.merge_inputs import check_bounds, check_sequence_starts, find_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError
 
@@ -40,7 +40,7 @@ def check_foreign(prefix: Path) -> int:
     """
     dataset = IndexedDataset(prefix)
     layout = read_layout(idx_path(prefix))
-    check_starts(prefix, layout, itemsize=np.dtype(dataset.dtype).itemsize)
+    check_sequence_starts(prefix, layout, itemsize=np.dtype(dataset.dtype).itemsize)
     check_bounds(prefix, layout)
     tasks = range(0, len(dataset.tokens), _TASK_TOKENS)
     # Threads suffice: min and max of numpy release the interpreter lock.

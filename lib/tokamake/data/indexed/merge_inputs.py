@@ -65,7 +65,7 @@ def open_merge_input(prefix: Path) -> MergeInput:
     tokens, size = layout.tokens(), binary.stat().st_size
     dtype = _stored_dtype(idx, layout.code, tokens=tokens, size=size)
     check_size(prefix, tokens * dtype.itemsize)
-    check_starts(prefix, layout, itemsize=dtype.itemsize)
+    check_sequence_starts(prefix, layout, itemsize=dtype.itemsize)
     check_bounds(prefix, layout)
     return MergeInput(prefix, manifest, layout, dtype, tokens)
 
@@ -121,7 +121,7 @@ def _stored_dtype(idx: Path, code: int, *, tokens: int, size: int) -> np.dtype:
     return np.dtype(np.float64 if tokens and size // tokens >= 8 else np.float32)
 
 
-def check_starts(prefix: Path, layout: IndexLayout, *, itemsize: int) -> None:
+def check_sequence_starts(prefix: Path, layout: IndexLayout, *, itemsize: int) -> None:
     """Compare the start of each sequence with the sum of the lengths before it.
 
     Raises:

@@ -38,7 +38,7 @@ from tokamake.train.batch import (
     num_micro_batches,
     to_batch,
 )
-from tokamake.train.checkpoints.initial_checkpoint import describe_start
+from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
@@ -90,7 +90,7 @@ class EngineBase(ABC):
             UserError: there are none, or they are not of the run's architecture.
         """
         with raise_on_all_ranks():
-            start = describe_start(self._run)
+            start = describe_initial_checkpoint(self._run)
         names: list[str] = [""] * self._ranks.world_size
         dist.all_gather_object(names, start.path.name)
         if len({*names}) > 1:

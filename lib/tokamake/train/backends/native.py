@@ -175,7 +175,7 @@ class Engine(EngineBase):
     # ---- Checkpoints ----
 
     def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
-        """Begin to write a checkpoint; training may go on while it is written.
+        """Begin to write a checkpoint; training may continue while it is written.
 
         Args:
             folder: folder of the checkpoint; the same on all ranks.

@@ -343,7 +343,7 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
         )
     if on_change == "continue" and not reasons:
         return (
-            f"{changes}; {trained}. train.on_change is continue: training goes on at step "
+            f"{changes}; {trained}. train.on_change is continue: training continues at step "
             f"{state.step:,} with the change" + end
         )
     problem = f"{changes}; {trained} in {output}. train.on_change is {on_change}"

@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = {"initializer_range"}
 """Fields of an architecture that do not matter once there are weights."""
 
 
-def open_start(
+def open_initial_checkpoint(
     checkpoint: Path,
     train: "TrainSettings",
     *,
@@ -198,7 +198,7 @@ def check_begun(run: "Run") -> None:
     Raises:
         UserError: it is another one, or cannot be continued.
     """
-    start = open_start(run.checkpoint, run.train)
+    start = open_initial_checkpoint(run.checkpoint, run.train)
     progress = start.progress
     actual = progress.iteration, progress.consumed_samples
     if not _has_architecture(start, run) or actual != (run.step, run.consumed_samples):
@@ -216,7 +216,7 @@ def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> boo
     return run.architecture == actual
 
 
-def describe_start(run: "Run") -> "NativeCheckpoint":
+def describe_initial_checkpoint(run: "Run") -> "NativeCheckpoint":
     """Describe the checkpoint whose weights a run takes.
 
     Raises:

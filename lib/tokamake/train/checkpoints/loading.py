@@ -28,7 +28,7 @@ def load_newest_whole(
         start: the run's newest checkpoint.
 
     Returns:
-        Where training goes on.
+        Where training continues.
 
     Raises:
         UserError: no checkpoint of the run is whole.

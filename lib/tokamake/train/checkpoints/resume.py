@@ -162,7 +162,7 @@ def prepare_output(
         digest: digest of the run.
         say: prints a line for the user.
         decide: takes the state of the newest checkpoint if its digest is another one. Returns a
-            line for the user, and the changes with which the run goes on. None: the folder is
+            line for the user, and the changes with which the run continues. None: the folder is
             renamed to <output>.<first 8 of its digest>, and the run starts from the beginning.
 
     Returns:

@@ -97,7 +97,7 @@ class Retention:
             self._deletion = self._thread.submit(self._delete_old, self._run.train.keep_last)
 
     def wait(self) -> None:
-        """Wait until the deletion has ended; training goes on if it has failed."""
+        """Wait until the deletion has ended; training continues if it has failed."""
         try:
             self._deletion.result()
         except OSError as error:

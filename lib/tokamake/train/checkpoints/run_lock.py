@@ -1,4 +1,4 @@
-"""Lock of a run's output folder: ranks can outlive a launcher that was killed, and go on to train.
+"""Lock of a run's output folder: ranks can outlive a launcher that was killed, and train on.
 
 Two locks protect the folder, because neither does everywhere. `flock` ends with its process, but
 some file systems have none, or one that other hosts do not see. A file that names its owner is seen

@@ -1,4 +1,4 @@
-"""Watches the steps of a run for bad numbers, journals them, and says where training goes on."""
+"""Watches the steps of a run for bad numbers, journals them, and says where training continues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,10 +75,10 @@ class StepGuard:
             newest: finds the newest checkpoint, or None.
 
         Returns:
-            Checkpoint to go back to; None: training goes on with the next step.
+            Checkpoint to go back to; None: training continues with the next step.
 
         Raises:
-            UserError: training must not go on.
+            UserError: training must not continue.
         """
         bad, back, problem = self._decide(result, newest)
         ranks = self._engine.bad_ranks()
@@ -140,7 +140,7 @@ class StepGuard:
         if back:
             return f"going back to {back.resumed}, the data of the step are left out"
         return {
-            "journal": "training goes on",
+            "journal": "training continues",
             "skip": "the step is skipped",
             "lower_rate": "the step is skipped, and the learning rate is multiplied by "
             f"{self._settings.rate_factor:g}",

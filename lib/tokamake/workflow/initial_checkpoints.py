@@ -16,10 +16,10 @@ from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.train.checkpoints.initial_checkpoint import differing_fields, open_start
+from tokamake.train.checkpoints.initial_checkpoint import differing_fields, open_initial_checkpoint
 
 
-class Start(NamedTuple):
+class InitialModel(NamedTuple):
     """The model that a run starts with."""
 
     architecture: Architecture
@@ -36,7 +36,7 @@ def naming_setting(where: str, setting: str) -> Iterator[None]:
         raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
 
 
-def check_starts(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None:
+def check_initial_models(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None:
     """Check that the start of each run fits its config, and its model the sequence length.
 
     Args:
@@ -46,7 +46,7 @@ def check_starts(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None
     Raises:
         UserError: a start is missing or does not fit, or runs start from each other.
     """
-    starts: dict[str, Start] = {}
+    starts: dict[str, InitialModel] = {}
     for name in parents_first(runs):
         run, where = runs[name]
         if run.model.folder and not is_main_process:
@@ -57,9 +57,9 @@ def check_starts(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None
         setting = "model.checkpoint" if run.model.checkpoint else "model.architecture"
         with naming_setting(where, setting):
             if parent:
-                start = _start_of_child(run, runs[parent].config, start=starts[parent])
+                start = _model_of_child(run, runs[parent].config, start=starts[parent])
             else:
-                start = _first_start(run)
+                start = _initial_model(run)
         _check_model(run, start, where=where)
         starts[name] = start
 
@@ -99,21 +99,21 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
     )
 
 
-def _first_start(run: Config) -> Start:
+def _initial_model(run: Config) -> InitialModel:
     """The start of a run from random weights or a folder."""
     model = run.model
     if model.folder:
-        start = open_start(model.folder, run.train, architecture=model.stated)
-        return Start(start.architecture, str(model.folder))
+        start = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
+        return InitialModel(start.architecture, str(model.folder))
     assert isinstance(model.architecture, Path), "checked by ModelSettings"
     if not model.architecture.is_file():
         raise UserError(
             f"{model.architecture}: no such file; fix the path, or choose a file of config/models"
         )
-    return Start(read_architecture(model.architecture), str(model.architecture))
+    return InitialModel(read_architecture(model.architecture), str(model.architecture))
 
 
-def _start_of_child(run: Config, parent: Config, *, start: Start) -> Start:
+def _model_of_child(run: Config, parent: Config, *, start: InitialModel) -> InitialModel:
     """The start of a run from the last checkpoint of another one, which may not exist yet.
 
     Args:
@@ -128,14 +128,14 @@ def _start_of_child(run: Config, parent: Config, *, start: Start) -> Start:
     if run.train.finetune is False:
         _check_continued(run.train, parent.train, name=name)
     if not (path := run.model.stated):
-        return Start(architecture, name)
+        return InitialModel(architecture, name)
     stated = read_architecture(path)
     if lines := differing_fields(architecture, stated, path=path, parent=parent.run):
         raise UserError(
             f"{name}: does not match model.architecture; name the matching file, or "
             "from_checkpoint\n" + "\n".join(lines)
         )
-    return Start(architecture.with_positions_of(stated), str(path))
+    return InitialModel(architecture.with_positions_of(stated), str(path))
 
 
 def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) -> None:
@@ -164,7 +164,7 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
         )
 
 
-def _check_model(run: Config, start: Start, *, where: str) -> None:
+def _check_model(run: Config, start: InitialModel, *, where: str) -> None:
     """Check layout, length, formats and vocabulary of a run against its model."""
     architecture, train = start.architecture, run.train
     _check_exports(run.convert, architecture, where=where)
@@ -189,7 +189,7 @@ def _check_exports(names: Iterable[str], architecture: Architecture, *, where: s
             raise UserError(f"{where}: convert: {name}: {error}") from None
 
 
-def _check_vocabulary(run: Config, start: Start, *, where: str) -> None:
+def _check_vocabulary(run: Config, start: InitialModel, *, where: str) -> None:
     """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
     vocab_size, path = start.architecture.vocab_size, run.tokenizer.path
     if run.model.folder is None or path is None:
