@@ -59,7 +59,7 @@ def test_sequences_are_no_longer_than_the_model_allows() -> None:
     run = make_run(sequence_length=64)
     checks.check_index(run, make_index(run))
     run = make_run(sequence_length=65)
-    with pytest.raises(UserError, match=r"^train\.sequence_length: 65: the model is meant for at"):
+    with pytest.raises(UserError, match=r"^train\.sequence_length: 65: more than the 64 max_po"):
         checks.check_index(run, make_index(run))
 
 

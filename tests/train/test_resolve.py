@@ -39,7 +39,7 @@ def test_equal_inputs_give_equal_bytes(root: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence_length": 33}, r"sequence_length: 33: the model is meant for at most 32"),
+        ({"sequence_length": 33}, r"sequence_length: 33: more than the 32 max_position_embeddings"),
         ({"sequence_length": 32}, r"index: has sequence_length 16, train.sequence_length is 32"),
         ({"split": "90,10,0"}, r"index: has split 80,20,0, train.split is 90,10,0"),
         (

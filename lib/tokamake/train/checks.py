@@ -57,12 +57,8 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
 
 def check_index(run: Run, index: Index) -> None:
     """Compare sequence length, index settings and number of samples with model and index."""
-    train, limit = run.train, run.architecture.max_position_embeddings
-    if train.sequence_length > limit:
-        raise UserError(
-            f"train.sequence_length: {train.sequence_length}: the model is meant for at most "
-            f"{limit} (max_position_embeddings); lower it"
-        )
+    train = run.train
+    check_sequence_length(train, run.architecture)
     for name in INDEX_SETTINGS:
         setting = getattr(train, name)
         if index[name] != setting:
@@ -76,6 +72,17 @@ def check_index(run: Run, index: Index) -> None:
         raise UserError(
             f"{run.index}: has {num_samples} training samples, train.train_steps take "
             f"{train.num_samples}; run `tokamake index` again"
+        )
+
+
+def check_sequence_length(
+    train: TrainSettings, architecture: Architecture, *, source: str = "the model"
+) -> None:
+    """Check that the model sees as many tokens as a sequence has; `source` is for the message."""
+    if train.sequence_length > (limit := architecture.max_position_embeddings):
+        raise UserError(
+            f"train.sequence_length: {train.sequence_length}: more than the {limit} "
+            f"max_position_embeddings of {source}; lower it"
         )
 
 

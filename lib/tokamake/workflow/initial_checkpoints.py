@@ -17,6 +17,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.train.checkpoints.initial_checkpoint import differing_fields, open_initial_checkpoint
+from tokamake.train.checks import check_sequence_length
 
 
 class InitialModel(NamedTuple):
@@ -171,13 +172,9 @@ def _check_model(run: Config, start: InitialModel, *, where: str) -> None:
     _check_vocabulary(run, start, where=where)
     try:
         train.parallel.check_architecture(architecture, train.sequence_length)
+        check_sequence_length(train, architecture, source=start.source)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if train.sequence_length > (longest := architecture.max_position_embeddings):
-        raise UserError(
-            f"{where}: train.sequence_length: {train.sequence_length}: more than the "
-            f"{longest} max_position_embeddings of {start.source}; lower it"
-        )
 
 
 def _check_exports(names: Iterable[str], architecture: Architecture, *, where: str) -> None:
