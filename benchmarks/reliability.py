@@ -36,8 +36,9 @@ from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.restarts import newest_step
 from tokamake.train import metrics
-from tokamake.train.bad_steps import GuardState, judge
+from tokamake.train.bad_steps import GuardState
 from tokamake.train.stability.heartbeat import Heartbeat
+from tokamake.train.stability.spikes import judge
 from tokamake.train.stability.stragglers import Stragglers, product_seconds
 from tokamake.train.trainer import Trainer, train_run
 

@@ -56,7 +56,7 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str)
 
 
 MISTAKES = {
-    ("tokenise",): 'Unknown command "tokenise"',
+    ("tokenise",): 'Unknown command "tokenise". Did you mean "tokenize"? See `tokamake --help`.',
     ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
     ("tokenize", "--output", "b", "--tokenizer", "c"): "FILES is missing; add it.",
     ("merge", "pair"): "--output is missing; add it.",

@@ -295,7 +295,7 @@ def make_app(stage: str = "") -> "App":
         help="Turn raw text into a trained language model, stage by stage.",
         help_on_error=False,
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(negative_iterable=()),
+        default_parameter=Parameter(negative_iterable=(), show_default=_shown_default),
     )
     groups = {name: Group(name, sort_key=place) for place, name in enumerate(GROUPS)}
     for name in [stage] if stage else COMMANDS:
@@ -308,6 +308,11 @@ def make_app(stage: str = "") -> "App":
             group=groups[group_of(name)],
         )
     return app
+
+
+def _shown_default(value: object) -> str | None:
+    """A default in `--help`; nothing for one that is empty."""
+    return None if value in ("", (), []) else str(value)
 
 
 def function_name(stage: str) -> str:
@@ -344,7 +349,8 @@ def _source_file(module: str) -> Path:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    # The list of commands is cut off after a few; --help has all of them.
+    return re.sub(r" Available commands: .*", "", " ".join(text.split()))
 
 
 def _fail(stage: str, message: str, *, status: int) -> None:

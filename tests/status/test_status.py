@@ -161,6 +161,25 @@ def write_dataset(folder: Path, *, sha256: str, age: float) -> None:
     os.utime(path, (NOW - age,) * 2)
 
 
+def test_a_training_that_was_asked_to_stop_has_not_failed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, age=0)
+    (folder / ".snakemake/incomplete").rename(folder / "gone")
+    log = (
+        "step 10/40\nstopped by SIGINT: saved at step 10, run the same command again to continue\n"
+    )
+    write(folder / "logs/big/train.log", f"{log}launch.sh: exit status 75\n")
+    status(folder)
+    printed = capsys.readouterr().out
+    assert "  stopped  train\n" in printed
+    assert " left" not in printed
+    assert "train.log ends with" not in printed
+    write(folder / "logs/big/train.log", f"{log}\njob 2026\n" + "step\n" * 9)
+    status(folder)
+    assert "  failed   train\n" in capsys.readouterr().out
+
+
 def test_a_run_whose_data_were_replaced_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

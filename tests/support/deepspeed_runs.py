@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
 from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
-from tokamake.data.samples.loader import Step
+from tokamake.data.samples.loader import StepBatch
 
 BF16 = {"precision": "bf16"}
 
@@ -64,7 +64,7 @@ def _load(move: Move) -> RankResults:
     return results
 
 
-def _train_on(engine: Any, steps: Iterator[Step]) -> list[float]:
+def _train_on(engine: Any, steps: Iterator[StepBatch]) -> list[float]:
     return [
         engine.train_step(next(steps).micro_batches, **rates(number)).loss for number in range(3, 6)
     ]

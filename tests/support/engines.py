@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tokamake import plugins
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import Samples, Step, steps
+from tokamake.data.samples.loader import Samples, StepBatch, steps
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import with_precision
@@ -31,7 +31,7 @@ def build(run: Run, **options: Any) -> Any:
     )
 
 
-def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:
+def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[StepBatch]:
     """Steps of this rank after `done` steps of full size."""
     return steps(
         Samples(run.index, split="train", data_root=run.data_root),
@@ -43,7 +43,7 @@ def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[Step]:
     )
 
 
-def go(engine: Any, steps_left: Iterable[Step], number: int, **rates: float) -> list[float]:
+def go(engine: Any, steps_left: Iterable[StepBatch], number: int, **rates: float) -> list[float]:
     """Train on `number` steps; return their losses."""
     steps = zip(range(number), steps_left, strict=False)
     results = [engine.train_step(step.micro_batches, **{**RATES, **rates}) for _, step in steps]

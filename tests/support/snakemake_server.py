@@ -61,7 +61,7 @@ def _serve() -> None:
     import snakemake.cli
     import snakemake.report
 
-    import tokamake.workflow.start_up  # noqa: F401
+    import tokamake.workflow.startup  # noqa: F401
 
     gc.freeze()
     while line := sys.stdin.readline():

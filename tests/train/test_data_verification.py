@@ -14,7 +14,7 @@ from tests.support.runs import make_index, make_run, prepare, train_here
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.merge import merge
 from tokamake.errors import UserError
-from tokamake.runtime import rank_rounds
+from tokamake.runtime import timed_rounds
 from tokamake.train import data_verification
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -140,7 +140,7 @@ def test_data_that_are_not_verified(
 def test_any_size_is_verified_on_request(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(root, "large", verify_data=True)
     monkeypatch.setattr(data_verification, "AUTO_BYTES", 10)
-    monkeypatch.setattr(rank_rounds, "_ROUND_SECONDS", 0)
+    monkeypatch.setattr(timed_rounds, "_ROUND_SECONDS", 0)
     damage(root / "corpus.bin")
     with pytest.raises(UserError, match=r"corpus\.bin: damaged"):
         train_here(config)

@@ -156,7 +156,7 @@ def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
 def test_the_startup_log_names_changed_settings(run: Run) -> None:
     job, *lines = startup_log(run, ONE, device=CPU).splitlines()
     assert re.fullmatch(r"job +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d on \S+(, \S+)?", job)
-    assert [line.split()[0] for line in lines] == ["model", "start", "layout", "settings", "memory"]
+    assert [line.split()[0] for line in lines] == ["model", "start", "layout", "changed", "memory"]
     parameters = sum(math.prod(shape) for shape in model_tensors.shapes(ARCHITECTURE).values())
     assert f"{parameters:,} parameters; 6 steps of 128 tokens" in lines[0]
     assert f"{run.checkpoint}, weights alone, at step 0" in lines[1]
@@ -164,7 +164,9 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert "sequence_length 16" in lines[3]
     assert "optimizer.learning_rate 0.01" in lines[3]
     assert "zero_stage" not in lines[3]
-    assert re.search(r"about \S+ kB a rank \(.*\); the device has \S+ GB for it$", lines[4])
+    assert re.search(
+        r"at most about \S+ kB a rank at one time \(.*\); the device has \S+ GB$", lines[4]
+    )
     shared = laid_out(run, {**parallel(tp=2), "zero_stage": 2})
     log = startup_log(shared, Ranks(0, 4, 0, 4), device=CPU)
     assert "4 ranks = data 2 × tensor 2 on cpu" in log

@@ -88,5 +88,5 @@ def test_a_stage_does_not_follow_a_parent_that_changes(staged: Path) -> None:
         "tokamake: run long: model.checkpoint: run base is trained again, or further; 4 steps are "
         "trained in results/long/training. train.on_change is refuse, but the run cannot continue ("
     )
-    assert "the run starts from another checkpoint): set it to restart" in message
+    assert "the run starts from another checkpoint): set train.on_change to 'restart'" in message
     write_rows(staged, ROWS)

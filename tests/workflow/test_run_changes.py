@@ -17,8 +17,8 @@ from tokamake.config.architecture import read_architecture
 
 TRAIN: dict[str, Any] = {**CONFIG["train"], "segment_steps": 20}  # type: ignore[dict-item]
 REFUSED = (
-    "train.on_change is refuse: set it to continue to keep them, or to restart to start at step 0, "
-    "undo the change, or give the run another name"
+    "train.on_change is refuse: set it to 'continue' (keeps them) or to 'restart' (starts at step "
+    "0), undo the change, or give the run another name"
 )
 CHANGED = {"train_steps": 44, "optimizer": {"learning_rate": 0.01}}
 LINES = "train.train_steps 40 -> 44, train.optimizer.learning_rate 0.02 -> 0.01"

@@ -5,7 +5,7 @@ import re
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.workflow.options import options
 from tokamake.workflow.paths import DOCTOR, HF_FILES, RUN, split_weights
-from tokamake.workflow.start_up import add_hooks, rule_functions, shell_prefix
+from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix())
 

@@ -1,5 +1,5 @@
 # Targets that users ask for, and personal values that the profile's batch system needs.
 
-from tokamake.workflow.start_up import finish
+from tokamake.workflow.startup import finish
 
 finish(SNAKEMAKE, FUNCTIONS)

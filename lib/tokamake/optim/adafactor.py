@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._rule import Group, ParameterBatch, Rule, decay, number, wide
-from tokamake.optim._whole import UNSHARDED, WholeParameters, local
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay, number, wide
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters, local
 
 SETTINGS = {
     "beta2_decay": -0.8,

@@ -7,7 +7,7 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim._whole import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in 32 bits.

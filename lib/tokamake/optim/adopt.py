@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._rule import Group, ParameterBatch, Rule, decay
-from tokamake.optim._whole import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._rule import Group, ParameterBatch, Rule, adam_direction
-from tokamake.optim._whole import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adam_direction
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_add_, foreach_mul_
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}

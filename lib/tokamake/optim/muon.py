@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import part_hidden_matrices
-from tokamake.optim._rule import Group, ParameterBatch, Rule, adamw, decay, number
-from tokamake.optim._whole import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adamw, decay, number
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_lerp, foreach_lerp_
 
 SETTINGS = {

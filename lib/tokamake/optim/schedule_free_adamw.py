@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim._rule import Group, ParameterBatch, Rule, number, wide
-from tokamake.optim._whole import UNSHARDED, WholeParameters, local
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, number, wide
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters, local
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,

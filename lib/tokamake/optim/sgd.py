@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._whole import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
 ELEMENTWISE = True

@@ -19,7 +19,7 @@ class Axis:
     """Process group of these ranks; None if this rank has no peers."""
 
 
-LONE = Axis()
+SINGLE_RANK_AXIS = Axis()
 """The axis of a rank without peers in this direction."""
 
 

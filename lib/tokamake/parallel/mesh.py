@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tokamake.parallel.axis import LONE, Axis
+from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
 
 if TYPE_CHECKING:
     from tokamake.config.parallel import ParallelSettings
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class Mesh:
     """The mesh as seen by this rank. The default is the mesh of a single rank."""
 
-    tensor: Axis = LONE
+    tensor: Axis = SINGLE_RANK_AXIS
     """Ranks that divide each layer."""
-    context: Axis = LONE
+    context: Axis = SINGLE_RANK_AXIS
     """Ranks that divide each sequence."""
-    data: Axis = LONE
+    data: Axis = SINGLE_RANK_AXIS
     """Ranks that divide each global batch."""
-    pipeline: Axis = LONE
+    pipeline: Axis = SINGLE_RANK_AXIS
     """Ranks that divide the layers into stages."""
     sequence_parallel: bool = False
     """Whether tensor-parallel ranks divide the sequence between their layers."""

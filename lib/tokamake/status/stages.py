@@ -10,13 +10,15 @@ from typing import Literal, NamedTuple
 
 from tokamake.config.data_set import DEFAULT, DataSet
 from tokamake.data.corpus.plan_file import read_plan
-from tokamake.status.run_data import data_set_of
+from tokamake.status.run_origin import data_set_of
 from tokamake.status.snakemake_internals import running_outputs, started
 
+_TAIL_BYTES, _TAIL_LINES = 4_000, 6
+"""The last line of a log may be that of a launcher."""
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 
-StageState = Literal["done", "running", "failed", "waiting"]
+StageState = Literal["done", "running", "stopped", "failed", "waiting"]
 
 
 class StageJob(NamedTuple):
@@ -38,6 +40,7 @@ class JobState(NamedTuple):
     stage: StageJob
     state: StageState
     """running: Snakemake lists the job, and holds its lock or the log was written recently.
+    stopped: a training that was asked to stop has saved, and ended.
     failed: there is a log but no product, and the job is not running. A failure before the present
     start of Snakemake counts as waiting: Snakemake runs the job again."""
     silent_seconds: float | None
@@ -184,7 +187,16 @@ def jobs(folder: Path, stages: Iterable[StageJob]) -> list[JobState]:
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:
-            state = "waiting" if silent is None or is_old else "failed"
+            stopped = stage.name == "train" and silent is not None and _has_stopped(log)
+            state = "waiting" if silent is None or is_old else "stopped" if stopped else "failed"
         if stage.always or state != "waiting":
             jobs.append(JobState(stage, state, silent))
     return jobs
+
+
+def _has_stopped(log: Path) -> bool:
+    """Whether a training log ends as that of a training that was asked to stop."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = stream.read().splitlines()[-_TAIL_LINES:]
+    return any(line.startswith(b"stopped ") and b": saved at step " in line for line in lines)

@@ -11,11 +11,11 @@ from tokamake.config.data_set import DEFAULT
 from tokamake.units import duration
 
 if TYPE_CHECKING:
-    from tokamake.status.run_data import Origin
+    from tokamake.status.run_origin import Origin
     from tokamake.status.stages import JobState
     from tokamake.status.training import TrainingProgress
 
-_STATES = ("failed", "running", "done", "waiting")
+_STATES = ("failed", "stopped", "running", "done", "waiting")
 _LAST_LINES = 5
 
 
@@ -36,7 +36,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
-    from tokamake.status.run_data import read_origin
+    from tokamake.status.run_origin import read_origin
     from tokamake.status.stages import jobs, runs, stages
     from tokamake.status.training import read_training
 
@@ -80,7 +80,9 @@ def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[
     if training is None:
         return lines
     slow = training.slow_ranks if training.step < training.steps else []
-    return [*lines, f"  training {_progress(training)}", *(f"  slow     {text}" for text in slow)]
+    has_stopped = any(job.state == "stopped" for job in jobs)
+    progress = _progress(training, has_stopped=has_stopped)
+    return [*lines, f"  training {progress}", *(f"  slow     {text}" for text in slow)]
 
 
 def _origin_lines(origin: "Origin | None") -> list[str]:
@@ -107,8 +109,8 @@ def _summary(name: str, state: str, *, jobs: "list[JobState]") -> str:
     return f"{name}{count}{output}"
 
 
-def _progress(training: "TrainingProgress") -> str:
-    """Step, losses, speed and remaining time of a run."""
+def _progress(training: "TrainingProgress", *, has_stopped: bool) -> str:
+    """Step, losses, speed of a run, and its remaining time unless it has stopped."""
     share = training.step / training.steps
     parts = [f"step {training.step:,} of {training.steps:,} ({share:.0%})"]
     if training.loss is not None:
@@ -119,7 +121,7 @@ def _progress(training: "TrainingProgress") -> str:
     if training.tokens_per_second is not None:
         parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
     if training.step < training.steps:
-        if training.seconds_left is not None:
+        if training.seconds_left is not None and not has_stopped:
             parts.append(f"{duration(training.seconds_left)} left")
         parts.append(f"last line {_ago(training.silent_seconds)}")
     return ", ".join(parts)

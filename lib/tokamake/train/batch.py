@@ -15,7 +15,7 @@ from torch import Tensor
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import PACKING_SETTINGS, TrainSettings
 from tokamake.data.samples.document_masks import packed
-from tokamake.data.samples.loader import Rows, Step, steps
+from tokamake.data.samples.loader import Rows, StepBatch, steps
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -143,7 +143,7 @@ def steps_of_rank(
     mesh: Mesh,
     consumed_samples: int,
     left_out: Sequence[tuple[int, int]] = (),
-) -> Iterator[Step]:
+) -> Iterator[StepBatch]:
     """This rank's share of each training step that is left.
 
     Args:

@@ -23,8 +23,8 @@ from tokamake.data.indexed.paths import file_path, manifest_path
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.runtime.rank_errors import raise_on_all_ranks
-from tokamake.runtime.rank_rounds import in_rounds
 from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.timed_rounds import in_rounds
 from tokamake.units import duration, in_bytes
 
 AUTO_BYTES = 20 * 10**9

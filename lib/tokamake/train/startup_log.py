@@ -41,7 +41,7 @@ def startup_log(
             ("model", _model(run)),
             ("start", f"{resumed}, where this run continues" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
-            ("settings", ", ".join(changed_settings(run.train, defaults)) or "all as by default"),
+            ("changed", ", ".join(changed_settings(run.train, defaults)) or "no setting"),
             *_memory(run, ranks, device=device),
         )
     )
@@ -119,7 +119,7 @@ def _memory(run: Run, ranks: Ranks, *, device: torch.device) -> Iterator[tuple[s
     kinds = ", ".join(f"{name} {in_bytes(round(size))}" for name, size in sizes)
     total = in_bytes(round(needed.total))
     room = in_bytes(round(available))
-    yield "memory", f"about {total} a rank ({kinds}); the device has {room} for it"
+    yield "memory", f"at most about {total} a rank at one time ({kinds}); the device has {room}"
     if needed.total > available:
         yield (
             "warning",

@@ -14,7 +14,7 @@ from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
-from tokamake.data.samples.loader import Step
+from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.exit_status import Stopped
@@ -25,7 +25,7 @@ from tokamake.train import job_progress
 from tokamake.train.batch import steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
-from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState, run_since_change
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
@@ -150,7 +150,7 @@ class Trainer:
         ranks: Ranks,
         *,
         device: "torch.device",
-        start: StartingPoint,
+        start: ResumePoint,
         until_step: int | None,
         deadline: Deadline,
         heartbeat: Heartbeat,
@@ -183,7 +183,7 @@ class Trainer:
             self.engine.load(checkpoint)
         self._begin_at(start)
 
-    def _begin_at(self, start: StartingPoint) -> None:
+    def _begin_at(self, start: ResumePoint) -> None:
         """Prepare to continue from the checkpoint that is loaded, or from the start of the run."""
         run, ranks, self.state = self._resolved, self.ranks, start.state
         if start.resumed:
@@ -285,14 +285,14 @@ class Trainer:
         self.heartbeat.end_step(self.state.step)
         return result
 
-    def _leave_out(self, batch: Step) -> StepResult:
+    def _leave_out(self, batch: StepBatch) -> StepResult:
         """Count a step whose data are left out."""
         self.state = self.state.after_step(batch.global_batch_size, 0.0)
         self.heartbeat.end_step(self.state.step)
         self.ranks.print_once(f"step {self.state.step}: its data are left out")
         return NOTHING
 
-    def _respond(self, result: StepResult, batch: Step) -> StartingPoint | None:
+    def _respond(self, result: StepResult, batch: StepBatch) -> ResumePoint | None:
         """Do what `train.on_bad_step` says; return the checkpoint to go back to, if any."""
         try:
             return self.guard.respond(
@@ -302,12 +302,12 @@ class Trainer:
             self.saver.finish()
             raise UserError(f"{error}; last good checkpoint: {self.saver.latest}") from None
 
-    def _newest_checkpoint(self) -> StartingPoint | None:
+    def _newest_checkpoint(self) -> ResumePoint | None:
         self.saver.finish()
         here = self.state._replace(step=self.state.step + 1)  # the last finished step counts
         return newest_before(here, self._resolved, ranks=self.ranks)
 
-    def _go_back(self, start: StartingPoint) -> None:
+    def _go_back(self, start: ResumePoint) -> None:
         self.heartbeat.prepare("goes back to a checkpoint")
         self.close()
         self._begin_at(
@@ -346,7 +346,7 @@ class Trainer:
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.run.train.train_steps
 
-    def _read_ahead(self) -> Iterator[Step]:
+    def _read_ahead(self) -> Iterator[StepBatch]:
         """Steps that are left; the next one is read while the device computes."""
         steps = steps_of_rank(
             self.samples,

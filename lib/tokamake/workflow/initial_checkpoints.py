@@ -1,6 +1,6 @@
 """What runs start from: random weights, a checkpoint on disk, or another run of the table.
 
-The dry run checks a start before it exists, from the config of the run that will write it.
+The dry run checks a checkpoint before it exists, from the config of the run that will write it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,31 +38,31 @@ def naming_setting(where: str, setting: str) -> Iterator[None]:
 
 
 def check_initial_models(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None:
-    """Check that the start of each run fits its config, and its model the sequence length.
+    """Check that the initial model of each run fits its config.
 
     Args:
         runs: config of each run.
         is_main_process: whether checkpoints are opened, for which torch is imported.
 
     Raises:
-        UserError: a start is missing or does not fit, or runs start from each other.
+        UserError: a checkpoint is missing or does not fit, or runs start from each other.
     """
-    starts: dict[str, InitialModel] = {}
+    models: dict[str, InitialModel] = {}
     for name in parents_first(runs):
         run, where = runs[name]
         if run.model.folder and not is_main_process:
             continue
         parent = run.model.parent
-        if parent and parent not in starts:  # it starts from a checkpoint that is not opened
+        if parent and parent not in models:  # it starts from a checkpoint that is not opened
             continue
         setting = "model.checkpoint" if run.model.checkpoint else "model.architecture"
         with naming_setting(where, setting):
             if parent:
-                start = _model_of_child(run, runs[parent].config, start=starts[parent])
+                initial = _model_of_child(run, runs[parent].config, initial=models[parent])
             else:
-                start = _initial_model(run)
-        _check_model(run, start, where=where)
-        starts[name] = start
+                initial = _initial_model(run)
+        _check_model(run, initial, where=where)
+        models[name] = initial
 
 
 def parents_first(runs: Mapping[str, NamedRun]) -> list[str]:
@@ -101,11 +101,11 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
 
 
 def _initial_model(run: Config) -> InitialModel:
-    """The start of a run from random weights or a folder."""
+    """The model of a run that starts from random weights or a folder."""
     model = run.model
     if model.folder:
-        start = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
-        return InitialModel(start.architecture, str(model.folder))
+        initial = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
+        return InitialModel(initial.architecture, str(model.folder))
     assert isinstance(model.architecture, Path), "checked by ModelSettings"
     if not model.architecture.is_file():
         raise UserError(
@@ -114,18 +114,18 @@ def _initial_model(run: Config) -> InitialModel:
     return InitialModel(read_architecture(model.architecture), str(model.architecture))
 
 
-def _model_of_child(run: Config, parent: Config, *, start: InitialModel) -> InitialModel:
-    """The start of a run from the last checkpoint of another one, which may not exist yet.
+def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> InitialModel:
+    """The model of a run that starts from the last checkpoint of another, which may not exist yet.
 
     Args:
         run: config of the run.
         parent: config of the other run.
-        start: what the other run starts from.
+        initial: model that the other run starts from.
 
     Raises:
         UserError: the run has another architecture, or cannot continue the other one.
     """
-    name, architecture = f"run {parent.run}", start.architecture
+    name, architecture = f"run {parent.run}", initial.architecture
     if run.train.finetune is False:
         _check_continued(run.train, parent.train, name=name)
     if not (path := run.model.stated):
@@ -165,14 +165,14 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
         )
 
 
-def _check_model(run: Config, start: InitialModel, *, where: str) -> None:
+def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
     """Check layout, length, formats and vocabulary of a run against its model."""
-    architecture, train = start.architecture, run.train
+    architecture, train = initial.architecture, run.train
     _check_exports(run.convert, architecture, where=where)
-    _check_vocabulary(run, start, where=where)
+    _check_vocabulary(run, initial, where=where)
     try:
         train.parallel.check_architecture(architecture, train.sequence_length)
-        check_sequence_length(train, architecture, source=start.source)
+        check_sequence_length(train, architecture, source=initial.source)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -186,9 +186,9 @@ def _check_exports(names: Iterable[str], architecture: Architecture, *, where: s
             raise UserError(f"{where}: convert: {name}: {error}") from None
 
 
-def _check_vocabulary(run: Config, start: InitialModel, *, where: str) -> None:
+def _check_vocabulary(run: Config, initial: InitialModel, *, where: str) -> None:
     """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
-    vocab_size, path = start.architecture.vocab_size, run.tokenizer.path
+    vocab_size, path = initial.architecture.vocab_size, run.tokenizer.path
     if run.model.folder is None or path is None:
         return  # a run of the table has the same tokenizer
     with naming_setting(where, "tokenizer.path"):

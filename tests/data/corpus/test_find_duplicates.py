@@ -17,7 +17,7 @@ from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, write_plan
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.trace import trace
-from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError
 
 BAD = ['{"text": 1}', "not JSON", '{"text": ""}', '{"text": ""}']
@@ -83,7 +83,7 @@ def test_the_first_of_each_text_stays(
     assert list(table) == [shard.name for shard in planned.shards]
     texts, total = [], 0
     for batch in planned.tokenize_batches:
-        tokenize(
+        tokenize_batch(
             output=workspace / "shards",
             tokenizer=workspace / "tokenizer",
             plan=workspace / "plan.json",

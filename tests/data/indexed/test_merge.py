@@ -52,6 +52,34 @@ def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) 
     assert (manifest["documents"], manifest["tokens"]) == (len(expected), sum(map(len, expected)))
 
 
+def test_datasets_of_several_text_keys_are_merged(workspace: Path) -> None:
+    for key in ("text", "title"):
+        (workspace / f"{key}.jsonl").write_text(f'{{"{key}": "def run"}}\n' * 2)
+        tokenize(
+            (str(workspace / f"{key}.jsonl"),),
+            output=workspace / key,
+            tokenizer=workspace / "tokenizer",
+            text_key=(key,),
+        )
+    # A prefix may have the end of one of its files.
+    merge([workspace / "text.idx", workspace / "title.bin"], output=workspace / "both")
+    manifest = read_manifest(workspace / "both")
+    assert manifest["documents"] == 4
+    assert "text_key" not in manifest
+    merge([workspace / "text"], output=workspace / "one")
+    assert read_manifest(workspace / "one")["text_key"] == "text"
+
+
+def test_a_folder_is_no_prefix_to_write(workspace: Path, shards: list[Path]) -> None:
+    (workspace / "out").mkdir()
+    with pytest.raises(UserError, match=r"out: is a folder; give a prefix, such as .*out/NAME"):
+        merge(shards, output=workspace / "out")
+    raw = str(next((workspace / "raw/code").iterdir()))
+    with pytest.raises(UserError, match=r"out: is a folder; give a prefix"):
+        tokenize((raw,), output=workspace / "out", tokenizer=workspace / "tokenizer")
+    assert not list(workspace.glob("out*.bin"))
+
+
 def overwrite(path: Path, content: bytes) -> None:
     """Write a file with a time after its manifest's; the clock may not advance in between."""
     written = path.with_suffix(".json").stat().st_mtime_ns

@@ -48,8 +48,8 @@ def test_a_changed_run_is_refused_and_keeps_everything(root: Path) -> None:
     assert message == (
         "tokamake train: train.optimizer.learning_rate 0.01 -> 0.002, "
         f"train.gradient_clipping 0.5 -> 1.0; 4 steps are trained in {output(config)}. "
-        "train.on_change is refuse: set it to continue to keep them, or to restart to start at "
-        "step 0, undo the change, or give the run another name"
+        "train.on_change is refuse: set it to 'continue' (keeps them) or to 'restart' (starts at "
+        "step 0), undo the change, or give the run another name"
     )
     assert content(output(config)) == before
     make_run(root, "refused")
@@ -223,7 +223,7 @@ def test_what_is_not_defined_is_refused_with_the_reason(root: Path, change: str)
     before = content(output(config))
     make_run(root, f"fixed-{change}", **settings, **CONTINUE)
     message = train(config, code=2).splitlines()[-1]
-    assert f"but the run cannot continue ({reason}): set it to restart" in message
+    assert f"but the run cannot continue ({reason}): set train.on_change to 'restart'" in message
     assert content(output(config)) == before
 
 

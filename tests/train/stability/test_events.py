@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
-from tokamake.data.samples.loader import DocumentSpan, Step
+from tokamake.data.samples.loader import DocumentSpan, StepBatch
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import BadStep
@@ -46,7 +46,7 @@ def write(
         log = open_log(folder, done=done, batch_size=batch_size)
         for step, action in actions.items():
             bad = BadStep("not_finite", action, "loss: nan")
-            log.add(step, RESULT, bad=bad, batch=Step(8 * step - 8, 8, []), ranks=[0])
+            log.add(step, RESULT, bad=bad, batch=StepBatch(8 * step - 8, 8, []), ranks=[0])
         log.close()
         return log.history
 

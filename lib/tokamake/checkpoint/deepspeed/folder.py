@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint import latest
-from tokamake.checkpoint.megatron_model import module_tree as megatron_module
+from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.arguments import argument_warnings, megatron_arguments
 from tokamake.checkpoint.megatron_model.optimizer_states import OptimizerStates
@@ -62,7 +62,7 @@ def vocabulary_rows(file: Path, state: dict[str, Any]) -> int:
         UserError: the file has no embedding.
     """
     if not has_no_weights(file):
-        return megatron_module.vocabulary_rows(file, state.get("module"))
+        return module_tree.vocabulary_rows(file, state.get("module"))
     for group in state.get("param_shapes") or ():
         for name, shape in group.items():
             if name.endswith("word_embeddings.weight"):
@@ -133,7 +133,7 @@ def opened(
     return description.checkpoint(
         format,
         folder,
-        states.source(weights, megatron_module.weight_shapes(description.architecture)),
+        states.source(weights, module_tree.weight_shapes(description.architecture)),
         layout=ParallelLayout(*ranks, data_parallel_size=num_ranks, zero_stage=stage),
         unread=("optimizer states without names, of ZeRO stage 0",) * has_unread,
         notes=states.notes | scheduler_note(state),

@@ -7,12 +7,15 @@ A parameter is named after the number of its layer, or after the tie of a tied e
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    TensorSlice,
+)
 
 _TIED_EMBEDDING = "tied_modules.embed"
 
 
-def layers(rank: Rank) -> Iterator[dict[str, TensorSlice]]:
+def layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
     """Yield a rank's tensors of each pipeline layer, in order."""
     yield rank.embedding()
     for number in range(rank.architecture.num_hidden_layers):
@@ -22,7 +25,7 @@ def layers(rank: Rank) -> Iterator[dict[str, TensorSlice]]:
         yield {f"lm_head.{name}": tensor for name, tensor in output.items()}
 
 
-def parameters(rank: Rank, numbers: Iterable[int]) -> dict[str, TensorSlice]:
+def parameters(rank: TensorParallelRank, numbers: Iterable[int]) -> dict[str, TensorSlice]:
     """Return a rank's tensors by DeepSpeed's names of parameters.
 
     Args:
@@ -48,7 +51,9 @@ def layer_numbers(names: Iterable[str]) -> list[int]:
     return [*tied, *sorted(int(prefix) for prefix in prefixes if prefix.isdecimal())]
 
 
-def stage_parameters(rank: Rank, stage: int, *, stages: int) -> dict[str, TensorSlice]:
+def stage_parameters(
+    rank: TensorParallelRank, stage: int, *, stages: int
+) -> dict[str, TensorSlice]:
     """Return the tensors of a stage in the order of its model, by their names in written files.
 
     DeepSpeed's `type:transformer` partition gives each stage the same number of layers. If that

@@ -16,8 +16,7 @@ from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
-from tokamake.checkpoint.megatron_model import module_tree as megatron_module
-from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.arguments import (
     argument_warnings,
@@ -26,7 +25,10 @@ from tokamake.checkpoint.megatron_model.arguments import (
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.scheduler import scheduler_note
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, target_ranks
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    target_ranks,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
@@ -55,6 +57,8 @@ NEAR_MISSES: Mapping[tuple[str, ...], str] = {
     "Megatron-LM write the checkpoint with --ckpt-convert-format torch"
 }
 _FILE = "model_optim_rng.pt"
+_FIRST_VERSION = 0.0
+"""The first versions of Megatron wrote no version."""
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 
 
@@ -87,9 +91,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     first_file = folder / min(match[0] for match in ranks) / _FILE
     first = rank_file.read(first_file)
     args: Any = first.get("args")
-    rows = megatron_module.vocabulary_rows(first_file, first) * tensor
+    rows = module_tree.vocabulary_rows(first_file, first) * tensor
     models = [first[name] for name in first if re.fullmatch(r"model\d*", str(name))]
-    is_core = any(map(megatron_module.is_core, models))
+    is_core = any(map(module_tree.is_core, models))
     description = Description(first_file, first, args, rows, is_core)
     architecture = description.architecture
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
@@ -103,28 +107,28 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         contents[file] = contents.get(file) or rank_file.read(file)
     layers = _stored_layers(folder, contents, architecture=architecture, layout=layout)
     weights, reader = list[Extent](), OptimizerReader()
+    first_version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)
     for stage in range(pipeline):
         for number in range(tensor):
             file = _file(folder, number, stage, pipeline)
             state = contents.get(file) or rank_file.read(file)
             rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
-            # The first Megatron versions wrote no version.
-            version = rank_file.version_of(state, file, default=0.0)
-            rank = Rank(architecture, Axis(number, tensor), rows, version)
+            version = rank_file.version_of(state, file, default=_FIRST_VERSION)
+            rank = TensorParallelRank(architecture, Axis(number, tensor), rows, version)
             parameters: list[Parameter] = []
             for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
-                extents = [*megatron_module.locate(file, state.get(name), tree)]
+                extents = [*module_tree.locate(file, state.get(name), tree)]
                 weights += extents
                 parameters += _parameters(state.get(name), tree, weights=extents)
             reader.add(file, state, parameters)
     return description.checkpoint(
         "megatron",
         folder,
-        reader.states.source(weights, megatron_module.weight_shapes(architecture)),
+        reader.states.source(weights, module_tree.weight_shapes(architecture)),
         layout=layout,
         unread=reader.unread,
         notes={
-            "version": f"{version} of Megatron's checkpoints",
+            "version": f"{first_version} of Megatron's checkpoints",
             **reader.states.notes,
             **scheduler_note(first),
         },
@@ -140,7 +144,7 @@ def _parameters(module: Any, tree: Any, *, weights: Iterable[Extent]) -> Iterato
         weights: their extents.
     """
     dtypes = {extent.name: extent.dtype for extent in weights}
-    for name, tensor in megatron_module.in_file_order(module, tree).items():
+    for name, tensor in module_tree.in_file_order(module, tree).items():
         yield Parameter(name, tensor, dtypes[name])
 
 
@@ -151,7 +155,7 @@ def _file(folder: Path, tensor_rank: int, pipeline_rank: int, num_pipeline_ranks
 
 
 def _trees(
-    rank: Rank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
+    rank: TensorParallelRank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the key and the tensors of each (virtual) stage in a rank's file.
 
@@ -165,7 +169,7 @@ def _trees(
         # Pipeline rank p has the stages p, p + P, p + 2 P, ...
         stage = number * layout.pipeline_parallel_size + pipeline_rank
         is_last = stage == len(layers) - 1
-        tree = megatron_module.stage_tree(rank, layers[stage], is_first=stage == 0, is_last=is_last)
+        tree = module_tree.stage_tree(rank, layers[stage], is_first=stage == 0, is_last=is_last)
         if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             # The last stage has a copy of the tied embedding as its output layer.
             embedding = rank.embedding()["word_embeddings.weight"]
@@ -201,7 +205,7 @@ def _stored_layers(
         file = _file(folder, 0, pipeline_rank, ranks)
         for number in range(virtual):
             key = _model_key(number, layout)
-            numbers = megatron_module.layer_numbers(states[file].get(key))
+            numbers = module_tree.layer_numbers(states[file].get(key))
             missing = rank_file.first_missing(numbers, max(numbers, default=-1) + 1)
             if missing is not None:
                 raise UserError(
@@ -252,7 +256,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
             file = _file(folder / f"iter_{step:07d}", number, stage, stages)
             file.parent.mkdir(parents=True)
             model = {
-                key: megatron_module.planned_tree(tree, checkpoint, target=target)
+                key: module_tree.planned_tree(tree, checkpoint, target=target)
                 for key, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers)
             }
             states: dict[str, Any] = {}

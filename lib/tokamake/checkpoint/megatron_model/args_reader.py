@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.megatron_model.model_arguments import family_of, function_of
+from tokamake.checkpoint.megatron_model.model_arguments import architecture_fields, family_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.source import TensorSource
@@ -117,7 +117,7 @@ def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         "max_position_embeddings": _required(args, "max_position_embeddings", file=file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
-        **function_of(args, file, family=family, is_core=is_core),
+        **architecture_fields(args, file, family=family, is_core=is_core),
     }
 
 

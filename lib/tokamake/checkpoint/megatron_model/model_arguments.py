@@ -1,4 +1,4 @@
-"""Function of a model in Megatron's arguments: what the shapes of its tensors do not show.
+"""Architecture fields that tensor shapes do not determine, read from Megatron's arguments.
 
 Each argument becomes a field of our architecture or is refused: a model that computes something
 else with the same weights would be silently wrong. Arguments that add tensors are refused, too.
@@ -20,7 +20,7 @@ _REFUSED = {
     "layers of several experts": (
         *("num_experts", "ds_num_experts", "num_experts_switch", "num_moe_experts"),
     ),
-    "norms whose weights count from 1": ("apply_layernorm_1p", "layernorm_zero_centered_gamma"),
+    "zero-centered norm weights (1 + w)": ("apply_layernorm_1p", "layernorm_zero_centered_gamma"),
     "norms at other places in a layer": (
         *("apply_residual_connection_post_layernorm", "use_post_ln", "parallel_layernorm"),
     ),
@@ -48,8 +48,8 @@ _REFUSED = {
 }
 """Features that most families lack, and the arguments that ask for them if they are not empty."""
 _REFUSED_IF_ROTARY = {
-    "positions that turn a part of each head": ("rotary_percent",),
-    "positions that turn neighbouring numbers": ("rotary_interleaved",),
+    "rotary positions of a part of each head": ("rotary_percent",),
+    "interleaved rotary positions": ("rotary_interleaved",),
     "layers without positions": ("no_rope_freq", "nope_layer_interval"),
     "a stretch of positions that is not known": ("rope_scaling",),
 }
@@ -91,7 +91,7 @@ def family_of(args: Any, file: Path) -> str:
     matching = [name for name, each in matches.items() if all(each)]
     if matching:
         return max(matching, key=lambda name: len(families[name]))
-    # ARGUMENTS begin with the most telling one: the nearest family differs in few and late ones.
+    # Lists begin with the most distinctive argument: the nearest family differs in few, late ones.
     nearest = families[max(matches, key=lambda name: (-matches[name].count(False), matches[name]))]
     argument = next(
         name for name, value in nearest.items() if not _matches(args, name, value=value)
@@ -109,8 +109,8 @@ def _matches(args: Any, name: str, *, value: Any) -> bool:
     return any(_asked(args, name)) == value
 
 
-def function_of(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that state its function, not its shape.
+def architecture_fields(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
+    """Fields of an `Architecture` that the shapes of its tensors do not show.
 
     Args:
         args: of the checkpoint.

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    TensorSlice,
+)
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
@@ -49,7 +52,9 @@ _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
 """Names of buffers that a module holds besides its weights."""
 
 
-def stage_tree(rank: Rank, layers: range, *, is_first: bool = True, is_last: bool = True) -> Any:
+def stage_tree(
+    rank: TensorParallelRank, layers: range, *, is_first: bool = True, is_last: bool = True
+) -> Any:
     """Return the tensors of a pipeline stage, nested as in Megatron.
 
     Args:

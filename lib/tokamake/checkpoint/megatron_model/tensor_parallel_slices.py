@@ -1,7 +1,7 @@
 """Tensors of each tensor-parallel rank of Megatron: names, shapes, chunks of whole tensors.
 
-Megatron fuses query, key and value, fuses gate and up projection, and pads the vocabulary. The
-formats of its kin spread these tensors over files. Whole tensors have our names.
+Megatron fuses query, key and value, fuses gate and up projection, and pads the vocabulary. Formats
+derived from Megatron's spread these tensors over files. Whole tensors have Hugging Face's names.
 """
 
 import functools
@@ -32,7 +32,7 @@ class TensorSlice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rank:
+class TensorParallelRank:
     """A tensor-parallel rank of a model.
 
     Raises:
@@ -76,7 +76,7 @@ class Rank:
         for module in plugins.load("models/*/megatron", self.architecture.family).LAYER:
             ours = [f"model.layers.{number}.{name}" for name in module.ours]
             if module.split == "heads":
-                slices |= self._heads(module.name, *ours)
+                slices |= self._fused_qkv(module.name, *ours)
             elif module.split == "rows":
                 slices |= self._rows(module.name, ours)
             elif module.split == "columns":
@@ -110,7 +110,7 @@ class Rank:
             if shape is not None
         }
 
-    def _heads(self, name: str, *ours: str) -> dict[str, TensorSlice]:
+    def _fused_qkv(self, name: str, *ours: str) -> dict[str, TensorSlice]:
         """Query, key and value in one, by heads."""
         sizes = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
         shapes = {kind: shape for kind, shape in sizes.items() if shape is not None}
@@ -127,11 +127,11 @@ class Rank:
         self, ours: tuple[str, ...], kind: str, *, columns: tuple[int, ...]
     ) -> Iterator[Chunk]:
         start, row = 0, columns[0] if columns else 1
-        for number, rows in self._order():
+        for number, rows in self._qkv_row_order():
             yield Chunk(f"model.{ours[number]}.{kind}", _slices(rows, columns), start)
             start += len(rows) * row
 
-    def _order(self) -> Iterator[tuple[int, range]]:
+    def _qkv_row_order(self) -> Iterator[tuple[int, range]]:
         """Rows of query (0), key (1) and value (2) in the order of the fused tensor.
 
         From version 2 on, each key and value head follows its query heads; version 1 has single
@@ -234,7 +234,7 @@ def _slices(rows: range, columns: tuple[int, ...]) -> Slices:
     return (slice(rows.start, rows.stop), *whole_slices(columns))
 
 
-def target_ranks(architecture: Architecture, target: Target) -> list[Rank]:
+def target_ranks(architecture: Architecture, target: Target) -> list[TensorParallelRank]:
     """Return the tensor-parallel ranks of a checkpoint to write.
 
     Args:
@@ -248,4 +248,4 @@ def target_ranks(architecture: Architecture, target: Target) -> list[Rank]:
     size = target.layout.tensor_parallel_size
     multiple = target.make_vocab_size_divisible_by * size
     rows = -(-architecture.vocab_size // multiple) * multiple
-    return [Rank(architecture, Axis(number, size), rows) for number in range(size)]
+    return [TensorParallelRank(architecture, Axis(number, size), rows) for number in range(size)]

@@ -80,7 +80,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-class _StoredPart(NamedTuple):
+class _ArchivedChunk(NamedTuple):
     """A chunk of a tensor, and the archive that holds it."""
 
     key: str
@@ -102,11 +102,11 @@ class _ArchiveLayout(NamedTuple):
 
 def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Extent]:
     """Locate the chunks of tensors, without those that are in no file."""
-    parts: dict[str, list[_StoredPart]] = defaultdict(list)
+    parts: dict[str, list[_ArchivedChunk]] = defaultdict(list)
     for key, tensor in tensors.items():
         for chunk in tensor.chunks:
             if chunk.location:
-                parts[chunk.location.file].append(_StoredPart(key, chunk, chunk.location))
+                parts[chunk.location.file].append(_ArchivedChunk(key, chunk, chunk.location))
     layouts: dict[Any, _ArchiveLayout] = {}
     for name, parts_of_file in sorted(parts.items()):
         parts_of_file.sort(key=lambda part: part.location.offset)
@@ -114,7 +114,7 @@ def _extents(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Exten
 
 
 def _read_file(
-    file: Path, parts: Iterable[_StoredPart], *, layouts: dict[Any, _ArchiveLayout]
+    file: Path, parts: Iterable[_ArchivedChunk], *, layouts: dict[Any, _ArchiveLayout]
 ) -> Iterator[Extent]:
     """Locate chunks in a file; layouts of archives are read from `layouts` and added to it."""
     with file.open("rb") as stream:
@@ -129,7 +129,7 @@ def _read_file(
             yield _extent(file, part, layout=layout)
 
 
-def _parse_archive(file: Path, stream: IO[bytes], *, part: _StoredPart) -> _ArchiveLayout:
+def _parse_archive(file: Path, stream: IO[bytes], *, part: _ArchivedChunk) -> _ArchiveLayout:
     """Parse an archive.
 
     Raises:
@@ -151,7 +151,7 @@ def _parse_archive(file: Path, stream: IO[bytes], *, part: _StoredPart) -> _Arch
     return _ArchiveLayout(stream.read(begin), num_elements, tensor.dtype, first, tensor.stride)
 
 
-def _extent(file: Path, part: _StoredPart, *, layout: _ArchiveLayout) -> Extent:
+def _extent(file: Path, part: _ArchivedChunk, *, layout: _ArchiveLayout) -> Extent:
     pairs = zip(part.chunk.offset, part.chunk.size, strict=True)
     slices = tuple(slice(first, first + size) for first, size in pairs)
     chunk = Chunk(part.key, slices, layout.start, layout.stride)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from tokamake import plugins
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.documents import Fields, split_keys
@@ -23,15 +22,11 @@ from tokamake.data.corpus.plan_file import (
     read_plan,
     write_plan,
 )
-from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp, stamps
-from tokamake.data.readers import sniff
-from tokamake.data.readers._compression import SUFFIXES
+from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
+from tokamake.data.corpus.shard_sizes import cut_shards, group_shards, is_divisible, make_shard
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.validation import parse_json
-
-# Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
-_EXPANSION = {".gz": 3.5, ".zst": 4.0, ".xz": 5.0, ".bz2": 4.5, ".parquet": 3.0}
 
 
 def plan(
@@ -108,10 +103,10 @@ def make_plan(
         )
         planned_paths = {path for shard in kept_shards for path in shard.files}
         new_files = [file for file in files[corpus.corpus] if file.path not in planned_paths]
-        new_shards = _cut_shards(
+        new_shards = cut_shards(
             corpus, new_files, settings=settings, first=_next_number(kept_shards)
         )
-        groups = _group_shards(new_shards, settings.merged_bytes)
+        groups = group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
         merged += kept_merged + _plan_merges(
             corpus.corpus, groups, suffixes=suffixes, first=_next_number(kept_merged)
@@ -160,7 +155,7 @@ def _keep(
     shards = {}
     for shard in old_shards:
         if kept_files := [present[path] for path in shard.files if path in present]:
-            shards[shard.name] = _make_shard(
+            shards[shard.name] = make_shard(
                 shard.name, kept_files, byte_range=shard.byte_range, size=shard.bytes
             )
     merged = []
@@ -178,93 +173,7 @@ def _fits(shard: PlannedShard, present: Mapping[str, RawFile]) -> bool:
     if stamp([file]) == shard.stamp:
         return True
     last_byte = max(int(bound or 0) for bound in shard.byte_range.split(":"))
-    return last_byte <= file.size and _is_divisible(file)
-
-
-def _cut_shards(
-    corpus: Corpus, files: list[RawFile], *, settings: PlanSettings, first: int
-) -> list[PlannedShard]:
-    """Group small files into shards, and cut large files into byte ranges where readers can."""
-    parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
-    group: list[RawFile] = []
-    group_bytes = 0
-    for file in files:
-        if group and group_bytes + file.size > settings.shard_bytes:
-            parts.append((group, "", sum(map(_text_bytes, group))))
-            group, group_bytes = [], 0
-        if file.size > settings.shard_bytes and _is_divisible(file, corpus.format):
-            expansion = _text_bytes(file) / file.size
-            for byte_range, num_bytes in _byte_ranges(file.size, settings.shard_bytes):
-                parts.append(([file], byte_range, num_bytes * expansion))
-        else:
-            group.append(file)
-            group_bytes += file.size
-    if group:
-        parts.append((group, "", sum(map(_text_bytes, group))))
-    ratio = settings.token_bytes_per_text_byte
-    return [
-        _make_shard(
-            f"{corpus.corpus}/{number:05d}", members, byte_range=byte_range, size=int(size * ratio)
-        )
-        for number, (members, byte_range, size) in enumerate(parts, first)
-    ]
-
-
-def _make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -> PlannedShard:
-    paths = tuple([file.path for file in files])
-    return PlannedShard(name, paths, byte_range, size, stamp(files), stamps(files))
-
-
-def _is_divisible(file: RawFile, format: str = "") -> bool:
-    """Tell whether a reader can read byte ranges of a file. Compressed files have none."""
-    if format and not _has_byte_ranges(format):
-        return False
-    if file.modified is None:  # a declared file has no content to look at yet
-        return file.path.endswith(".jsonl")
-    if _extension(file.path) in SUFFIXES:
-        return False
-    kind, compression = sniff(Path(file.path), format)
-    return _has_byte_ranges(kind) and not compression
-
-
-def _has_byte_ranges(format: str) -> bool:
-    return bool(plugins.constant("data/readers", format, "SPLITS", default=False))
-
-
-def _extension(path: str) -> str:
-    return path[path.rfind(".") :]  # a Path for each of 100,000 files takes too long
-
-
-def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
-    """Return equal byte ranges of a file, each as START:END and its length.
-
-    The last range has no end, so that no byte is lost if the file grows.
-    """
-    count = -(-size // shard_bytes)
-    bounds = [size * number // count for number in range(count + 1)]
-    return [
-        (f"{start}:{end if end < size else ''}", end - start) for start, end in pairwise(bounds)
-    ]
-
-
-def _text_bytes(file: RawFile) -> float:
-    """Estimate the decompressed size of a raw file."""
-    if file.modified is None:  # the size of a declared file is uncompressed already
-        return file.size
-    return file.size * _EXPANSION.get(_extension(file.path), 1.0)
-
-
-def _group_shards(shards: list[PlannedShard], merged_bytes: int) -> list[tuple[str, ...]]:
-    """Group neighbouring shards up to the size of a merged dataset."""
-    groups: list[list[str]] = []
-    size = 0
-    for shard in shards:
-        if not groups or size + shard.bytes > merged_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(shard.name)
-        size += shard.bytes
-    return [tuple(group) for group in groups]
+    return last_byte <= file.size and is_divisible(file)
 
 
 def _plan_merges(

@@ -198,7 +198,7 @@ class IndexedDataset:
         for path in (idx, binary):
             if not path.is_file():
                 raise UserError(
-                    f"{path}: no such file; create it with `tokamake tokenize` or `merge`"
+                    f"{path}: no such file; fix the prefix, the path without .bin and .idx"
                 )
         code, sequences, bounds = read_header(idx)
         self.dtype = _token_type(idx, code)

@@ -6,6 +6,8 @@ The workflow uses `merge-batch`.
 
 from pathlib import Path
 
+from tokamake.errors import UserError
+
 
 def merge(
     prefixes: list[Path],
@@ -48,6 +50,8 @@ def merge(
     )
     from tokamake.data.indexed.merged_dataset import open_inputs, refuse_overwrite, write_merged
 
+    if output.is_dir():
+        raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
     limit = read_limit(max_bytes, max_tokens, max_documents=max_documents)
     inputs, dtype = open_inputs(expand_prefixes(prefixes))
     if limit is None:

@@ -60,8 +60,8 @@ def expand_prefixes(names: list[Path]) -> list[Path]:
     """Return the prefixes that names stand for, in the order of the names.
 
     Args:
-        names: prefixes, also with .bin at the end; or folders, which stand for all their datasets
-            in natural order: 2 before 10.
+        names: prefixes, also with .bin or .idx at the end; or folders, which stand for all their
+            datasets in natural order: 2 before 10.
 
     Raises:
         UserError: a folder has no dataset, or only one file of a dataset.
@@ -70,7 +70,7 @@ def expand_prefixes(names: list[Path]) -> list[Path]:
     for name in names:
         if name.is_dir() and not idx_path(name).exists():
             prefixes += _datasets_in(name)
-        elif name.suffix == ".bin" and not bin_path(name).exists():
+        elif name.suffix in (".bin", ".idx") and not bin_path(name).exists():
             prefixes.append(name.with_suffix(""))
         else:
             prefixes.append(name)

@@ -19,7 +19,7 @@ from tokamake.errors import UserError
 
 SHARED_KEYS = (
     "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
-    "text_key", "template", "dtype",
+    "dtype",
 )  # fmt: skip
 """Manifest keys whose values must be the same in all inputs that state them."""
 

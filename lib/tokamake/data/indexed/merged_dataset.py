@@ -29,6 +29,8 @@ from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
+_FIELDS = ("text_key", "template")
+"""Keys that a merged dataset has if all inputs have the same value."""
 _SUMS = (
     "documents_in", "documents", "empty_documents", "quarantined_documents",
     "duplicate_documents", "sequences", "tokens", "text_bytes",
@@ -110,7 +112,7 @@ def merged_manifest(
 ) -> dict[str, Any]:
     """Return the manifest of a merged dataset without sizes and hashes of its own files.
 
-    It leaves out keys that are unknown for one of the inputs.
+    It leaves out keys that are unknown for one of the inputs, and text keys that differ.
     """
     sources = [
         {"path": str(prefix), "inputs": raw_inputs(known), "sha256": known["sha256"]}
@@ -120,11 +122,13 @@ def merged_manifest(
     def known_for_all(keys: tuple[str, ...]) -> list[str]:
         return [key for key in keys if all(key in known for known in facts)]
 
+    same = [key for key in known_for_all(_FIELDS) if len({known[key] for known in facts}) == 1]
     return {
         "tokamake": __version__,
         "corpus": corpus,
         "sources": sources,
-        **{key: facts[0][key] for key in known_for_all(SHARED_KEYS)},
+        **{key: facts[0][key] for key in (*known_for_all(SHARED_KEYS[:-1]), *same)},
+        **{key: facts[0][key] for key in known_for_all(SHARED_KEYS[-1:])},
         **{key: sum(known[key] for known in facts) for key in known_for_all(_SUMS)},
     }
 

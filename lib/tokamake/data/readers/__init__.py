@@ -1,13 +1,14 @@
 """Readers of raw files, one module per format. A reader yields blocks of documents in file order.
 
 The format is detected from the file's content. A reader module defines `UNIT` (what documents are
-counted in: line or row), `SPLITS` (whether uncompressed files support byte ranges),
+counted in: line or row), `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges),
 `accepts(head, path)` and `read(input, keys)`.
 """
 
 import re
 from pathlib import Path
 
+from tokamake.data.readers._compression import SUFFIXES as COMPRESSION_SUFFIXES
 from tokamake.data.readers._detect import look, sniff
 from tokamake.data.readers._file_names import expand, natural_key
 from tokamake.data.readers._input import Input, readers, reading
@@ -15,6 +16,7 @@ from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8
 from tokamake.errors import UserError
 
 __all__ = [
+    "COMPRESSION_SUFFIXES",
     "BadRecord",
     "ByteRange",
     "Input",
@@ -68,7 +70,7 @@ def parse_range(text: str, paths: list[Path]) -> ByteRange | None:
 def _check_range(raw: Input) -> None:
     if raw.compression:
         raise UserError(f"{raw.path}: a compressed file has no byte ranges; read the whole file")
-    if not readers()[raw.format].SPLITS:
+    if not readers()[raw.format].HAS_BYTE_RANGES:
         raise UserError(f"{raw.path}: {raw.format} files have no byte ranges; read the whole file")
     with reading(raw.path):
         size = raw.path.stat().st_size

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "line"
-SPLITS = True
+HAS_BYTE_RANGES = True
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_LINES = 1 << 16  # per block: the records of tiny documents take much memory

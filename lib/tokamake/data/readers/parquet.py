@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "row"
-SPLITS = True
+HAS_BYTE_RANGES = True
 
 _MAX_BATCH_ROWS = 1 << 14
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "line"
-SPLITS = False
+HAS_BYTE_RANGES = False
 
 NAMES = {".txt", ".text", ".md", ".rst", ".tex"}
 """Suffixes of plain text. Content alone cannot identify it."""

@@ -186,7 +186,7 @@ def _numbers_with(index: DatasetIndex, sequence: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.isin(index.shuffle, np.concatenate(rows)))
 
 
-class Step(NamedTuple):
+class StepBatch(NamedTuple):
     """Data of a rank for one training step."""
 
     consumed_samples: int
@@ -207,7 +207,7 @@ def steps(
     data_parallel_rank: int,
     data_parallel_size: int,
     left_out: Sequence[tuple[int, int]] = (),
-) -> Iterator[Step]:
+) -> Iterator[StepBatch]:
     """Yield steps until the samples do not fill another one; `sizes` has the size of each step.
 
     The samples of a step depend only on `consumed_samples`. Micro batches and ranks only divide
@@ -220,7 +220,7 @@ def steps(
     while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):
         step = sizes.whole_steps(consumed_samples) + 1
         if any(first <= step <= last for first, last in left_out):
-            yield Step(consumed_samples, size, [])
+            yield StepBatch(consumed_samples, size, [])
             consumed_samples += size
             continue
         of_rank = batches(
@@ -231,7 +231,7 @@ def steps(
             data_parallel_size=data_parallel_size,
         )
         num_micro_batches = size // (micro_batch_size * data_parallel_size)
-        yield Step(consumed_samples, size, list(islice(of_rank, num_micro_batches)))
+        yield StepBatch(consumed_samples, size, list(islice(of_rank, num_micro_batches)))
         consumed_samples += size
 
 

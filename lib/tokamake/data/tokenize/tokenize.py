@@ -65,6 +65,8 @@ def tokenize(
         raise UserError("no FILES given; name files, folders or patterns")
     if not output.name:
         raise UserError(f"--output {output}: give a path that ends in a name")
+    if output.is_dir():
+        raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
     # These modules import numpy, and `tokamake tokenize --help` should be instant.
     from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, split_keys

@@ -89,17 +89,17 @@ class Attention(nn.Module):
             cache: keys and values of earlier tokens; these tokens extend it.
         """
         x_BLD = shared_input(x_BLD, self._mesh)
-        q_BLHK, k_BSGK, v_BSGK = (
+        q_BLHK, k_BLGK, v_BLGK = (
             projection(x_BLD).unflatten(-1, (-1, self._width))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         q_BHLK = self.q_norm(q_BLHK).transpose(1, 2)
-        k_BGSK = self.k_norm(k_BSGK).transpose(1, 2)
-        v_BGSK = v_BSGK.transpose(1, 2)
+        k_BGSK = self.k_norm(k_BLGK).transpose(1, 2)
+        v_BGSK = v_BLGK.transpose(1, 2)
         if cos_LK is not None and sin_LK is not None:
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
-        if cache is not None:
+        if cache is not None:  # S: these tokens and those in the cache
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         axis, method = self._mesh.context, self._mesh.context_method
         y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)

@@ -1,7 +1,7 @@
-"""Contents of a family's megatron.py: modules of a layer, and arguments of its function.
+"""Contents of a family's megatron.py: modules of a layer, and Megatron's arguments.
 
-`checkpoint.megatron_model` reads and writes checkpoints of Megatron's kin by them. Names here are
-those of Megatron-DeepSpeed; megatron.core's are translated to them.
+`checkpoint.megatron_model` uses them to read and write checkpoints in formats derived from
+Megatron's. Names here are those of Megatron-DeepSpeed; megatron.core's are translated to them.
 """
 
 import reprlib

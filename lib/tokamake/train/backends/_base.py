@@ -23,7 +23,7 @@ from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import UNSHARDED, ParameterPart, WholeParameters
+from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import ParameterChunk
@@ -124,8 +124,8 @@ class EngineBase(ABC):
         """
         settings = self._run.train.optimizer
         named = [(chunk.name, chunk.local) for chunk in self._chunks]
-        parts: dict[Tensor, ParameterPart] = {
-            chunk.local: ParameterPart(tuple(chunk.shape), chunk.place, chunk.groups)
+        parts: dict[Tensor, ParameterShard] = {
+            chunk.local: ParameterShard(tuple(chunk.shape), chunk.place, chunk.groups)
             for chunk in self._chunks
         }
         groups = parameter_groups(named, settings.used("weight_decay"))

@@ -330,7 +330,7 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     others = "undo the change, or give the run another name"
     reasons = "; ".join(changes.obstacles)
     if changes.obstacles and all(reason.startswith(_LENGTH) for reason in changes.obstacles):
-        others = f"to continue with more than {state.step:,} steps, {others}"
+        others = f"or to 'continue' with train_steps above {state.step:,}, {others}"
     end = (
         f", and ends at step {changes.last_step:,}, with as many samples as before"
         if changes.last_step
@@ -349,11 +349,11 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     problem = f"{changes}; {trained} in {output}. train.on_change is {on_change}"
     if reasons:
         raise UserError(
-            f"{problem}, but the run cannot continue ({reasons}): set it to restart to start at "
-            f"step 0, {others}"
+            f"{problem}, but the run cannot continue ({reasons}): set train.on_change to 'restart' "
+            f"(starts at step 0), {others}"
         )
     raise UserError(
-        f"{problem}: set it to continue to keep them, or to restart to start at step 0, {others}"
+        f"{problem}: set it to 'continue' (keeps them) or to 'restart' (starts at step 0), {others}"
     )
 
 

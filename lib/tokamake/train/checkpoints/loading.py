@@ -10,13 +10,13 @@ from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints import resume
-from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState
 
 
 def load_newest_whole(
-    load: Callable[[Path], None], run: Run, *, ranks: Ranks, start: StartingPoint
-) -> StartingPoint:
+    load: Callable[[Path], None], run: Run, *, ranks: Ranks, start: ResumePoint
+) -> ResumePoint:
     """Load the checkpoint that a run resumes from, or the newest one before it that is whole.
 
     All ranks call this together, and load the same checkpoint.
@@ -54,7 +54,7 @@ def load_newest_whole(
     )
 
 
-def newest_before(state: ResumeState, run: Run, *, ranks: Ranks) -> StartingPoint | None:
+def newest_before(state: ResumeState, run: Run, *, ranks: Ranks) -> ResumePoint | None:
     """Newest checkpoint of a run with all its files before a state; None: there is none.
 
     All ranks call this together.
@@ -65,4 +65,4 @@ def newest_before(state: ResumeState, run: Run, *, ranks: Ranks) -> StartingPoin
             agreed = [resume.state_before(run.output, state)]
     dist.broadcast_object_list(agreed, src=0)
     before = agreed[0]
-    return before and StartingPoint(before, run.output / f"global_step{before.step}")
+    return before and ResumePoint(before, run.output / f"global_step{before.step}")

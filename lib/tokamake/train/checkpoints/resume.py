@@ -39,7 +39,7 @@ SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""
 
 
-class StartingPoint(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a job begins to train."""
 
     state: ResumeState
@@ -55,7 +55,7 @@ class StartingPoint(NamedTuple):
 @contextmanager
 def locked_output(
     run: Run, ranks: Ranks, *, index: dict[str, Any], beat: Callable[[], object] = lambda: None
-) -> Iterator[StartingPoint]:
+) -> Iterator[ResumePoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
 
     Args:
@@ -82,9 +82,7 @@ def locked_output(
         yield agreed[0]
 
 
-def _starting_point(
-    run: Run, ranks: Ranks, *, index: dict[str, Any], weights: str
-) -> StartingPoint:
+def _starting_point(run: Run, ranks: Ranks, *, index: dict[str, Any], weights: str) -> ResumePoint:
     digest = run_digest(run, index=index, weights=weights)
 
     @cache
@@ -110,11 +108,11 @@ def _starting_point(
     if state:
         resumed = run.output / f"global_step{state.step}"
         is_unvalidated = _lacks_validation(run_since_change(run, state), state.step, index=index)
-        return StartingPoint(state, resumed, is_unvalidated)
+        return ResumePoint(state, resumed, is_unvalidated)
     if before := ranges_without_effect(run.train.skip_data, run.step):
         ranks.print_once(f"train.skip_data: {before}")
     state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
-    return StartingPoint(state, None)
+    return ResumePoint(state, None)
 
 
 def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
@@ -130,7 +128,7 @@ def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
     return not recorded <= here
 
 
-def checkpoint_to_load(run: Run, ranks: Ranks, *, start: StartingPoint) -> Path | None:
+def checkpoint_to_load(run: Run, ranks: Ranks, *, start: ResumePoint) -> Path | None:
     """Checkpoint to load with its optimizer states; None: the run takes weights alone.
 
     That is the run's own checkpoint, or one of another run that this run continues.

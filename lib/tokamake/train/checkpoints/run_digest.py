@@ -14,8 +14,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
-from tokamake.runtime.rank_rounds import in_rounds
 from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.timed_rounds import in_rounds
 from tokamake.train.checkpoints.resume_state import read_state
 
 _BLOCK = 1 << 22

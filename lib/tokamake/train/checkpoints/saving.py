@@ -7,7 +7,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
-from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.retention import Retention
 from tokamake.train.step_result import Saving
@@ -29,7 +29,7 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: StartingPoint
+        self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: ResumePoint
     ) -> None:
         self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
         self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.documents import HasSpans, documents_of
-from tokamake.data.samples.loader import Step
+from tokamake.data.samples.loader import StepBatch
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep
@@ -65,7 +65,7 @@ class EventLog:
         self.history = agreed[0]
 
     def add(
-        self, step: int, result: StepResult, *, bad: BadStep, batch: Step, **facts: Any
+        self, step: int, result: StepResult, *, bad: BadStep, batch: StepBatch, **facts: Any
     ) -> None:
         """Journal a bad step, and bring it to disk.
 

@@ -5,13 +5,14 @@ from typing import Any
 
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.documents import HasSpans
-from tokamake.data.samples.loader import Step
+from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.bad_steps import ACTED, BadStep, GuardState, described, judge
-from tokamake.train.checkpoints.resume import StartingPoint
+from tokamake.train.bad_steps import ACTED, BadStep, GuardState, described
+from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.stability.events import EventLog
+from tokamake.train.stability.spikes import judge
 from tokamake.train.step_result import StepResult
 
 
@@ -44,7 +45,7 @@ class StepGuard:
         """First and last step of ranges whose data are left out."""
 
     def judge(self, loss: float, grad_norm: float) -> BadStep | None:
-        """Judge a step; see `guard.judge`."""
+        """Judge a step; see `spikes.judge`."""
         return judge(self._settings, self.state.recent, loss=loss, grad_norm=grad_norm)
 
     def note(self, step: int, result: StepResult) -> None:
@@ -63,9 +64,9 @@ class StepGuard:
         step: int,
         result: StepResult,
         *,
-        batch: Step,
-        newest: Callable[[], StartingPoint | None],
-    ) -> StartingPoint | None:
+        batch: StepBatch,
+        newest: Callable[[], ResumePoint | None],
+    ) -> ResumePoint | None:
         """Journal a bad step and say what follows.
 
         Args:
@@ -99,8 +100,8 @@ class StepGuard:
         return back
 
     def _decide(
-        self, result: StepResult, newest: Callable[[], StartingPoint | None]
-    ) -> tuple[BadStep, StartingPoint | None, str]:
+        self, result: StepResult, newest: Callable[[], ResumePoint | None]
+    ) -> tuple[BadStep, ResumePoint | None, str]:
         """The bad step with the action that follows, where to go back to, and why to stop."""
         assert result.bad
         bad, budget = result.bad, self._settings.budget
@@ -119,7 +120,7 @@ class StepGuard:
         problem = "the weights are updated, and there is no checkpoint to go back to"
         return stopped, None, f"{problem}; lower train.save_interval, and start again"
 
-    def _recompute(self, batch: Step) -> str:
+    def _recompute(self, batch: StepBatch) -> str:
         """Whether the same data and weights give bad numbers again."""
         loss, grad_norm = self._engine.recompute(batch.micro_batches)
         return "reproducible" if self.judge(loss, grad_norm) else "transient"
@@ -136,7 +137,7 @@ class StepGuard:
             "train.optimizer.learning_rate and set train.on_change to continue"
         )
 
-    def _following(self, bad: BadStep, back: StartingPoint | None) -> str:
+    def _following(self, bad: BadStep, back: ResumePoint | None) -> str:
         if back:
             return f"going back to {back.resumed}, the data of the step are left out"
         return {

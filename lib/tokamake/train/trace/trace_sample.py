@@ -31,11 +31,11 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
-    from tokamake.train.trace.trained_parts import trained_parts
+    from tokamake.train.trace.trained_spans import trained_spans
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
-    parts = trained_parts(settings)
+    parts = trained_spans(settings)
     _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
     part = next(part for part in parts if step <= part.last_step)
     if part.samples == "others":

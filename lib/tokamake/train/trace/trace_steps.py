@@ -24,7 +24,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.data.samples.index_folder import read_index
     from tokamake.data.samples.loader import Samples
     from tokamake.runtime.console import counted
-    from tokamake.train.trace.trained_parts import trained_parts
+    from tokamake.train.trace.trained_spans import trained_spans
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
@@ -40,7 +40,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     of_sequences = [samples.samples_of(prefix, sequence) for sequence in range(first, stop)]
     # The empty array is for documents without sequences: nothing to concatenate is an error.
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *of_sequences]))
-    parts = trained_parts(settings)
+    parts = trained_spans(settings)
     numbers = numbers[numbers < parts[-1].num_samples]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
     for part in parts:

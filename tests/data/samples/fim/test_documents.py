@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokamake.data.samples.fim.documents import FimPart, Rearranger, SampleRandom
+from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom
 from tokamake.data.samples.fim.tokens import Fim, FimTokens
 from tokamake.errors import UserError
 
@@ -47,7 +47,7 @@ def tokens(*parts: str | int) -> Any:
     return np.array([token for each in ids for token in each], np.int64)
 
 
-def joined(parts: list[FimPart]) -> list[int]:
+def joined(parts: list[FimSegment]) -> list[int]:
     return [token for part in parts for token in part.tokens.tolist()]
 
 

@@ -14,11 +14,10 @@ from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed_files
-from tokamake.checkpoint.megatron_model import module_tree as megatron_module
-from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
-    Rank,
+    TensorParallelRank,
     TensorSlice,
     target_ranks,
 )
@@ -69,7 +68,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     first = rank_file.read(files[0])
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
     args = deepspeed_folder.megatron_args(first)
-    is_core = megatron_module.is_core(first.get("module"))
+    is_core = module_tree.is_core(first.get("module"))
     description = Description(files[0], first, args, rows, is_core)
     architecture = description.architecture
     check_rank_counts(args, folder, tensor=size, pipeline=1)
@@ -79,11 +78,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         state = first if number == 0 else rank_file.read(file)
         rank_file.check_same_step(file, state, first_file=files[0], first_state=first)
         version = rank_file.version_of(state, file, default=3.0)
-        rank = Rank(architecture, Axis(number, size), rows, version)
-        tree = megatron_module.stage_tree(rank, layers)
+        rank = TensorParallelRank(architecture, Axis(number, size), rows, version)
+        tree = module_tree.stage_tree(rank, layers)
         if not deepspeed_folder.has_no_weights(file):
-            weights += megatron_module.locate(file, state.get("module"), tree)
-        slices.append(dict(megatron_module.named_slices(tree)))
+            weights += module_tree.locate(file, state.get("module"), tree)
+        slices.append(dict(module_tree.named_slices(tree)))
     states = read_states(folder, slices, tensor_parallel_size=size, weights=weights)
     return deepspeed_folder.opened("mds", folder, description, weights, states, ranks=(size, 1))
 
@@ -99,11 +98,11 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     extents: list[Extent] = []
     partitions = PartitionWriter(checkpoint, target)
     for number, rank in enumerate(target_ranks(checkpoint.architecture, target)):
-        tree = megatron_module.stage_tree(rank, layers)
-        module = megatron_module.planned_tree(tree, checkpoint, target=target)
+        tree = module_tree.stage_tree(rank, layers)
+        module = module_tree.planned_tree(tree, checkpoint, target=target)
         if layout.zero_stage == 3:
-            module = megatron_module.without_elements(module)
-        slices = dict(megatron_module.named_slices(tree))
+            module = module_tree.without_elements(module)
+        slices = dict(module_tree.named_slices(tree))
         shapes, partition_extents = partitions.lay_out(folder, number, slices=slices)
         client_state = deepspeed_folder.client_state(checkpoint, layout, rank.padded_vocab_size)
         first, *copies = deepspeed_folder.new_model_states_paths(folder, number, layout=layout)

@@ -18,11 +18,13 @@ from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed_files
-from tokamake.checkpoint.megatron_model import module_tree as megatron_module
-from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, target_ranks
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    target_ranks,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
@@ -77,12 +79,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         rank_file.check_same_step(path, rank_file.read(path), first_file=file, first_state=state)
     args = deepspeed_folder.megatron_args(state)
     embedding = folder / _file_name(numbers[0], 0)
-    rows = megatron_module.vocabulary_rows(embedding, rank_file.read(embedding)) * tensor
+    rows = module_tree.vocabulary_rows(embedding, rank_file.read(embedding)) * tensor
     description = Description(file, state, args, rows)
     architecture = description.architecture
     check_rank_counts(args, folder, tensor=tensor, pipeline=stages)
     version = rank_file.version_of(state, file, default=3.0)
-    ranks = [Rank(architecture, Axis(number, tensor), rows, version) for number in range(tensor)]
+    ranks = [
+        TensorParallelRank(architecture, Axis(number, tensor), rows, version)
+        for number in range(tensor)
+    ]
     weights = [extent for rank in ranks for extent in _locate(folder, rank, numbers=numbers)]
     # Each stage may have any parameter: the files of its optimizer states name those it has.
     slices = [pipeline.parameters(rank, numbers) for rank in ranks] * stages
@@ -92,7 +97,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _locate(folder: Path, rank: Rank, *, numbers: Sequence[int]) -> Iterator[Extent]:
+def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -> Iterator[Extent]:
     """Yield the extents of a rank's weights.
 
     Raises:
@@ -106,7 +111,7 @@ def _locate(folder: Path, rank: Rank, *, numbers: Sequence[int]) -> Iterator[Ext
         )
     for number, tree in zip(numbers, trees, strict=True):
         file = folder / _file_name(number, rank.axis.rank)
-        yield from megatron_module.locate(file, rank_file.read(file), tree)
+        yield from module_tree.locate(file, rank_file.read(file), tree)
 
 
 def _layer_numbers(folder: Path) -> list[int]:
@@ -139,7 +144,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     extents: list[Extent] = []
     for number, rank in enumerate(ranks):
         for layer, tree in enumerate(pipeline.layers(rank), 1):
-            content: Any = megatron_module.planned_tree(tree, checkpoint, target=target)
+            content: Any = module_tree.planned_tree(tree, checkpoint, target=target)
             extents += torch_archive.lay_out(folder / _file_name(layer, number), content)
     client_state = deepspeed_folder.client_state(checkpoint, layout, ranks[0].padded_vocab_size)
     partitions = PartitionWriter(checkpoint, target)

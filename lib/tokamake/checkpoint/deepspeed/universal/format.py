@@ -20,8 +20,7 @@ from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
-from tokamake.checkpoint.megatron_model import module_tree as megatron_module
-from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
@@ -32,7 +31,10 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     state_chunks,
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import Rank, TensorSlice
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    TensorSlice,
+)
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
@@ -85,7 +87,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     state = rank_file.read(file)
     folders = sorted(entry for entry in (folder / _ZERO).iterdir() if entry.is_dir())
     _check_same_files(folders)
-    folder_of = {megatron_module.current_name(entry.name): entry for entry in folders}
+    folder_of = {module_tree.current_name(entry.name): entry for entry in folders}
     args = deepspeed_folder.megatron_args(state)
     hidden_size = rank_file.whole_number(
         getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size"
@@ -93,16 +95,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     rows = _vocabulary_rows(folder, folder_of, hidden_size=hidden_size)
     description = Description(file, state, args, rows)
     architecture = description.architecture
-    states = _states(folder, folder_of, rank=Rank(architecture, Axis(0, 1), rows))
+    states = _states(folder, folder_of, rank=TensorParallelRank(architecture, Axis(0, 1), rows))
     return description.checkpoint(
         "universal",
         folder,
-        states.source((), megatron_module.weight_shapes(architecture)),
+        states.source((), module_tree.weight_shapes(architecture)),
         notes=_settings_note(folder / _ZERO) | _tokamake_notes(state),
     )
 
 
-def _states(folder: Path, folder_of: Mapping[str, Path], *, rank: Rank) -> OptimizerStates:
+def _states(
+    folder: Path, folder_of: Mapping[str, Path], *, rank: TensorParallelRank
+) -> OptimizerStates:
     """Locate weights and optimizer states.
 
     Args:
@@ -114,7 +118,7 @@ def _states(folder: Path, folder_of: Mapping[str, Path], *, rank: Rank) -> Optim
         UserError: a parameter is missing or unknown.
     """
     states = OptimizerStates()
-    has_root = any(name.startswith(f"{megatron_module.ROOT}.") for name in folder_of)
+    has_root = any(name.startswith(f"{module_tree.ROOT}.") for name in folder_of)
     slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
     if missing := sorted({*slices} - {*folder_of}):
         missing_slices = {name: slices[name] for name in missing}
@@ -136,12 +140,12 @@ def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], *, hidden_size
         UserError: neither has them.
     """
     for name, parameter_folder in folder_of.items():
-        if name.endswith(megatron_module.ROW_PER_TOKEN):
+        if name.endswith(module_tree.ROW_PER_TOKEN):
             return _param(parameter_folder / f"{_WEIGHTS}.pt").numel // hidden_size
     state = rank_file.read(file := deepspeed_folder.model_states_path(folder, 0))
     if deepspeed_folder.has_no_weights(file) or not isinstance(state.get("module"), dict):
         raise UserError(f"{folder / _ZERO}: has no word_embeddings.weight; {REMEDY}")
-    rows = megatron_module.vocabulary_rows(file, state["module"])
+    rows = module_tree.vocabulary_rows(file, state["module"])
     return rows * deepspeed_folder.count_ranks(folder)
 
 
@@ -165,7 +169,7 @@ def _frozen_weights(
         state = rank_file.read(file := deepspeed_folder.model_states_path(folder, number))
         groups, module = state.get("param_shapes"), state.get("module")
         # DeepSpeed lists only trained parameters in param_shapes.
-        trained = {megatron_module.current_name(name) for group in groups or () for name in group}
+        trained = {module_tree.current_name(name) for group in groups or () for name in group}
         if not groups or not trained.isdisjoint(slices):
             lost = next((name for name in slices if name in trained), first_missing)
             raise UserError(f"{folder / _ZERO}: has no parameter {lost}; {REMEDY}")
@@ -175,11 +179,11 @@ def _frozen_weights(
                 "3 and with pipelines, DeepSpeed's universal checkpoints omit frozen weights; "
                 "convert the checkpoint from which DeepSpeed made this one"
             )
-        rows = megatron_module.vocabulary_rows(file, module) * num_ranks
+        rows = module_tree.vocabulary_rows(file, module) * num_ranks
         version = rank_file.version_of(state, file, default=3.0)
-        rank = Rank(architecture, Axis(number, num_ranks), rows, version)
-        tree = megatron_module.stage_tree(rank, range(architecture.num_hidden_layers))
-        for extent in megatron_module.locate(file, module, tree):
+        rank = TensorParallelRank(architecture, Axis(number, num_ranks), rows, version)
+        tree = module_tree.stage_tree(rank, range(architecture.num_hidden_layers))
+        for extent in module_tree.locate(file, module, tree):
             if all(chunk.key in keys for chunk in extent.chunks):
                 extents.append(extent)
     return extents
@@ -210,7 +214,9 @@ def _tokamake_notes(state: dict[str, Any]) -> dict[str, Any]:
     return {key: notes[key] for key in _NOTES if key in notes} if isinstance(notes, dict) else {}
 
 
-def _slices(rank: Rank, layer_numbers: Iterable[int] | None) -> dict[str, TensorSlice]:
+def _slices(
+    rank: TensorParallelRank, layer_numbers: Iterable[int] | None
+) -> dict[str, TensorSlice]:
     """Return the parameters of a model by DeepSpeed's names.
 
     Args:
@@ -220,7 +226,7 @@ def _slices(rank: Rank, layer_numbers: Iterable[int] | None) -> dict[str, Tensor
     if layer_numbers is not None:
         return pipeline.parameters(rank, layer_numbers)
     layers = range(rank.architecture.num_hidden_layers)
-    return dict(megatron_module.named_slices(megatron_module.stage_tree(rank, layers)))
+    return dict(module_tree.named_slices(module_tree.stage_tree(rank, layers)))
 
 
 def _param(file: Path) -> PickledTensor:
@@ -282,7 +288,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     zero.mkdir(parents=True)
     assert POINTER is not None
     files.write_text(folder / POINTER, name)
-    rank = Rank(architecture, Axis(0, 1), architecture.vocab_size)
+    rank = TensorParallelRank(architecture, Axis(0, 1), architecture.vocab_size)
     slices = _slices(rank, count(1) if target.layout.pipeline_parallel_size > 1 else None)
     extents: list[Extent] = []
     for parameter, tensor in slices.items():

@@ -23,7 +23,7 @@ _WINDOW = 8
 """Enough tokens for a whole character: it has at most four bytes, and a token has at least one."""
 
 
-class FimPart(NamedTuple):
+class FimSegment(NamedTuple):
     """Consecutive tokens of a rearranged sample, and their origin.
 
     There are three kinds. A special token of the rearrangement has no origin. Kept tokens were
@@ -73,13 +73,13 @@ class Rearranger:
     def __init__(self, fim: Fim, tokenizer: Tokenizer, *, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
         self._prefix, self._suffix, self._middle = (
-            FimPart(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
+            FimSegment(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)
         )
         self._special = np.zeros(tokenizer.vocab_size, bool)
         self._special[marks.special] = True
         self.decode = tokenizer.decode
 
-    def __call__(self, tokens: Tokens, random: SampleRandom) -> list[FimPart]:
+    def __call__(self, tokens: Tokens, random: SampleRandom) -> list[FimSegment]:
         """Rearrange a sample.
 
         Raises:
@@ -93,13 +93,13 @@ class Rearranger:
         parts = []
         for start, document, end in _split_at(tokens, tokens == self._tokenizer.eod):
             parts += self._document(document, start, random=random)
-            parts.append(FimPart(end, start + len(document)))
+            parts.append(FimSegment(end, start + len(document)))
         return parts
 
-    def _document(self, tokens: Tokens, start: int, *, random: SampleRandom) -> list[FimPart]:
+    def _document(self, tokens: Tokens, start: int, *, random: SampleRandom) -> list[FimSegment]:
         # The order of random draws decides the samples: draw only where the method needs a number.
         if not len(tokens) or not random.happens(self._fim.rate):
-            return [FimPart(tokens, start)]
+            return [FimSegment(tokens, start)]
         splits = tokens == self._split
         if not splits.any():
             return self._fill_in_middle(tokens, start, random=random)
@@ -109,11 +109,13 @@ class Rearranger:
             if len(fragment) and random.happens(self._fim.fragment_rate):
                 parts += self._fill_in_middle(fragment, position, random=random)
             else:
-                parts.append(FimPart(fragment, position))
-            parts.append(FimPart(end, position + len(fragment)))
+                parts.append(FimSegment(fragment, position))
+            parts.append(FimSegment(end, position + len(fragment)))
         return parts
 
-    def _fill_in_middle(self, tokens: Tokens, start: int, *, random: SampleRandom) -> list[FimPart]:
+    def _fill_in_middle(
+        self, tokens: Tokens, start: int, *, random: SampleRandom
+    ) -> list[FimSegment]:
         """Cut a text at two random places, its ends included, and move the middle to the end."""
         units: list[Unit] = []
         for ids, text in self.split_texts(tokens):
@@ -121,7 +123,7 @@ class Rearranger:
         first, second = sorted(random.below(len(units) + 1) for _ in range(2))
         prefix, middle, suffix = (
             [
-                FimPart(ids, start, tokens, unit, text)
+                FimSegment(ids, start, tokens, unit, text)
                 for unit, text, ids in self._encode(units, begin, end)
             ]
             for begin, end in pairwise((0, first, second, len(units)))

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from tokamake.data.samples.fim.documents import FimPart, Rearranger, Tokens
+from tokamake.data.samples.fim.documents import FimSegment, Rearranger, Tokens
 
 NOWHERE = -1
 """Origin of tokens that come from no plain token."""
@@ -13,7 +13,7 @@ NOWHERE = -1
 _ArrayPair = tuple[Tokens, Tokens]
 
 
-def origins(parts: list[FimPart], rearranger: Rearranger) -> Tokens:
+def origins(parts: list[FimSegment], rearranger: Rearranger) -> Tokens:
     """Return (tokens,) positions in the plain sample of the tokens of all parts, in order.
 
     - A kept token comes from its own position.
@@ -60,7 +60,7 @@ def _tokens_of_units(fragment: Tokens, rearranger: Rearranger) -> _ArrayPair:
     return np.concatenate(firsts), np.concatenate(lasts)
 
 
-def _units_of_tokens(part: FimPart, decode: Callable[[list[int]], str]) -> _ArrayPair:
+def _units_of_tokens(part: FimSegment, decode: Callable[[list[int]], str]) -> _ArrayPair:
     """(tokens,) the unit in which each token of a part begins, and its rank among the unit's
     tokens."""
     numbers = np.arange(len(part.tokens))

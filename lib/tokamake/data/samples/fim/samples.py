@@ -13,7 +13,7 @@ import numpy as np
 
 from tokamake import files
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
-from tokamake.data.samples.fim.documents import FimPart, Rearranger, SampleRandom, Tokens
+from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
 from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
@@ -97,7 +97,7 @@ class FimSamples:
         num_left_out = max(sum(map(len, tokens)) - len(row), 0)
         return TracedSample(row, row_origins, self._marks, num_left_out)
 
-    def _parts(self, sample: int) -> list[FimPart]:
+    def _parts(self, sample: int) -> list[FimSegment]:
         plain = self._samples[sample]
         return self._rearrange(plain[plain != PAD], SampleRandom(self._seed, sample))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.optim._whole import UNSHARDED, WholeParameters, local
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters, local
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,

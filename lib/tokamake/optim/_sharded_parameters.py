@@ -1,7 +1,7 @@
 """Whole parameters, for optimizers whose update needs more than this rank's part.
 
 Optimizers see local parts; `WholeParameters` sums their values over all parts. Parameters may be
-divided along any dimensions. A `ParameterPart` describes the part of this rank; for DTensors,
+divided along any dimensions. A `ParameterShard` describes the part of this rank; for DTensors,
 `part_of` derives it.
 """
 
@@ -18,7 +18,7 @@ from tokamake.runtime.torch_internals import local_shape_and_offset
 
 
 @dataclass(frozen=True)
-class ParameterPart:
+class ParameterShard:
     """The part of a parameter that this rank holds."""
 
     shape: tuple[int, ...]
@@ -35,16 +35,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(parameter: Tensor) -> ParameterPart:
+def part_of(parameter: Tensor) -> ParameterShard:
     """The part described by a DTensor's placements; for a plain tensor, all of it."""
     if not isinstance(parameter, DTensor):
-        return ParameterPart(
+        return ParameterShard(
             tuple(parameter.shape), tuple(slice(0, size) for size in parameter.shape)
         )
     mesh, placements = parameter.device_mesh, parameter.placements
     sizes, offsets = local_shape_and_offset(parameter.shape, mesh, placements=placements)
     sharded = [dim for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
-    return ParameterPart(
+    return ParameterShard(
         tuple(parameter.shape),
         tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True)),
         tuple(mesh.get_group(dim) for dim in sharded),
@@ -58,7 +58,7 @@ class WholeParameters:
         part: function from a parameter of the optimizer to the part that this rank holds.
     """
 
-    def __init__(self, part: Callable[[Tensor], ParameterPart] = part_of) -> None:
+    def __init__(self, part: Callable[[Tensor], ParameterShard] = part_of) -> None:
         self._part = part
 
     def shape(self, parameter: Tensor) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tokamake.train.checkpoints.resume_state import newest_state
 from tokamake.train.checkpoints.run_digest import training_index
 
 
-class TrainedPart(NamedTuple):
+class TrainedSpan(NamedTuple):
     """Steps of a run between two of its changes, or after the last one."""
 
     last_step: int
@@ -26,20 +26,20 @@ class TrainedPart(NamedTuple):
     has changed, which may change their order."""
 
 
-def trained_parts(run: Run) -> list[TrainedPart]:
+def trained_spans(run: Run) -> list[TrainedSpan]:
     """The parts of a run, from its first to its last step: changes may alter the batch sizes."""
     state, _ = newest_state(run.output)
     changes = state.lineage if state else ()
-    parts, first = list[TrainedPart](), (run.step, run.consumed_samples)
+    parts, first = list[TrainedSpan](), (run.step, run.consumed_samples)
     for change in changes:
         earlier = trained_run(run.output, change.digest)
         sizes = earlier.train.counted_from(*first).batch_sizes if earlier else None
         samples = _compare_samples(read_record(run.output, change.digest), run)
-        parts.append(TrainedPart(change.step, change.consumed_samples, sizes, samples))
+        parts.append(TrainedSpan(change.step, change.consumed_samples, sizes, samples))
         first = change.step, change.consumed_samples
     train = run.train.counted_from(*first) if changes else run.train
     sizes = train.batch_sizes
-    return [*parts, TrainedPart(train.train_steps, sizes.samples(train.train_steps), sizes)]
+    return [*parts, TrainedSpan(train.train_steps, sizes.samples(train.train_steps), sizes)]
 
 
 def _compare_samples(

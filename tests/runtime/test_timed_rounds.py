@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from tests.support.ranks import spawn
 from tokamake.errors import UserError
-from tokamake.runtime import rank_rounds
-from tokamake.runtime.rank_rounds import in_rounds
+from tokamake.runtime import timed_rounds
 from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.timed_rounds import in_rounds
 
 
 def work(num_parts: int) -> Iterator[str | None]:
@@ -21,7 +21,7 @@ def work(num_parts: int) -> Iterator[str | None]:
 def rounds_of(*nums: int) -> tuple[list[list[str]], int]:
     """What each round yields, with a round for each step of the work; the number of beats."""
     rank, beats = dist.get_rank(), list[int]()
-    rank_rounds._ROUND_SECONDS = -1
+    timed_rounds._ROUND_SECONDS = -1
     ranks = Ranks(rank, len(nums), 0, 1)
     rounds = [*in_rounds(work(nums[rank]), ranks, beat=lambda: beats.append(1))]
     return rounds, len(beats)

@@ -11,23 +11,23 @@ import pytest
 from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
-from tokamake.workflow import start_up
+from tokamake.workflow import startup
 
 
 def test_shell_commands_find_the_commands_of_this_environment() -> None:
-    command = start_up.shell_prefix() + 'echo "${PATH%%:*}"'
+    command = startup.shell_prefix() + 'echo "${PATH%%:*}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(Path(sys.executable).parent)
 
 
 def test_shell_commands_fail_with_any_command_of_a_pipe() -> None:
-    command = start_up.shell_prefix() + "false | cat"
+    command = startup.shell_prefix() + "false | cat"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 1
 
 
 def test_jobs_add_no_hooks() -> None:
     snakemake = MagicMock(is_main_process=False)
-    start_up.add_hooks(snakemake, MagicMock())
+    startup.add_hooks(snakemake, MagicMock())
     assert not snakemake.on_start.called
     assert not snakemake.on_error.called
 
@@ -37,13 +37,13 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plans: list[Any] = []
-    monkeypatch.setattr(start_up, "write_plan", lambda path, plan: plans.append((path, plan)))
+    monkeypatch.setattr(startup, "write_plan", lambda path, plan: plans.append((path, plan)))
     settings: list[Any] = []
-    monkeypatch.setattr(start_up, "write_settings", settings.append)
+    monkeypatch.setattr(startup, "write_settings", settings.append)
     snakemake, functions = MagicMock(is_main_process=True, precommand=None), MagicMock()
     functions.config.data_set = DataSet()
     functions.segments.saved_since_start.return_value = ["run a: saved step 5"]
-    start_up.add_hooks(snakemake, functions)
+    startup.add_hooks(snakemake, functions)
     for call in snakemake.on_start.call_args_list:
         call.args[0]()
     assert plans == [(Path("results/data/plan.json"), functions.config.plan)]
@@ -55,7 +55,7 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
 def test_a_wrong_config_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     snakemake = MagicMock(is_main_process=True, config_files=["my.yaml"], repository=Path())
     with pytest.raises(SystemExit, match="2"):
-        start_up.rule_functions(snakemake, {**CONFIG, "modle": 1}, planned_segments=str)
+        startup.rule_functions(snakemake, {**CONFIG, "modle": 1}, planned_segments=str)
     assert capsys.readouterr().err.startswith("tokamake: my.yaml: modle: unknown key")
 
 
@@ -63,14 +63,14 @@ def test_a_wrong_config_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_personal_values_end_the_main_process_alone(
     is_main: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(start_up, "missing_in_workflow", lambda resources: f"no {resources}")
+    monkeypatch.setattr(startup, "missing_in_workflow", lambda resources: f"no {resources}")
     snakemake = MagicMock(is_main_process=is_main)
     snakemake.declared_resources.return_value = "account"
     if not is_main:
-        start_up.finish(snakemake, MagicMock())
+        startup.finish(snakemake, MagicMock())
         return
     with pytest.raises(SystemExit, match="2"):
-        start_up.finish(snakemake, MagicMock())
+        startup.finish(snakemake, MagicMock())
     assert capsys.readouterr().err == "tokamake: no account\n"
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_user_file_is_one_line(
     def wrong(_: Any) -> str:
         raise ExecutorError("pbs.yaml: wrong")
 
-    monkeypatch.setattr(start_up, "missing_in_workflow", wrong)
+    monkeypatch.setattr(startup, "missing_in_workflow", wrong)
     with pytest.raises(SystemExit, match="2"):
-        start_up.finish(MagicMock(is_main_process=True), MagicMock())
+        startup.finish(MagicMock(is_main_process=True), MagicMock())
     assert capsys.readouterr().err == "tokamake: pbs.yaml: wrong\n"

@@ -15,7 +15,7 @@ from tests.support.ranks import spawn
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups
-from tokamake.optim._whole import UNSHARDED, ParameterPart, WholeParameters, part_of
+from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters, part_of
 
 NOT_ELEMENTWISE = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
 NOT_ELEMENTWISE.remove("adamw_8bit")
@@ -24,7 +24,7 @@ NOT_ELEMENTWISE.remove("adamw_8bit")
 class Threads(WholeParameters):
     """`WholeParameters` of ranks that are threads of one process; sums use a shared list."""
 
-    def __init__(self, parts: dict[int, ParameterPart], rank: int, group: "ThreadGroup") -> None:
+    def __init__(self, parts: dict[int, ParameterShard], rank: int, group: "ThreadGroup") -> None:
         super().__init__(lambda parameter: parts[id(parameter)])
         self._rank, self._group = rank, group
 
@@ -56,17 +56,19 @@ GROUPS = ("the others",)
 """Stand-in for process groups."""
 
 
-def quarters(shape: tuple[int, ...]) -> list[ParameterPart]:
+def quarters(shape: tuple[int, ...]) -> list[ParameterShard]:
     """Divide a matrix unequally along both dimensions, or a vector unequally, one part empty."""
     if len(shape) == 1:
         bounds = [0, 1, 3, 3, shape[0]]
-        return [ParameterPart(shape, (slice(a, b),), GROUPS) for a, b in itertools.pairwise(bounds)]
+        return [
+            ParameterShard(shape, (slice(a, b),), GROUPS) for a, b in itertools.pairwise(bounds)
+        ]
     rows, columns = (slice(0, 2), slice(2, shape[0])), (slice(0, 1), slice(1, shape[1]))
-    return [ParameterPart(shape, (row, column), GROUPS) for row in rows for column in columns]
+    return [ParameterShard(shape, (row, column), GROUPS) for row in rows for column in columns]
 
 
-def replicated(shape: tuple[int, ...]) -> list[ParameterPart]:
-    return [ParameterPart(shape, tuple(slice(0, size) for size in shape))] * 4
+def replicated(shape: tuple[int, ...]) -> list[ParameterShard]:
+    return [ParameterShard(shape, tuple(slice(0, size) for size in shape))] * 4
 
 
 def trained_in_threads(name: str) -> dict[str, Tensor]:
@@ -129,7 +131,7 @@ def test_parts_without_sums_differ_from_the_whole(name: str) -> None:
 
 def test_tensors_that_are_not_sharded_are_returned_as_they_are() -> None:
     value = torch.ones(2, 3)
-    assert part_of(value) == ParameterPart((2, 3), (slice(0, 2), slice(0, 3)))
+    assert part_of(value) == ParameterShard((2, 3), (slice(0, 2), slice(0, 3)))
     (gathered,) = UNSHARDED.gather([value], [value])
     assert gathered is value
     assert torch.equal(UNSHARDED.part(value, torch.ones(2, 1)), torch.ones(2, 1))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.optimizers import ADAM, RATES, Arrays, assert_same, gradients, start, trained
-from tokamake.optim import _rule, adafactor, lamb, muon, schedule_free_adamw
-from tokamake.optim._whole import local
+from tokamake.optim import _optimizer_base, adafactor, lamb, muon, schedule_free_adamw
+from tokamake.optim._sharded_parameters import local
 
 Rule = Callable[[int, Any, Any, dict[str, Any], float], Any]
 
@@ -92,7 +92,7 @@ def test_optimizers_follow_their_papers(
 
 def test_batches_do_not_change_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained("lamb")
-    monkeypatch.setitem(_rule.AT_ONCE, "cpu", 16)
+    monkeypatch.setitem(_optimizer_base.AT_ONCE, "cpu", 16)
     assert_same(trained("lamb"), whole, rtol=0)
     assert local(torch.ones(2)).shape == (2,)
     assert {lamb.ELEMENTWISE, adafactor.ELEMENTWISE, muon.ELEMENTWISE} == {False}

@@ -10,7 +10,7 @@ import yaml
 from tests.support.finished_run import RUN
 from tokamake.config.data_set import DataSet
 from tokamake.data.indexed.manifest import write_manifest
-from tokamake.status.run_data import Origin, data_set_of, read_origin
+from tokamake.status.run_origin import Origin, data_set_of, read_origin
 
 PREFIX = "merged/web-0000_text_document"
 
