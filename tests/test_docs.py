@@ -36,7 +36,7 @@ BUILT = {
     "convert": ("tokamake/out/native/latest",),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
-    "runs": ("tokamake/results/compare/runs.html", "tokamake/comparison/losses.svg"),
+    "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
 """How-tos that continue from the tutorial, with files that they make in the home folder."""
 
@@ -142,7 +142,7 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
     results = tutorial / "tokamake/results"
     assert (results / "mine/export/model.safetensors").exists()
-    assert (results / "report.html").exists()
+    assert (results / "data/mine/report.html").exists()
 
 
 @pytest.mark.grid
