@@ -251,7 +251,7 @@ TESTED_THROUGH = {
     "checkpoint/test_convert_grid.py": [
         *("checkpoint/deepspeed/mds_pipeline/format", "checkpoint/deepspeed/pipeline"),
         *("checkpoint/hf/config_json", "checkpoint/hf/safetensors_files"),
-        *("checkpoint/megatron_model/arguments", "checkpoint/megatron_model/module_tree"),
+        *("checkpoint/megatron_model/args_writer", "checkpoint/megatron_model/module_tree"),
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
         *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
@@ -277,7 +277,7 @@ TESTED_THROUGH = {
     "data/corpus/test_find_duplicates.py": [
         *("data/corpus/document_rows", "data/corpus/hash_documents"),
     ],
-    "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/shard_sizes"],
+    "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],
     "data/corpus/test_train_tokenizer.py": ["data/tokenizers/_trainers"],
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),

@@ -1,6 +1,5 @@
 """Stage `evaluate`: loss of a model on held-out documents, by corpus and overall."""
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.held_out import HeldOut
 
-_MAX_NATS = 700.0
-"""Maximum loss per token: exp() of a little more overflows 64-bit floats."""
 _MAX_DEFAULT_LENGTH = 4096
 """A longer context may not fit into memory."""
 _COLUMNS = ("documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte")
@@ -98,7 +95,9 @@ def evaluate(
             held_out=parse_held_out(held_out),
         )
         if (evaluated := splits.evaluated) is None:
-            empty = _measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
+            from tokamake.evaluate.perplexity import measures
+
+            empty = measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
             _write(output, {"overall": empty, "corpora": {}})
             print(f"split {split!r}: nothing is held out; the model is not scored")
             return
@@ -157,7 +156,7 @@ def _score(
     batch_size: int,
 ) -> dict[str, Any]:
     from tokamake.evaluate.held_out import text_bytes
-    from tokamake.evaluate.perplexity import total_loss
+    from tokamake.evaluate.perplexity import measures, total_loss
 
     counts: dict[str, dict[str, Any]] = {
         corpus: {
@@ -177,8 +176,8 @@ def _score(
     keys = ("documents", "tokens", "bytes", "nats")
     overall: dict[str, Any] = {key: sum(count[key] for count in counts.values()) for key in keys}
     return {
-        "overall": _measures("overall", **overall),
-        "corpora": {corpus: _measures(corpus, **count) for corpus, count in counts.items()},
+        "overall": measures("overall", **overall),
+        "corpora": {corpus: measures(corpus, **count) for corpus, count in counts.items()},
     }
 
 
@@ -203,21 +202,6 @@ def _check_fit(
                 f'corpus "{corpus}": holds token {token}, but the vocabulary of {checkpoint} has '
                 f"{architecture.vocab_size} entries; give the model trained with this tokenizer"
             )
-
-
-def _measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
-    if not nats < _MAX_NATS * max(tokens, 1):
-        raise UserError(
-            f"{name}: loss {nats / tokens}: no finite perplexity; the weights are broken"
-        )
-    return {
-        "documents": documents,
-        "tokens": tokens,
-        "bytes": bytes,
-        "loss": nats / tokens if tokens else None,
-        "perplexity": math.exp(nats / tokens) if tokens else None,
-        "bits_per_byte": nats / math.log(2) / bytes if tokens and bytes else None,
-    }
 
 
 def _table(scores: dict[str, Any]) -> str:

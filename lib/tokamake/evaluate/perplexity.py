@@ -1,16 +1,21 @@
-"""Loss of a model on a long stream of tokens, window by window."""
+"""Loss of a model on a long stream of tokens, window by window; perplexity and bits per byte."""
 
+import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 from tokamake.train.batch import inputs_and_labels
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Tokens (B, L) int64 to logits (B, L, V)."""
+_MAX_NATS = 700.0
+"""Maximum loss per token: exp() of a little more overflows 64-bit floats."""
 
 
 def windows(num_tokens: int, sequence_length: int) -> list[tuple[int, int]]:
@@ -70,3 +75,30 @@ def _batches(
         yield np.stack([tokens[start:end] for start, end in rows])
     for start, end in bounds[len(full) :]:
         yield tokens[None, start:end]
+
+
+def measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
+    """Perplexity and bits per byte of a corpus, with the counts that they follow from.
+
+    Args:
+        name: of the corpus, for the message.
+        documents: number of documents.
+        tokens: number of predicted tokens.
+        bytes: bytes of their text.
+        nats: sum of their cross-entropies.
+
+    Raises:
+        UserError: the loss is too large for a finite perplexity, or NaN.
+    """
+    if not nats < _MAX_NATS * max(tokens, 1):
+        raise UserError(
+            f"{name}: loss {nats / tokens}: no finite perplexity; the weights are broken"
+        )
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "bytes": bytes,
+        "loss": nats / tokens if tokens else None,
+        "perplexity": math.exp(nats / tokens) if tokens else None,
+        "bits_per_byte": nats / math.log(2) / bytes if tokens and bytes else None,
+    }

@@ -12,7 +12,7 @@ from typing import Any
 from tokamake.checkpoint import latest
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import Description
-from tokamake.checkpoint.megatron_model.arguments import argument_warnings, megatron_arguments
+from tokamake.checkpoint.megatron_model.args_writer import argument_warnings, megatron_arguments
 from tokamake.checkpoint.megatron_model.optimizer_states import OptimizerStates
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY, first_missing
 from tokamake.checkpoint.megatron_model.scheduler import (

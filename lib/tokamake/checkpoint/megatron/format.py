@@ -18,7 +18,7 @@ from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
-from tokamake.checkpoint.megatron_model.arguments import (
+from tokamake.checkpoint.megatron_model.args_writer import (
     argument_warnings,
     as_megatron_lm,
     megatron_arguments,

@@ -22,8 +22,8 @@ from tokamake.data.corpus.plan_file import (
     read_plan,
     write_plan,
 )
+from tokamake.data.corpus.plan_shards import cut_shards, group_shards, is_divisible, make_shard
 from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
-from tokamake.data.corpus.shard_sizes import cut_shards, group_shards, is_divisible, make_shard
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.validation import parse_json

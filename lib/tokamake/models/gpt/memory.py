@@ -3,10 +3,10 @@
 from functools import partial
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common import flops
+from tokamake.models.common import model_flops
 from tokamake.models.common.activation_memory import SavedActivations, attention_bytes
 
-flops_per_token = partial(flops.per_token, num_mlp_matrices=2)
+flops_per_token = partial(model_flops.per_token, num_mlp_matrices=2)
 """Floating-point operations of one token's forward and backward pass."""
 
 

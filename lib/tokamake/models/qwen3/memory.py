@@ -3,9 +3,9 @@
 from functools import partial
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common import activation_memory, flops
+from tokamake.models.common import activation_memory, model_flops
 
-flops_per_token = partial(flops.per_token, num_mlp_matrices=3)
+flops_per_token = partial(model_flops.per_token, num_mlp_matrices=3)
 """Floating-point operations of one token's forward and backward pass."""
 
 
