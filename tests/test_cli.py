@@ -57,7 +57,8 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str)
 
 MISTAKES = {
     ("tokenise",): 'Unknown command "tokenise". Did you mean "tokenize"? See `tokamake --help`.',
-    ("tokenize", "a.jsonl", "--outptu", "b"): "Unknown option: --outptu",
+    ("tokenize", "a.jsonl", "--outptu", "b"): "--outptu. Did you mean --output? See `tokamake",
+    ("tokenize", "a.jsonl", "--json-keys", "b"): "option: --json-keys. See `tokamake tokenize",
     ("tokenize", "--output", "b", "--tokenizer", "c"): "FILES is missing; add it.",
     ("merge", "pair"): "--output is missing; add it.",
     ("convert", "--to", "b"): "--from, --format are missing; add them.",

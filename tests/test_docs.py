@@ -34,6 +34,7 @@ PLANNED = {
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
+    "existing-datasets": ("tokamake/results/tokens/train.json",),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
+from difflib import SequenceMatcher
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -155,6 +156,9 @@ SEVERAL_FILES = {
     *("init-model", "convert", "plot", "compare"),
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
+
+_NEAR = 0.6
+"""Least similarity of an unknown option and the one that a message suggests."""
 
 EXTRAS = {
     "train": ("deepspeed", "mpi4py", "tensorboard", "torch"),
@@ -349,8 +353,12 @@ def _source_file(module: str) -> Path:
 
 
 def _one_line(text: str) -> str:
+    """The message of cyclopts, without suggestions that do not help."""
     # The list of commands is cut off after a few; --help has all of them.
-    return re.sub(r" Available commands: .*", "", " ".join(text.split()))
+    line = re.sub(r" Available commands: .*", "", " ".join(text.split()))
+    guess = re.search(r"^Unknown option: -*([\w-]+)\.( Did you mean -*([\w-]+)\?)", line)
+    is_near = guess and SequenceMatcher(None, guess[1], guess[3]).ratio() > _NEAR
+    return line if is_near or not guess else line.replace(guess[2], "")
 
 
 def _fail(stage: str, message: str, *, status: int) -> None:

@@ -85,8 +85,9 @@ def test_a_stage_does_not_follow_a_parent_that_changes(staged: Path) -> None:
     assert result.returncode == 2
     (message,) = [line for line in result.stderr.splitlines() if "run long" in line]
     assert message.startswith(
-        "tokamake: run long: model.checkpoint: run base is trained again, or further; 4 steps are "
-        "trained in results/long/training. train.on_change is refuse, but the run cannot continue ("
+        "tokamake: run long: model.checkpoint: the last checkpoint of run base will be another "
+        "one; 4 steps are trained in results/long/training. train.on_change is refuse, but the run "
+        "cannot continue ("
     )
     assert "the run starts from another checkpoint): set train.on_change to 'restart'" in message
     write_rows(staged, ROWS)

@@ -109,9 +109,10 @@ rule tokenize:
 
 
 rule merge:
-    "Verify shards and concatenate them into the merged datasets of a job batch."
+    "Merge shards, or check and link existing indexed datasets, into those of a job batch."
     input:
-        data_rules.merge_inputs,
+        shards=data_rules.merge_inputs,
+        tokenizer=data_rules.links_tokenizer,
     output:
         DATA_SET.batch_file("merge", "{batch}"),
     log:
@@ -123,9 +124,12 @@ rule merge:
         plan=PLAN,
         shards=f"{DATA}/shards",
         folder=f"{DATA}/merged",
+        tokenizer=lambda wildcards, input: [f"--tokenizer={path}" for path in input.tokenizer[:1]],
+        options=data_rules.links_options,
     shell:
         "tokamake merge-batch --plan {params.plan} --batch {wildcards.batch} --input {params.shards}"
-        " --output {params.folder} --summary {output} > {log} 2>&1"
+        " --output {params.folder} --summary {output} {params.tokenizer:q} {params.options:q}"
+        " > {log} 2>&1"
 
 
 rule describe:

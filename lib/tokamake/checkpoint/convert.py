@@ -69,7 +69,7 @@ def convert(
         data_parallel_size: Ranks that share optimizer states in the target.
         zero_stage: Stage of DeepSpeed's ZeRO for optimizer states: 1 to 3, with a pipeline 1; 0
             writes no states.
-        dtype: Number format of all tensors; by default each keeps its own.
+        dtype: Dtype of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
             end-of-document token becomes the model's end-of-text token.
         vocab_size: Tokens in the vocabulary, if Megatron's arguments do not state it; further rows

@@ -106,7 +106,7 @@ class TrainSettings(Settings):
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
     """Maximum global gradient norm; 0 turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format of the forward and backward pass. Master weights, gradient sums and optimizer
+    """Dtype of the forward and backward pass. Master weights, gradient sums and optimizer
     states are always fp32. fp16 uses dynamic loss scaling. Empty: bf16 on accelerators, fp32 on
     the CPU."""
     loss_scaling: LossScalingSettings = LossScalingSettings()

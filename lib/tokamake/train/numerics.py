@@ -14,7 +14,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def choose_precision(train: TrainSettings, device: torch.device) -> Precision:
-    """Number format of forward and backward passes: the setting, or the device's default."""
+    """Dtype of forward and backward passes: the setting, or the device's default."""
     if train.precision is not None:
         return train.precision
     return "fp32" if device.type == "cpu" else "bf16"

@@ -154,6 +154,12 @@ def _read(
         for name, (run, _) in runs.items():
             _report_evaluation(name, held_out_splits(run.train, tables[run.corpora]))
     tokenizer = _find_tokenizer(runs)
+    for corpus in corpora.values():
+        if corpus.is_indexed and tokenizer is None:
+            raise UserError(
+                f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
+                "name it in tokenizer.path"
+            )
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
     return WorkflowConfig(

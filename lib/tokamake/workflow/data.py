@@ -102,7 +102,20 @@ class DataRules:
     def merges_digest(self, wildcards: Any) -> str:
         """Digest of what the merged datasets of a job batch are made from."""
         names = self._config.merge_batches[wildcards.batch]
-        return files.digest([self._config.merged[name] for name in names])
+        merged = [self._config.merged[name] for name in names]
+        return files.digest([merge if merge.dataset else merge[:4] for merge in merged])
+
+    def links_tokenizer(self, wildcards: Any) -> list[str]:
+        """Tokenizer of the datasets that a job batch links to; empty if it merges shards."""
+        names = self._config.merge_batches[wildcards.batch]
+        links = any(self._config.merged[name].dataset for name in names)
+        return self._config.tokenizer_files if links else []
+
+    def links_options(self, wildcards: Any) -> list[str]:
+        """How documents of existing indexed datasets end."""
+        if not self.links_tokenizer(wildcards):
+            return []
+        return [f"--{'' if self._config.shared.tokenize.append_eod else 'no-'}append-eod"]
 
     def datasets_digest(self) -> str:
         """Digest of the names of all merged datasets."""

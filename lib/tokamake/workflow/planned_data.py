@@ -71,8 +71,9 @@ def extended_plan(
 
 
 def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
-    """Check that each corpus has a raw file that is not empty."""
-    filled = {shard.name.partition("/")[0] for shard in plan.shards if shard.bytes}
+    """Check that each corpus has an indexed dataset, or a raw file that is not empty."""
+    filled = {shard.corpus for shard in plan.shards if shard.bytes}
+    filled |= {merge.corpus for merge in plan.merged if merge.dataset}
     for name, corpus in corpora.items():
         if name not in filled:
             raise UserError(

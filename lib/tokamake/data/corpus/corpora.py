@@ -11,10 +11,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from tokamake.config.fields import Name, Settings, plug_in
+from tokamake import plugins
+from tokamake.config.fields import Name, Settings
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.errors import UserError
 from tokamake.validation import read_table, validate
+
+INDEXED = "indexed"
+"""Format of corpora that are tokenized already."""
 
 
 def _sets(text: str) -> str:
@@ -25,6 +29,13 @@ def _sets(text: str) -> str:
     return text
 
 
+def _format(name: str) -> str:
+    readers = plugins.names("data/readers")
+    if name not in ("", INDEXED, *readers):
+        raise ValueError(f"unknown name; choose one of {', '.join([*readers, INDEXED])}")
+    return name
+
+
 class Corpus(Settings):
     """One row of corpora.tsv."""
 
@@ -32,9 +43,11 @@ class Corpus(Settings):
     """Name of the corpus; merged datasets are named <corpus>-<number>."""
     files: str
     """Glob patterns of raw files, relative to the working directory, separated by spaces; quote a
-    pattern that contains a space."""
-    format: Annotated[str, plug_in("data/readers", optional=True)] = ""
-    """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file."""
+    pattern that contains a space. With the format indexed: prefixes of indexed datasets, folders of
+    them, or patterns."""
+    format: Annotated[str, AfterValidator(_format)] = ""
+    """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file.
+    indexed: the corpus is tokenized already, as indexed datasets (.bin, .idx)."""
     text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
         "text"
     )
@@ -65,9 +78,24 @@ class Corpus(Settings):
         return parse_splits(self.sets)
 
     @property
+    def is_indexed(self) -> bool:
+        """Whether the corpus is tokenized already."""
+        return self.format == INDEXED
+
+    @property
     def trains(self) -> bool:
         """Whether training uses documents of the corpus."""
         return not self.sets or "train" in self.parts
+
+    @model_validator(mode="after")
+    def _check_indexed(self) -> "Corpus":
+        given = [name for name in ("text_key", "template") if name in self.model_fields_set]
+        if self.is_indexed and (given := [name for name in given if getattr(self, name)]):
+            raise ValueError(
+                f"{given[0]}: {getattr(self, given[0])!r}: no effect on a corpus that is tokenized "
+                "already (format indexed); empty the column"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_share(self) -> "Corpus":

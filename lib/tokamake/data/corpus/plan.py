@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
+from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
     JobBatch,
@@ -38,6 +39,8 @@ def plan(
     output: Path,
 ) -> None:
     """Plan shards, merged datasets and job batches from the sizes of raw files.
+
+    A row with the format indexed gets no shards: each of its datasets becomes a merged dataset.
 
     Args:
         corpora: table of corpora, such as config/corpora.tsv.
@@ -93,10 +96,13 @@ def make_plan(
     # max_jobs is left out: another number of jobs changes no shard.
     sizes = settings.model_dump(exclude={"max_jobs"})
     extended = previous if previous and previous.settings == sizes else None
-    files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows}
+    files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows if not corpus.is_indexed}
     shards: list[PlannedShard] = []
     merged: list[PlannedMerge] = []
     for corpus in rows:
+        if corpus.is_indexed:
+            merged += _plan_links(corpus, extended)
+            continue
         suffixes = _suffixes(corpus, split_sentences)
         kept_shards, kept_merged = _keep(
             corpus.corpus, files[corpus.corpus], suffixes=suffixes, previous=extended
@@ -186,6 +192,21 @@ def _plan_merges(
     ]
 
 
+def _plan_links(corpus: Corpus, previous: Plan | None) -> list[PlannedMerge]:
+    """Plan a merged dataset for each existing one; those of an earlier plan keep their names."""
+    old = [merge for merge in previous.merged if merge.corpus == corpus.corpus] if previous else []
+    known = {merge.dataset: merge for merge in old if merge.dataset}
+    merged, number = [], _next_number(old)
+    for dataset in dataset_files(corpus):
+        if dataset.prefix in known:
+            merged.append(known[dataset.prefix]._replace(stamp=dataset.stamp))
+        else:
+            name = f"{corpus.corpus}-{number:04d}_text_document"
+            merged.append(PlannedMerge(name, corpus.corpus, "", (), *dataset))
+            number += 1
+    return sorted(merged, key=lambda merge: merge.name)
+
+
 def _plan_batches(
     members: list[PlannedShard] | list[PlannedMerge],
     previous: tuple[JobBatch, ...],
@@ -233,7 +254,7 @@ def _plan_tokenizer(
     old_entries = {entry.corpus: entry for entry in previous.tokenizer} if previous else {}
     old_paths = {path for entry in old_entries.values() for path in entry.files}
     old, every = [], []
-    for corpus in corpora:
+    for corpus in (row for row in corpora if not row.is_indexed):
         paths = tuple(file.path for file in files[corpus.corpus])
         fields = corpus.corpus, corpus.format, corpus.text_key, corpus.template
         every.append(TokenizerCorpus(*fields, paths))

@@ -36,7 +36,7 @@ class PlannedShard(NamedTuple):
 
 
 class PlannedMerge(NamedTuple):
-    """An indexed dataset that `merge` writes from neighbouring shards."""
+    """An indexed dataset that `merge` writes from neighbouring shards, or links to."""
 
     name: str
     """<corpus>-<number>_<text key>_document (or _sentence), as Megatron names datasets."""
@@ -46,6 +46,10 @@ class PlannedMerge(NamedTuple):
     """Text key, if shards have a dataset for each of several keys; else empty."""
     shards: tuple[str, ...]
     """Names of its shards in order."""
+    dataset: str = ""
+    """Prefix of the indexed dataset that it links to, in place of shards."""
+    stamp: str = ""
+    """Stamp of this dataset, from `dataset_files`."""
 
 
 class JobBatch(NamedTuple):

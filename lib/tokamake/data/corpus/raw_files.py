@@ -108,6 +108,11 @@ def _files_on_disk(
             is_link = isinstance(error, FileNotFoundError) and Path(path).is_symlink()
             reason = "a link to a missing file" if is_link else error.strerror
             raise UserError(f"{path}: cannot be read ({reason}); fix or remove it") from None
+        if path.endswith((".bin", ".idx")) and Path(f"{path[:-4]}.idx").exists():
+            raise UserError(
+                f"{path}: an indexed dataset, not raw text; give its row of the table of corpora "
+                "the format indexed"
+            )
         if stat.S_ISREG(status.st_mode):
             file = RawFile(path, status.st_size, status.st_mtime_ns)
             yield (status.st_dev, status.st_ino), file

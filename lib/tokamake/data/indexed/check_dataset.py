@@ -162,7 +162,7 @@ def _check_content(dataset: CheckedDataset) -> dict[str, str]:
     hashes: dict[str, str] = {}
     if "bin" in dataset.bytes:
         expected = hashed_ranges(manifest) if manifest else []
-        scan = _TokenScan(dataset.dtype, manifest.get("vocab_size") if manifest else None)
+        scan = TokenScan(dataset.dtype, manifest.get("vocab_size") if manifest else None)
         ranges = list(scan.hash_ranges(bin_path(prefix), [hashed.size for hashed in expected]))
         dataset.faults.extend(_range_faults(prefix, ranges, expected=expected))
         dataset.faults.extend(scan.faults(bin_path(prefix)))
@@ -194,7 +194,7 @@ def _range_faults(
         first += stated.size
 
 
-class _TokenScan:
+class TokenScan:
     """One pass over a token file: hash its byte ranges and count invalid tokens."""
 
     def __init__(self, dtype: np.dtype | None, vocab_size: int | None) -> None:

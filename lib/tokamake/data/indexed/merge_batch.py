@@ -1,10 +1,26 @@
-"""Stage `merge-batch`: verify shards and merge them into the merged datasets of a job batch."""
+"""Stage `merge-batch`: the merged datasets of a job batch, from shards or existing datasets."""
 
 from pathlib import Path
 
+from tokamake.errors import UserError
 
-def merge_batch(*, plan: Path, batch: str, input: Path, output: Path, summary: Path) -> None:
-    """Merge shards into the merged datasets of a job batch; datasets that are complete are kept.
+
+def merge_batch(
+    *,
+    plan: Path,
+    batch: str,
+    input: Path,
+    output: Path,
+    summary: Path,
+    tokenizer: Path | None = None,
+    append_eod: bool = True,
+) -> None:
+    """Make the merged datasets of a job batch; those that are complete are kept.
+
+    Shards are merged. A dataset of a corpus with the format indexed, which exists already, is
+    checked: its index, its tokens against the vocabulary, and the end of each document. The merged
+    dataset then links to its files. Only an index in TNTIDX and floating-point tokens are converted
+    to new files.
 
     Args:
         plan: plan.json of the workflow.
@@ -12,18 +28,44 @@ def merge_batch(*, plan: Path, batch: str, input: Path, output: Path, summary: P
         input: folder of shards.
         output: folder of merged datasets.
         summary: batch file, written when all merged datasets of the batch are complete.
+        tokenizer: tokenizer of existing datasets.
+        append_eod: whether documents of existing datasets end with the end-of-document token.
 
     Raises:
-        UserError: a shard is missing, is damaged, or was made with another tokenizer.
+        UserError: a shard or a dataset is missing, is damaged, or was made with another tokenizer.
     """
     # These modules import numpy, and `--help` should be instant.
     from tokamake.data.corpus.plan_file import PlannedMerge, batch_merged, shard_prefixes
     from tokamake.data.indexed import job_batch
+    from tokamake.data.indexed.linked_dataset import remove_links, write_linked
     from tokamake.data.indexed.manifest import read_manifest
     from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
+    from tokamake.data.tokenizers import open_tokenizer
     from tokamake.files import digest
 
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)
+
+    def make_linked(group: PlannedMerge) -> None:
+        if opened is None:
+            raise UserError(f"--tokenizer: missing; {group.corpus} has existing datasets")
+        request = digest([*group, opened.fingerprint, append_eod])
+        if job_batch.finished([output / group.name], request):
+            print(f"{output / group.name}: is already complete")
+            return
+        remove_links(output / group.name)
+        write_linked(
+            Path(group.dataset),
+            output / group.name,
+            corpus=group.corpus,
+            tokenizer=opened,
+            has_eod=append_eod,
+            request=request,
+        )
+
     def make(group: PlannedMerge) -> None:
+        if group.dataset:
+            make_linked(group)
+            return
         prefixes = shard_prefixes(group, input)
         # Everything that determines a merged dataset is in its manifest.
         manifests = [read_manifest(prefix) for prefix in prefixes]
@@ -31,6 +73,8 @@ def merge_batch(*, plan: Path, batch: str, input: Path, output: Path, summary: P
         if job_batch.finished([output / group.name], request):
             print(f"{output / group.name}: is already complete")
         else:
+            # The corpus may have had existing datasets before: never write into those.
+            remove_links(output / group.name)
             inputs, dtype = open_inputs(prefixes)
             write_merged(
                 inputs, output / group.name, corpus=group.corpus, dtype=dtype, request=request

@@ -1,7 +1,9 @@
 """Concatenate indexed datasets into a merged one, with its index, sources and manifest."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,11 @@ from tokamake.runtime.console import counted
 
 _FIELDS = ("text_key", "template")
 """Keys that a merged dataset has if all inputs have the same value."""
-_SUMS = (
+SUMS = (
     "documents_in", "documents", "empty_documents", "quarantined_documents",
     "duplicate_documents", "sequences", "tokens", "text_bytes",
 )  # fmt: skip
+"""Keys of a manifest that count, and add up in a merged dataset."""
 
 
 def open_inputs(prefixes: list[Path]) -> tuple[list[MergeInput], type[np.integer]]:
@@ -57,6 +60,7 @@ def write_merged(
     corpus: str,
     dtype: type[np.integer],
     request: str = "",
+    stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a merged dataset.
 
@@ -66,6 +70,7 @@ def write_merged(
         corpus: name of the corpus, for the manifest.
         dtype: of its tokens.
         request: digest of all that determines it, for the manifest.
+        stated: further keys of the manifest, which no input states.
     """
     refuse_overwrite(output, inputs)
     sources = sources_path(output)
@@ -90,7 +95,7 @@ def write_merged(
         written = [bin_file, idx_file, *([sources_file] if has_sources else [])]
         hashes = sizes_and_hashes(*written, bin_sha256=joined_sha256(flat))
         parts = {"parts": [list(hashed) for hashed in flat]}
-        write_manifest(manifest, {"request": request, **merged, **hashes, **parts})
+        write_manifest(manifest, {"request": request, **merged, **stated, **hashes, **parts})
     tokens = sum(dataset.tokens for dataset in inputs)
     print(f"{output}: {counted(len(inputs), 'dataset')}, {counted(tokens, 'token')}")
 
@@ -129,7 +134,7 @@ def merged_manifest(
         "sources": sources,
         **{key: facts[0][key] for key in (*known_for_all(SHARED_KEYS[:-1]), *same)},
         **{key: facts[0][key] for key in known_for_all(SHARED_KEYS[-1:])},
-        **{key: sum(known[key] for known in facts) for key in known_for_all(_SUMS)},
+        **{key: sum(known[key] for known in facts) for key in known_for_all(SUMS)},
     }
 
 

@@ -1,0 +1,82 @@
+"""Indexed datasets that exist already: those of a row with `format: indexed`.
+
+`plan` finds the datasets behind the prefixes, folders and patterns of the row. It reads no file.
+"""
+
+from collections.abc import Iterator
+from glob import glob, has_magic
+from pathlib import Path
+from typing import NamedTuple
+
+from tokamake.data.corpus.corpora import Corpus, patterns
+from tokamake.data.corpus.stamps import file_stamp
+from tokamake.data.readers import natural_key
+from tokamake.errors import UserError
+from tokamake.files import digest
+
+SUFFIXES = (".bin", ".idx")
+"""Ends of the names of a dataset's files."""
+
+
+class DatasetFiles(NamedTuple):
+    """An indexed dataset on disk, for the plan."""
+
+    prefix: str
+    """Path without .bin and .idx, as the user wrote it."""
+    stamp: str
+    """Changes if one of its files is changed or touched."""
+
+
+def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
+    """Return the indexed datasets of a corpus in natural order.
+
+    The column `files` has prefixes with or without .bin or .idx, folders, and patterns of these.
+
+    Raises:
+        UserError: a pattern matches no dataset, or a dataset lacks one of its files.
+    """
+    datasets: dict[Path, DatasetFiles] = {}
+    for pattern in patterns(corpus):
+        prefixes = list(_prefixes(pattern))
+        if not prefixes:
+            fault = "no indexed dataset matches" if has_magic(pattern) else "no such dataset"
+            raise UserError(
+                f"{corpus.where}: files: {pattern}: {fault}; give prefixes of .bin and .idx files, "
+                f"folders or patterns, whose paths start from {Path.cwd()}"
+            )
+        for prefix in prefixes:  # a dataset may have several names
+            datasets.setdefault(
+                Path(f"{prefix}.bin").resolve(), DatasetFiles(prefix, _stamp(prefix, corpus))
+            )
+    return sorted(datasets.values(), key=lambda dataset: natural_key(dataset.prefix))
+
+
+def _prefixes(pattern: str) -> Iterator[str]:
+    """Yield the prefixes that a name or a pattern stands for, each once."""
+    if Path(pattern).is_dir():
+        pattern = f"{pattern.removesuffix('/')}/*"
+    elif pattern.endswith(SUFFIXES):
+        pattern = pattern[:-4]
+    paths = [path for suffix in SUFFIXES for path in _existing(pattern + suffix)]
+    # Names with a leading dot are temporary files of a running job; patterns leave them out.
+    yield from dict.fromkeys(path[:-4] for path in paths)
+
+
+def _existing(name: str) -> list[str]:
+    # A file whose own name has glob characters is a name, not a pattern.
+    return [name] if Path(name).is_file() else sorted(glob(name, recursive=True))
+
+
+def _stamp(prefix: str, corpus: Corpus) -> str:
+    stamps = []
+    for suffix in SUFFIXES:
+        path = Path(f"{prefix}{suffix}")
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise UserError(
+                f"{corpus.where}: files: {path}: cannot be read ({error.strerror}), but the other "
+                "file of the dataset exists; rebuild the dataset, or leave it out"
+            ) from None
+        stamps.append(file_stamp(status.st_size, status.st_mtime_ns))
+    return digest(stamps)

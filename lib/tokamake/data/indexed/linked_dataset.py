@@ -1,0 +1,156 @@
+"""Existing indexed datasets in place of merged ones: check them, and link to their files.
+
+Tokens are not copied, except where Megatron of today cannot read them: from an index in TNTIDX or
+from floating-point tokens, `merged_dataset` writes files of their own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokamake import __version__
+from tokamake.data.indexed.check_dataset import TokenScan
+from tokamake.data.indexed.document_sources import sources_path
+from tokamake.data.indexed.float_tokens import highest_token
+from tokamake.data.indexed.manifest import (
+    HashedRange,
+    hashed_ranges,
+    joined_sha256,
+    raw_inputs,
+    sizes_and_hashes,
+    write_manifest,
+)
+from tokamake.data.indexed.merge_inputs import MergeInput, common_dtype, open_merge_input
+from tokamake.data.indexed.merged_dataset import SUMS, write_merged
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.errors import UserError
+from tokamake.files import atomic
+from tokamake.runtime.console import counted
+
+
+def write_linked(
+    prefix: Path,
+    output: Path,
+    *,
+    corpus: str,
+    tokenizer: Tokenizer,
+    has_eod: bool,
+    request: str,
+) -> None:
+    """Check an indexed dataset, and make it a merged dataset without a copy of its tokens.
+
+    Args:
+        prefix: the dataset.
+        output: prefix of the merged dataset; earlier links there are replaced.
+        corpus: name of the corpus, for the manifest.
+        tokenizer: with which the dataset was made.
+        has_eod: whether each document must end with the end-of-document token.
+        request: digest of all that determines it, for the manifest.
+
+    Raises:
+        UserError: it is damaged, has tokens that are not in the vocabulary, or documents without
+            end-of-document token, or was made with another tokenizer.
+    """
+    check_tokenizer(prefix, tokenizer)
+    dataset = open_merge_input(prefix)
+    ranges = _checked_tokens(dataset, vocab_size=tokenizer.vocab_size)
+    if has_eod:
+        _check_eod(dataset, tokenizer.eod)
+    known = dataset.manifest or {"inputs": []}
+    facts = {
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "eod": tokenizer.eod,
+        "documents": dataset.documents,
+        "sequences": dataset.sequences,
+        "tokens": dataset.tokens,
+        **{key: known[key] for key in (*SUMS, "text_key", "template") if key in known},
+    }
+    if dataset.layout.in_tokens or dataset.dtype.kind == "f":
+        dtype = common_dtype([dataset])
+        write_merged([dataset], output, corpus=corpus, dtype=dtype, request=request, stated=facts)
+        return
+    source = {"path": str(prefix), "inputs": raw_inputs(known), "sha256": known.get("sha256", {})}
+    _link(
+        dataset,
+        output,
+        ranges=ranges,
+        manifest={
+            "request": request,
+            "tokamake": __version__,
+            "corpus": corpus,
+            "sources": [source],
+            "dtype": dataset.dtype.name,
+            **facts,
+        },
+    )
+    print(f"{output}: links to {prefix}, {counted(dataset.tokens, 'token')}")
+
+
+def remove_links(output: Path) -> None:
+    """Remove links of a merged dataset to an existing one, whose files stay."""
+    for name in (bin_path, idx_path, sources_path):
+        if name(output).is_symlink():
+            manifest_path(output).unlink(missing_ok=True)
+            name(output).unlink()
+
+
+def _checked_tokens(dataset: MergeInput, *, vocab_size: int) -> list[HashedRange]:
+    """Hash the token file, and compare it with its manifest, if any, and with the vocabulary."""
+    binary = bin_path(dataset.prefix)
+    if dataset.dtype.kind == "f":
+        if (highest := highest_token(binary, dataset.dtype)) >= vocab_size:
+            raise UserError(
+                f"{binary}: has token {highest}, the vocabulary {vocab_size:,} entries; name the "
+                "tokenizer that made the dataset"
+            )
+        return []
+    expected = hashed_ranges(dataset.manifest) if dataset.manifest else []
+    scan = TokenScan(dataset.dtype, vocab_size)
+    ranges = list(scan.hash_ranges(binary, [hashed.size for hashed in expected]))
+    if expected and ranges != expected:
+        raise UserError(f"{binary}: differs from the hash in its manifest; rebuild the dataset")
+    for fault in scan.faults(binary):
+        raise UserError(fault)
+    return ranges
+
+
+def _check_eod(dataset: MergeInput, eod: int) -> None:
+    """Check that each document that has tokens ends with a token.
+
+    Raises:
+        UserError: some do not.
+    """
+    binary = bin_path(dataset.prefix)
+    ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *dataset.layout.lengths.chunks()]))
+    bounds = np.concatenate([*dataset.layout.bounds.chunks()])
+    document_ends = ends[bounds]
+    last = document_ends[1:][np.diff(document_ends) > 0] - 1
+    tokens = np.memmap(binary, dataset.dtype, "r") if len(last) else np.zeros(0, dataset.dtype)
+    without = int(np.count_nonzero(tokens[last] != eod))
+    if without:
+        raise UserError(
+            f"{binary}: {without:,} of {len(last):,} documents do not end with {eod}, the "
+            "tokenizer's end-of-document token; name the tokenizer that made the dataset, or set "
+            "tokenize.append_eod to false if its documents have none"
+        )
+
+
+def _link(
+    dataset: MergeInput, output: Path, *, ranges: list[HashedRange], manifest: dict[str, Any]
+) -> None:
+    names = [bin_path, idx_path, sources_path]
+    targets = {name(output): name(dataset.prefix).resolve() for name in names}
+    sources = sources_path(output)
+    with atomic(*targets, manifest_path(output), optional=[sources]) as temporary:
+        *links, manifest_file = temporary
+        for link, target in zip(links, targets.values(), strict=True):
+            if target.exists():
+                link.symlink_to(target)
+        existing = [link for link in links if link.exists()]
+        hashes = sizes_and_hashes(*existing, bin_sha256=joined_sha256(ranges))
+        parts = {"parts": [list(hashed) for hashed in ranges]} if len(ranges) > 1 else {}
+        write_manifest(manifest_file, {**manifest, **hashes, **parts})

@@ -1,0 +1,116 @@
+"""Runs from existing indexed datasets have the batches of raw text, alone or mixed with it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.workflows import CONFIG, CORPORA, jobs, snakemake
+from tokamake.data.mixture.weights import read_weighting_file
+
+TRAIN = {**CONFIG["train"], "train_steps": 4}  # type: ignore[dict-item]
+HEADER, *ROWS = CORPORA.splitlines()
+
+
+@pytest.fixture
+def home(built: Path, tmp_path: Path) -> Path:
+    """A workspace with the raw files, the tokenizer and the datasets of another one."""
+    home = Path(shutil.copytree(built, tmp_path / "home", symlinks=True))
+    (home / "pre").mkdir()
+    for path in (home / "results/data/merged").iterdir():
+        if path.suffix in (".bin", ".idx"):  # as other programs leave them: no manifest
+            shutil.copy2(path, home / "pre")
+    shutil.move(home / "results/tokenizer", home / "tokenizer")
+    shutil.move(home / "results/raw", home / "raw")
+    shutil.rmtree(home / "results/smoke")
+    shutil.move(home / "results/data", home / "before")
+    return home
+
+
+def arguments(home: Path, name: str, rows: list[str], **sections: object) -> tuple[str, ...]:
+    table = "\n".join(["corpus\tfiles\ttext_key\tweight\tformat", *rows]) + "\n"
+    (home / f"{name}.tsv").write_text(table)
+    config = {**CONFIG, "run": name, "corpora": f"{name}.tsv", "train": TRAIN}
+    del config["sample_corpus"]
+    config |= {"tokenizer": {"path": "tokenizer"}, **sections}
+    (home / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return "--configfile", f"{name}.yaml", "--"
+
+
+INDEXED = ["code\tpre/code-*\t\t2\tindexed", "docs\tpre/docs-*\t\t1\tindexed"]
+RAW = ["code\traw/code/*\ttext\t2\t", "docs\traw/docs/*\ttext\t1\t"]
+
+
+def samples(folder: Path) -> tuple[dict[str, bytes], object]:
+    """Files of a sample index, and what its description says of the splits."""
+    contents = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "index.json"  # it has hashes of the manifests
+    }
+    assert any(name.endswith("arrays.bin") for name in contents)
+    return contents, json.loads((folder / "index.json").read_text())["splits"]
+
+
+@pytest.mark.slow
+def test_batches_equal_those_of_a_run_from_raw_text(home: Path) -> None:
+    mine = arguments(home, "mine", INDEXED)
+    planned = jobs(snakemake(home, "-n", *mine, "resolve"))
+    assert "tokenize" not in planned
+    assert planned["merge"] == 4
+    result = snakemake(home, *mine, "resolve")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Nothing to be done" in snakemake(home, *mine, "resolve").stderr
+    raw = arguments(home, "mine", RAW, data_set="raw")
+    (home / "results/mine").rename(home / "from-indexed")
+    result = snakemake(home, *raw, "resolve")
+    assert result.returncode == 0, result.stdout + result.stderr
+    indexed, expected = (
+        samples(folder / "index") for folder in (home / "from-indexed", home / "results/mine")
+    )
+    assert indexed == expected
+    merged = [home / f"results/data/{folder}merged" for folder in ("", "raw/")]
+    names = {path.name for path in merged[1].glob("*.bin")}
+    assert names == {path.name for path in merged[0].glob("*.bin")}
+    assert all((merged[0] / name).is_symlink() for name in names)
+    assert all((merged[0] / n).read_bytes() == (merged[1] / n).read_bytes() for n in names)
+
+
+@pytest.mark.slow
+def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
+    mixed = arguments(home, "mixed", [INDEXED[0], RAW[1]])
+    result = snakemake(home, "--set-resources", "train:tasks=1", *mixed, "train")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (home / "results/mixed/training/global_step4").is_dir()
+    weights = read_weighting_file(home / "results/data/mixed.weights.txt")
+    assert {entry.corpus for entry in weights} == {"code", "docs"}
+    content = (home / "pre/code-0000_text_document.bin").read_bytes()
+    # A dataset that changes is checked again, and what depends on it is made again.
+    (home / "pre/code-0000_text_document.bin").write_bytes(content[:-2] + b"\xff\x7f")
+    result = snakemake(home, *mixed, "describe")
+    assert result.returncode == 1
+    assert "1 tokens are not in the vocabulary" in result.stdout + result.stderr
+
+
+def test_mistakes_are_one_line_at_the_dry_run(home: Path) -> None:
+    def refused(rows: list[str], **sections: object) -> str:
+        result = snakemake(home, "-n", *arguments(home, "bad", rows, **sections), "train")
+        assert result.returncode == 2, result.stdout + result.stderr
+        return result.stderr.splitlines()[-1]
+
+    assert refused(INDEXED, tokenizer={"vocab_size": 500}) == (
+        "tokamake: bad.tsv:2: format indexed: its tokens need the tokenizer that made them; name "
+        "it in tokenizer.path"
+    )
+    assert refused(["code\tpre/*.bin\ttext\t2\t"]).endswith(
+        "code-0000_text_document.bin: an indexed dataset, not raw text; give its row of the table "
+        "of corpora the format indexed"
+    )
+    assert refused(["code\tnone/*\t\t2\tindexed"]).startswith(
+        "tokamake: bad.tsv:2: files: none/*: no indexed dataset matches"
+    )
+    assert "unknown name; choose one of " in refused(["code\tpre/*\t\t2\tmegatron"])
+    (home / "pre/code-0000_text_document.idx").unlink()
+    assert "code-0000_text_document.idx: cannot be read" in refused(INDEXED)
