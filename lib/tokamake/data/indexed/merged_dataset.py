@@ -132,8 +132,7 @@ def merged_manifest(
         "tokamake": __version__,
         "corpus": corpus,
         "sources": sources,
-        **{key: facts[0][key] for key in (*known_for_all(SHARED_KEYS[:-1]), *same)},
-        **{key: facts[0][key] for key in known_for_all(SHARED_KEYS[-1:])},
+        **{key: facts[0][key] for key in (*known_for_all(SHARED_KEYS), *same)},
         **{key: sum(known[key] for known in facts) for key in known_for_all(SUMS)},
     }
 
