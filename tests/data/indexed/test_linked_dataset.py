@@ -87,6 +87,17 @@ def test_a_complete_link_is_kept_and_a_changed_dataset_is_checked_again(
     assert read_manifest(MERGED)["documents"] == 5
 
 
+def test_a_damaged_dataset_leaves_the_earlier_links(home: Path) -> None:
+    write("a")
+    link()
+    content = Path(f"{MERGED}.json").read_bytes()
+    write("a", [[5, 6]])
+    with pytest.raises(UserError, match="do not end with 0"):
+        link()
+    assert Path(f"{MERGED}.bin").is_symlink()
+    assert Path(f"{MERGED}.json").read_bytes() == content
+
+
 def test_a_dataset_of_tokamake_keeps_its_counts_and_its_sources(home: Path) -> None:
     raw = sorted(Path("raw/code").iterdir())
     tokenize((str(raw[0]),), output=Path("pre/a"), tokenizer=Path("tokenizer"))

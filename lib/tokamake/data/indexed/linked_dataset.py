@@ -59,6 +59,8 @@ def write_linked(
     ranges = _checked_tokens(dataset, vocab_size=tokenizer.vocab_size)
     if has_eod:
         _check_eod(dataset, tokenizer.eod)
+    # What is written over a link would go to the file that it names.
+    remove_links(output)
     known = dataset.manifest or {"inputs": []}
     facts = {
         "tokenizer": tokenizer.fingerprint,

@@ -52,7 +52,6 @@ def merge_batch(
         if job_batch.finished([output / group.name], request):
             print(f"{output / group.name}: is already complete")
             return
-        remove_links(output / group.name)
         write_linked(
             Path(group.dataset),
             output / group.name,
