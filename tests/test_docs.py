@@ -34,7 +34,10 @@ PLANNED = {
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
-    "existing-datasets": ("tokamake/results/tokens/train.json",),
+    "existing-datasets": (
+        "tokamake/results/tokens/train.json",
+        "tokamake/results/listed/index/index.json",
+    ),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),

@@ -181,3 +181,45 @@ def test_a_written_run_reads_back_equal(tmp_path: Path) -> None:
     )  # fmt: skip
     write_run(tmp_path / "run.yaml", run)
     assert read_run(tmp_path / "run.yaml") == run
+
+
+# Tokens whose tokenizer is not at hand, and lists of existing datasets
+
+
+def config_of(**sections: object) -> Config:
+    return validate(Config, {"model": {"architecture": "a.yaml"}, **sections}, "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sections", "fault"),
+    [
+        ({"tokenizer": {"vocab_size": 299}}, "vocab_size: 299: give at least 300 for kind bpe"),
+        ({"tokenizer": {"eod": 2}}, "eod: 2: no effect on kind bpe; remove it"),
+        ({"tokenizer": {"kind": "ids", "vocab_size": 9, "eod": 9}}, "eod: 9: not in the vocab"),
+        ({"tokenizer": {"kind": "ids", "special_tokens": ["a"]}}, "special_tokens: no effect on"),
+        (
+            {"tokenizer": {"kind": "ids", "vocab_size": 9}, "generate": {"prompts": ["8 9"]}},
+            "generate.prompts: '8 9': tokenizer.kind is ids, and '9' is none below 9; write",
+        ),
+        ({"corpora": None}, "corpora: null: no data; name a table of corpora, or set weights"),
+        ({"data_root": "x"}, "data_root: x: no effect without weights; set weights"),
+    ],
+)
+def test_mistakes_about_ids_and_lists(sections: dict[str, object], fault: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config_of(**sections)
+    assert fault in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_token_ids_continues_the_end_of_a_document() -> None:
+    assert config_of(tokenizer={"kind": "ids", "vocab_size": 9}).prompts == ("8",)
+    assert config_of(tokenizer={"kind": "ids", "vocab_size": 9, "eod": 0}).prompts == ("0",)
+    named = {"tokenizer": {"kind": "ids"}, "generate": {"prompts": ["1 2"]}}
+    assert config_of(**named).prompts == ("1 2",)
+
+
+def test_a_list_replaces_the_default_table_only() -> None:
+    assert config_of().corpus_table == Path("config/corpora.tsv")
+    assert config_of(weights="mix.txt").corpus_table is None
+    assert config_of(weights="mix.txt", corpora="my.tsv").corpus_table == Path("my.tsv")

@@ -101,7 +101,7 @@ def test_tables_of_corpora_may_differ_only_in_the_mixture(tmp_path: Path) -> Non
         tables = {"a.tsv": "corpus\tfiles\tweight\nx\tx/*\t1\ny\ty/*\t1\n", "b.tsv": second}
         for name, text in tables.items():
             (tmp_path / name).write_text(text)
-        merged_corpora = merge_tables({tmp_path / n: read_corpora(tmp_path / n) for n in tables})
+        merged_corpora = merge_tables([read_corpora(tmp_path / name) for name in tables])
         return {name: corpus.files for name, corpus in merged_corpora.items()}
 
     files = merged("corpus\tfiles\tweight\nz\tz/*\t1\nx\tx/*\t9\n")

@@ -34,7 +34,7 @@ def test_one_run_has_its_tables_corpora_and_sample_files() -> None:
     config = read_config()
     assert list(config.runs) == ["smoke"]
     assert config.shared is config.runs["smoke"]
-    assert list(config.tables) == [Path("corpora.tsv")]
+    assert config.tables == {"smoke": list(config.corpora.values())}
     assert list(config.corpora) == ["code", "docs"]
     assert config.sample_files == {
         "results/raw/code/code-00.jsonl": 80_000,
@@ -74,8 +74,8 @@ def test_runs_of_a_table_share_shards_and_have_their_own_corpora() -> None:
     Path("docs.tsv").write_text("corpus\tfiles\tweight\n" + rows["docs"])
     config = read_config(runs=write_runs("run corpora", "a code.tsv", "b docs.tsv", "c code.tsv"))
     assert list(config.runs) == ["a", "b", "c"]
-    tables = {path: [corpus.corpus for corpus in rows] for path, rows in config.tables.items()}
-    assert tables == {Path("code.tsv"): ["code"], Path("docs.tsv"): ["docs"]}
+    tables = {run: [corpus.corpus for corpus in rows] for run, rows in config.tables.items()}
+    assert tables == {"a": ["code"], "b": ["docs"], "c": ["code"]}
     assert list(config.corpora) == ["code", "docs"]
     assert {merge.corpus for merge in config.plan.merged} == {"code", "docs"}
 

@@ -39,6 +39,16 @@ def arguments(home: Path, name: str, rows: list[str], **sections: object) -> tup
     return "--configfile", f"{name}.yaml", "--"
 
 
+def listing(home: Path, name: str, *lines: str, **sections: object) -> tuple[str, ...]:
+    """Arguments of a run of a list of datasets, without a table."""
+    (home / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    result = arguments(home, name, [], weights=f"{name}.txt", **sections)
+    config = yaml.safe_load((home / f"{name}.yaml").read_text())
+    del config["corpora"]
+    (home / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return result
+
+
 INDEXED = ["code\tpre/code-*\t\t2\tindexed", "docs\tpre/docs-*\t\t1\tindexed"]
 RAW = ["code\traw/code/*\ttext\t2\t", "docs\traw/docs/*\ttext\t1\t"]
 
@@ -79,6 +89,52 @@ def test_batches_equal_those_of_a_run_from_raw_text(home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_batches_of_a_list_equal_those_of_a_run_from_raw_text(home: Path) -> None:
+    """The list has the form of Megatron's --data-path: no corpora, absolute and relative paths."""
+    raw = arguments(home, "mine", RAW, data_set="raw")
+    assert snakemake(home, *raw, "resolve").returncode == 0
+    (home / "results/mine").rename(home / "from-raw")
+    lines = read_weighting_file(home / "results/data/raw/mine.weights.txt")
+    roots = {"code": f"{home}/pre", "docs": "pre"}
+    pairs = [f"{line.weight!r} {roots[line.corpus]}/{Path(line.prefix).name}" for line in lines]
+    mine = listing(home, "mine", " ".join(pairs))
+    result = snakemake(home, *mine, "resolve")
+    assert result.returncode == 0, result.stdout + result.stderr
+    indexed, expected = (
+        samples(folder / "index") for folder in (home / "results/mine", home / "from-raw")
+    )
+    assert indexed == expected
+    assert "Nothing to be done" in snakemake(home, *mine, "resolve").stderr
+    # Another weight needs no other data.
+    other = listing(home, "mine", " ".join(pairs).replace(pairs[0], f"9 {pairs[0].split()[1]}"))
+    planned = jobs(snakemake(home, "-n", *other, "resolve"))
+    assert planned == {"weigh": 1, "index": 1, "resolve": 1}
+
+
+@pytest.mark.slow
+def test_a_list_without_its_tokenizer_trains_and_generates_token_ids(home: Path) -> None:
+    lines = ["2 code-0000_text_document wiki-en", "1 docs-0000_text_document.bin old 0:0.9"]
+    tokenizer = {"kind": "ids", "vocab_size": 500, "eod": 0}
+    generate = {"max_new_tokens": 8}
+    sections = {"tokenizer": tokenizer, "generate": generate, "data_root": "pre"}
+    mine = listing(home, "ids", *lines, **sections)
+    result = snakemake(
+        home, "--set-resources", "train:tasks=1", *mine, "results/ids/evaluate.json",
+        "results/ids/samples.json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (home / "results/data/ids.weights.txt").read_text() == (
+        "1.0 merged/old-0000_text_document old 0.0:0.9\n"
+        "2.0 merged/wiki-en-0000_text_document wiki-en\n"
+    )
+    (sample,) = json.loads((home / "results/ids/samples.json").read_text())
+    assert sample["prompt"] == "0"
+    assert all(0 <= int(word) < 500 for word in sample["text"].split())
+    scores = json.loads((home / "results/ids/evaluate.json").read_text())
+    assert scores["overall"]["bits_per_byte"] is None
+
+
+@pytest.mark.slow
 def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
     mixed = arguments(home, "mixed", [INDEXED[0], RAW[1]])
     result = snakemake(home, "--set-resources", "train:tasks=1", *mixed, "train")
@@ -94,6 +150,26 @@ def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
     assert "1 tokens are not in the vocabulary" in result.stdout + result.stderr
 
 
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["1 pre/none"], "bad.txt:1: pre/none: no such dataset: it has neither .bin nor .idx; fix"),
+        (["# x", "1 /far/code"], "bad.txt:2: /far/code: no such dataset"),
+        (["1 pre/torn"], "bad.txt:1: pre/torn.idx: cannot be read (No such file or directory)"),
+        (["x pre/code-0000_text_document"], "bad.txt:1: weight 'x'; give a finite number"),
+        (["1 a b c d"], "bad.txt:1: 5 columns; write `weight prefix corpus [START:END]`, or pairs"),
+        (["0 pre/code-0000_text_document"], "bad.txt: no weight above 0; add lines"),
+    ],
+)
+def test_mistakes_in_a_list_are_one_line_at_the_dry_run(
+    home: Path, lines: list[str], fault: str
+) -> None:
+    (home / "pre/torn.bin").write_bytes(b"")
+    result = snakemake(home, "-n", *listing(home, "bad", *lines), "train")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"tokamake: {fault}")
+
+
 def test_mistakes_are_one_line_at_the_dry_run(home: Path) -> None:
     def refused(rows: list[str], **sections: object) -> str:
         result = snakemake(home, "-n", *arguments(home, "bad", rows, **sections), "train")
@@ -102,7 +178,7 @@ def test_mistakes_are_one_line_at_the_dry_run(home: Path) -> None:
 
     assert refused(INDEXED, tokenizer={"vocab_size": 500}) == (
         "tokamake: bad.tsv:2: format indexed: its tokens need the tokenizer that made them; name "
-        "it in tokenizer.path"
+        "it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
     )
     assert refused(["code\tpre/*.bin\ttext\t2\t"]).endswith(
         "code-0000_text_document.bin: an indexed dataset, not raw text; give its row of the table "

@@ -29,7 +29,7 @@ if CONFIG.given_tokenizer is None:
         benchmark:
             f"{DATA_SET.benchmarks}/train_tokenizer.tsv"
         params:
-            corpora=CONFIG.plan.tokenizer_stamp,
+            corpora=CONFIG.tokenizer_stamp,
             kind=CONFIG.shared.tokenizer.kind,
             vocab_size=CONFIG.shared.tokenizer.vocab_size,
             train_bytes=CONFIG.shared.tokenizer.train_bytes,
@@ -39,12 +39,13 @@ if CONFIG.given_tokenizer is None:
             ],
             # A function of the output is not among the params that train again when they change.
             on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
+            eod=lambda wildcards, output: options(CONFIG.shared.tokenizer, only=("eod",)),
             folder=subpath(output[0], parent=True),
             plan=PLAN,
         shell:
             "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
             " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
-            " {params.special_tokens:q}"
+            " {params.eod:q} {params.special_tokens:q}"
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
@@ -155,7 +156,7 @@ rule weigh:
     "Write the weighting file of a run: weight, prefix and corpus of every merged dataset."
     input:
         metadata=DATA_SET.metadata,
-        corpora=run_settings.value("corpora"),
+        corpora=data_rules.table_files,
     output:
         weights=WEIGHTS,
         held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings
 
@@ -22,21 +22,53 @@ MIN_VOCAB_SIZE = 300
 """Smallest vocabulary of a tokenizer to train."""
 
 
+TokenizerKind = Literal["bpe", "wordpiece", "unigram", "ids"]
+"""Kinds of tokenizers that `train_tokenizer` makes."""
+
+
 class TokenizerSettings(Settings):
     """The tokenizer: an existing one, or one to train on the corpora."""
 
     path: Path | None = None
     """File or folder of an existing tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
     SentencePiece .model, or BERT vocab.txt. Empty: train a tokenizer on the corpora."""
-    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    kind: TokenizerKind = "bpe"
     """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
-    BERT, or Unigram over bytes."""
-    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)] = 8192
-    """Vocabulary size of the tokenizer to train if `path` is empty."""
+    BERT, or Unigram over bytes. ids: nothing is trained, and text is token ids separated by spaces,
+    for existing indexed datasets whose tokenizer is not at hand."""
+    vocab_size: Annotated[int, Field(ge=2)] = 8192
+    """Vocabulary size of the tokenizer to train if `path` is empty, or of the kind ids."""
+    eod: Annotated[int, Field(ge=0)] | None = None
+    """End-of-document token of the kind ids. Empty: the last of the vocabulary."""
     special_tokens: tuple[str, ...] = ()
     """Additional special tokens of the trained tokenizer, for example for fill-in-the-middle."""
     train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Maximum bytes of text to train on, sampled evenly from all raw files."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether text is token ids."""
+        return self.path is None and self.kind == "ids"
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "TokenizerSettings":
+        if self.kind != "ids":
+            if self.vocab_size < MIN_VOCAB_SIZE:
+                raise ValueError(
+                    f"vocab_size: {self.vocab_size}: give at least {MIN_VOCAB_SIZE} for kind "
+                    f"{self.kind}"
+                )
+            if self.eod is not None:
+                raise ValueError(f"eod: {self.eod}: no effect on kind {self.kind}; remove it")
+            return self
+        if self.special_tokens:
+            raise ValueError("special_tokens: no effect on kind ids; remove them")
+        if self.eod is not None and self.eod >= self.vocab_size:
+            raise ValueError(
+                f"eod: {self.eod}: not in the vocabulary of {self.vocab_size:,} entries; give a "
+                "token below vocab_size"
+            )
+        return self
 
 
 class PlanSettings(Settings):

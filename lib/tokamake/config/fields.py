@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tokamake import plugins
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")]
-"""Word that becomes part of a file name. No hyphen: it separates the number of a merged dataset."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Word that becomes part of a file name."""
 
 
 def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:

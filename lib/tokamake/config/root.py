@@ -61,9 +61,15 @@ class Config(Settings):
     one start: `--config replace_data=true`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of weights, sample order and text generation."""
-    corpora: Path = Path("config/corpora.tsv")
+    corpora: Path | None = Path("config/corpora.tsv")
     """Tab-separated table of corpora, with the columns corpus, files, text_key, and one of weight,
-    epochs or temperature."""
+    epochs or temperature. With `weights`, it may be null."""
+    weights: Path | None = None
+    """Weighting file that lists existing indexed datasets: lines of `weight prefix corpus`, or
+    pairs of `weight prefix` as for Megatron's --data-path. With a table of corpora too, the weights
+    of both are on one scale."""
+    data_root: Path | None = None
+    """Folder that the prefixes in `weights` are relative to. Empty: the folder of that file."""
     sample_corpus: dict[Name, SampleCorpus] = Field(default_factory=dict)
     """Corpora to extract from the Python standard library to results/raw/<corpus>/: code, docs."""
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -85,6 +91,12 @@ class Config(Settings):
     generate: GenerateSettings = GenerateSettings()
     """Generation."""
 
+    @property
+    def corpus_table(self) -> Path | None:
+        """The table of corpora. It has a default, which a config with `weights` does not want."""
+        is_default = "corpora" not in self.model_fields_set
+        return None if self.weights and is_default else self.corpora
+
     @model_validator(mode="after")
     def _check_names(self) -> "Config":
         for name in self.sample_corpus:
@@ -98,6 +110,35 @@ class Config(Settings):
             )
         if self.model.architecture is None and self.model.checkpoint is None:
             raise ValueError("model needs an architecture or a checkpoint")
+        return self
+
+    @model_validator(mode="after")
+    def _check_corpora(self) -> "Config":
+        if self.corpora is None and self.weights is None:
+            raise ValueError("corpora: null: no data; name a table of corpora, or set weights")
+        if self.data_root is not None and self.weights is None:
+            raise ValueError(f"data_root: {self.data_root}: no effect without weights; set weights")
+        return self
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Texts that the model continues; with token ids as text, the end-of-document token."""
+        if self.tokenizer.has_ids and "prompts" not in self.generate.model_fields_set:
+            eod = self.tokenizer.eod
+            return (str(self.tokenizer.vocab_size - 1 if eod is None else eod),)
+        return self.generate.prompts
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> "Config":
+        if not self.tokenizer.has_ids:
+            return self
+        for prompt in self.prompts:
+            for word in prompt.split():
+                if not word.isdecimal() or int(word) >= self.tokenizer.vocab_size:
+                    raise ValueError(
+                        f"generate.prompts: {prompt!r}: tokenizer.kind is ids, and {word!r} is "
+                        f"none below {self.tokenizer.vocab_size:,}; write prompts as token ids"
+                    )
         return self
 
     @model_validator(mode="after")

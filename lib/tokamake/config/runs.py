@@ -15,7 +15,10 @@ from tokamake.validation import read_table, validate
 if TYPE_CHECKING:
     from tokamake.config.root import Config
 
-_RUN_SECTIONS = ("seed", "corpora", "model", "train", "convert", "evaluate", "generate")
+_RUN_SECTIONS = (
+    *("seed", "corpora", "weights", "data_root", "model"),
+    *("train", "convert", "evaluate", "generate"),
+)
 """Sections and settings that may differ between runs."""
 
 

@@ -120,7 +120,9 @@ def _join(documents: list[npt.NDArray[np.integer]]) -> HeldOut:
 
 
 def text_bytes(held_out: HeldOut, tokenizer: Tokenizer) -> int:
-    """Bytes of the documents' UTF-8 text, without end-of-document tokens."""
+    """Bytes of the documents' UTF-8 text, without end-of-document tokens; 0 of token ids."""
+    if not tokenizer.has_text:
+        return 0
     total, start = 0, 0
     for length in held_out.lengths:
         document = held_out.tokens[start : start + length].tolist()

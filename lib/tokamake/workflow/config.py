@@ -14,10 +14,11 @@ from tokamake.config.data_set import DataSet
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
-from tokamake.data.corpus.corpora import Corpus, merge_tables, read_corpora
+from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
+from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.validation import read_yaml
@@ -38,10 +39,10 @@ class WorkflowConfig:
 
     runs: dict[str, Config]
     """Config of each run, by name."""
-    tables: dict[Path, list[Corpus]]
-    """Corpora of each table of corpora."""
+    tables: dict[str, list[Corpus]]
+    """Corpora of each run."""
     corpora: dict[str, Corpus]
-    """Corpora of all tables, by name."""
+    """Corpora of all runs, by name."""
     sample_files: dict[str, int]
     """Raw files that the workflow makes itself, with their sizes in bytes."""
     plan: Plan
@@ -79,6 +80,12 @@ class WorkflowConfig:
             return [str(path) for path in self.given_tokenizer]
         names = ("tokenizer.json", "tokenizer_config.json")
         return [f"{self.data_set.tokenizer}/{name}" for name in names]
+
+    @property
+    def tokenizer_stamp(self) -> str:
+        """What the tokenizer depends on besides its settings: a hash, or of token ids, the eod."""
+        tokenizer = self.shared.tokenizer
+        return f"eod {tokenizer.eod}" if tokenizer.has_ids else self.plan.tokenizer_stamp
 
     @cached_property
     def shards(self) -> dict[str, PlannedShard]:
@@ -130,11 +137,8 @@ def _read(
     shared = next(iter(runs.values())).config
     for run, where in runs.values():
         _check_braces(run, where)
-    tables = {}
-    for run, where in runs.values():
-        with explaining_default_table(run, where):
-            tables[run.corpora] = read_corpora(run.corpora)
-    corpora = merge_tables(tables)
+    tables = _read_tables(runs)
+    corpora = merge_tables(tables.values())
     sample_files = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
         for corpus, sample in shared.sample_corpus.items()
@@ -148,17 +152,17 @@ def _read(
     if is_main_process:
         check_empty(corpora, plan)
     check_initial_models(runs, is_main_process=is_main_process)
-    for run, where in runs.values():
-        _check_splits(run.train, tables[run.corpora], where=where)
+    for name, (run, where) in runs.items():
+        _check_splits(run.train, tables[name], where=where)
     if is_main_process:
         for name, (run, _) in runs.items():
-            _report_evaluation(name, held_out_splits(run.train, tables[run.corpora]))
+            _report_evaluation(name, held_out_splits(run.train, tables[name]))
     tokenizer = _find_tokenizer(runs)
     for corpus in corpora.values():
-        if corpus.is_indexed and tokenizer is None:
+        if corpus.is_indexed and tokenizer is None and not shared.tokenizer.has_ids:
             raise UserError(
                 f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
-                "name it in tokenizer.path"
+                "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
             )
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
@@ -173,10 +177,33 @@ def _read(
     )
 
 
+def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
+    """Corpora of each run: those of its table, then those of its weighting file.
+
+    Raises:
+        UserError: a file is wrong, or names a corpus of the other.
+    """
+    known: dict[tuple[Path | None, ...], list[Corpus]] = {}
+    tables = {}
+    for name, (run, where) in runs.items():
+        files = run.corpus_table, run.weights, run.data_root
+        if files not in known:
+            known[files] = []
+            if run.corpus_table:
+                with explaining_default_table(run, where):
+                    known[files] += read_corpora(run.corpus_table)
+            if run.weights:
+                known[files] += read_listed_corpora(run.weights, run.data_root)
+            check_rows(known[files])
+        tables[name] = known[files]
+    return tables
+
+
 def _check_braces(run: Config, where: str) -> None:
     """Check that Snakemake sees no wildcard in an input file; it knows no escape for braces."""
     settings = {
-        "corpora": run.corpora,
+        "corpora": run.corpus_table,
+        "weights": run.weights,
         "tokenizer.path": run.tokenizer.path,
         "model.architecture": run.model.architecture,
         "model.checkpoint": run.model.folder,
@@ -194,7 +221,7 @@ def _check_fim(run: Config, where: str) -> None:
     fim = run.train.fim
     tokens = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
     missing = [token for token in tokens if token not in run.tokenizer.special_tokens]
-    if fim.rate and missing:
+    if fim.rate and missing and not run.tokenizer.has_ids:
         raise UserError(
             f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
@@ -229,7 +256,7 @@ def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str
     shares = zip(NAMES[1:], train.split.split(",")[1:], strict=True)
     shared = [name for name, share in shares if float(share)]
     named = [name for corpus in rows for name in corpus.parts if name != "train"]
-    is_shared = any(not corpus.sets for corpus in rows)
+    is_shared = any(corpus.is_split for corpus in rows)
     splits = dict.fromkeys([*(shared if is_shared else ()), *named])
     return sorted(splits, key=lambda name: name not in NAMES)
 

@@ -122,17 +122,27 @@ class DataRules:
         return files.digest(list(self._config.merged))
 
     def table_options(self, wildcards: Any) -> list[str]:
-        """The run's table of corpora, and corpora of other tables, which it does not draw from."""
-        table = self._config.runs[wildcards.run].corpora
-        own = {corpus.corpus for corpus in self._config.tables[table]}
+        """The run's corpora, and corpora of other runs, which it does not draw from."""
+        run = self._config.runs[wildcards.run]
+        files = {"corpora": run.corpus_table, "weights": run.weights, "data-root": run.data_root}
+        own = {corpus.corpus for corpus in self._config.tables[wildcards.run]}
         others = sorted(self._config.corpora.keys() - own)
-        return [f"--corpora={table}", *(f"--leave-out={corpus}" for corpus in others)]
+        return [
+            *(f"--{name}={path}" for name, path in files.items() if path),
+            *([f"--plan={self._data_set.plan}"] if run.weights else []),
+            *(f"--leave-out={corpus}" for corpus in others),
+        ]
+
+    def table_files(self, wildcards: Any) -> list[Path]:
+        """The run's table of corpora and its weighting file."""
+        run = self._config.runs[wildcards.run]
+        return [path for path in (run.corpus_table, run.weights) if path]
 
     def length_options(self, wildcards: Any) -> list[str]:
         """Length of the training, where epochs of corpora make `weigh` depend on it."""
         run = self._config.runs[wildcards.run]
         train = run.train
-        if all(corpus.epochs is None for corpus in self._config.tables[run.corpora]):
+        if all(corpus.epochs is None for corpus in self._config.tables[wildcards.run]):
             return []
         if train.num_samples is None:
             return [f"--split={train.split}"]
@@ -146,7 +156,7 @@ class DataRules:
         valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
         if train.num_samples is not None:
             return [f"--train-samples={train.num_samples}", valid]
-        trained = [corpus for corpus in self._config.tables[run.corpora] if corpus.trains]
+        trained = [corpus for corpus in self._config.tables[wildcards.run] if corpus.trains]
         return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
 
     def held_out_options(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
@@ -167,8 +177,7 @@ class DataRules:
 
     def _evaluation_splits(self, run: str) -> list[str]:
         """Splits with a weighting file: the test split, or if a run has none, validation splits."""
-        config = self._config.runs[run]
-        splits = held_out_splits(config.train, self._config.tables[config.corpora])
+        splits = held_out_splits(self._config.runs[run].train, self._config.tables[run])
         tests = "test" in splits
         return [name for name in self._config.splits if (name == "test") == tests]
 

@@ -68,4 +68,4 @@ class RunSettings:
     def prompts(self, wildcards: Any) -> list[str]:
         """Texts that the run's model continues."""
         run = self._config.runs[wildcards.run]
-        return [f"--prompts={prompt}" for prompt in run.generate.prompts]
+        return [f"--prompts={prompt}" for prompt in run.prompts]

@@ -22,7 +22,7 @@ def explaining_default_table(run: Config, where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if "corpora" in run.model_fields_set:
+        if "corpora" in run.model_fields_set or run.weights:
             raise
         fault = str(error).partition(";")[0]  # without the remedy: the table is not the user's
         raise UserError(

@@ -26,7 +26,7 @@ _OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences")
 """Settings of `tokenize` that the manifest of a merged dataset states."""
 _OF_CORPUS = ("format", "text_key", "template")
 """Columns of the table of corpora that decide the tokens."""
-_OF_TOKENIZER = ("kind", "vocab_size", "special_tokens", "train_bytes")
+_OF_TOKENIZER = ("kind", "vocab_size", "eod", "special_tokens", "train_bytes")
 _MAX_LINES = 6
 """Changes that a message names."""
 
@@ -175,7 +175,9 @@ def _any_manifest(config: WorkflowConfig) -> dict[str, Any]:
 def _trains_on_other_corpora(config: WorkflowConfig) -> bool:
     """Whether a tokenizer that is trained already would be trained on other corpora."""
     previous = config.previous_plan
-    if config.given_tokenizer or previous is None or not Path(config.tokenizer_files[0]).exists():
+    if config.given_tokenizer or config.shared.tokenizer.has_ids:
+        return False
+    if previous is None or not Path(config.tokenizer_files[0]).exists():
         return False
     return config.plan.tokenizer_stamp != previous.tokenizer_stamp
 

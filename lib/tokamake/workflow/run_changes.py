@@ -131,7 +131,7 @@ class RunChanges:
         if (split := record["index"]["settings"]["split"]) != run.train.split:
             yield f"train.split {split} -> {run.train.split}"
         trained = {file["prefix"]: file["corpus"] for file in record["index"]["train"]["files"]}
-        corpora = {corpus.corpus for corpus in self._config.tables[run.corpora] if corpus.trains}
+        corpora = {corpus.corpus for corpus in self._config.tables[name] if corpus.trains}
         planned = {
             f"merged/{merge.name}": merge
             for merge in self._config.plan.merged

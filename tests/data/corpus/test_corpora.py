@@ -36,7 +36,7 @@ TABLES = {
     r'corpora\.tsv:3: corpus "a" is in line 2, too; give each row its own name': (
         "corpus\tfiles\tweight\na\tb\t1\na\tc\t1\n"
     ),
-    r"corpora\.tsv:2: corpus: 'a-b'": "corpus\tfiles\tweight\na-b\tb\t1\n",
+    r"corpora\.tsv:2: corpus: 'a/b'": "corpus\tfiles\tweight\na/b\tb\t1\n",
 }
 
 

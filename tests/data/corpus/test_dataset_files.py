@@ -9,6 +9,7 @@ from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.corpus.plan import make_plan
+from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
 
 
@@ -104,3 +105,43 @@ def test_merged_datasets_keep_their_names_when_others_come(folder: Path) -> None
     os.utime("pre/web-2.idx", ns=(0, 0))
     changed = {merge.dataset: merge.stamp for merge in plan_of("pre", previous=more).merged}
     assert {name for name in stamps if stamps[name] != changed[name]} == {"pre/web-2"}
+
+
+# Lines of a weighting file
+
+
+def listed(*lines: str) -> list[str]:
+    weights = Path("mix/weights.txt")
+    weights.parent.mkdir(exist_ok=True)
+    weights.write_text("# weights\n" + "".join(f"{line}\n" for line in lines))
+    return [
+        dataset.prefix
+        for corpus in read_listed_corpora(weights, Path())
+        for dataset in dataset_files(corpus)
+    ]
+
+
+def test_lines_of_a_weighting_file_name_datasets(folder: Path) -> None:
+    assert listed("1 pre/web-10", "2 pre/web-2.bin", f"1 {folder}/pre/other mine") == [
+        *("pre/web-2", "pre/web-10"),
+        f"{folder}/pre/other",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["1 pre/web-2", "1 none/web-3"], "3: none/web-3: no such dataset: it has neither .bin"),
+        (["1 pre/web-2", "1 {}/pre/web-2"], "3: {}/pre/web-2: the same files as in mix/weights"),
+    ],
+)
+def test_faults_of_lines_name_their_line(folder: Path, lines: list[str], fault: str) -> None:
+    with pytest.raises(UserError) as caught:
+        listed(*(line.format(folder) for line in lines))
+    assert str(caught.value).startswith(f"mix/weights.txt:{fault.format(folder)}")
+
+
+def test_a_line_whose_dataset_lacks_a_file_is_named(folder: Path) -> None:
+    Path("pre/web-2.idx").unlink()
+    with pytest.raises(UserError, match=r"weights\.txt:2: pre/web-2\.idx: cannot be read"):
+        listed("1 pre/web-2")

@@ -23,6 +23,7 @@ from tokamake.data.corpus.plan_file import (
     shard_prefixes,
     write_plan,
 )
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
 
 SETTINGS = PlanSettings(shard_bytes=100, merged_bytes=100, token_bytes_per_text_byte=0.5)
@@ -143,6 +144,21 @@ def test_new_jobs_of_a_corpus_continue_its_own_numbers() -> None:
     assert [batch.name for batch in second.tokenize_batches] == [
         "a-00000", "b-00000", "b-00001", "b-00002", "a-00001",
     ]  # fmt: skip
+
+
+def test_names_with_hyphens_and_numbers_are_kept_apart() -> None:
+    names = ["c4", "c4-2023", "c4-2023-06"]
+    corpora = [corpus(f"{name}/*.jsonl", name) for name in names]
+    sizes = {f"{name}/{number}.jsonl": 60 for name in names for number in range(3)}
+    first = make_plan(corpora, SETTINGS, declared=sizes)
+    assert {corpus_of(item.name) for item in (*first.merged, *first.tokenize_batches)} == {*names}
+    assert all(corpus_of(merge.name) == merge.corpus for merge in first.merged)
+    more = {**sizes, "c4-2023/9.jsonl": 60}
+    second = make_plan(corpora, SETTINGS, declared=more, previous=first)
+    assert {merge.name for merge in second.merged} - {merge.name for merge in first.merged} == {
+        "c4-2023-0001_text_document"
+    }
+    assert second.tokenize_batches[-1].name == "c4-2023-00003"
 
 
 def test_two_corpora_may_share_files() -> None:

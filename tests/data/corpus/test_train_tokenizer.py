@@ -223,3 +223,30 @@ def test_wrong_inputs_are_user_errors(tmp_path: Path) -> None:
         train_tokenizer(plan=tmp_path / "plan.json", output=tmp_path / "t")
     with pytest.raises(UserError, match="lists the files itself"):
         train_tokenizer([tmp_path / "a"], plan=tmp_path / "plan.json", output=tmp_path / "t")
+
+
+# Token ids as text
+
+
+def test_text_of_the_kind_ids_is_token_ids(tmp_path: Path) -> None:
+    train_tokenizer(kind="ids", vocab_size=50_257, eod=2, output=tmp_path / "ids")
+    tokenizer = open_tokenizer(tmp_path / "ids")
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "ids")
+    ids = [12, 0, 2, 22, 50_256, 2]
+    text = " ".join(map(str, ids))
+    assert tokenizer.encode_batch([text, ""]) == [ids, []]
+    assert oracle(text)["input_ids"] == ids
+    assert tokenizer.decode(ids) == text
+    assert not tokenizer.has_text
+    assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.bos) == (50_257, 2, None)
+    assert (len(oracle), oracle.eos_token_id) == (50_257, 2)
+    with pytest.raises(UserError, match="cannot encode a text"):
+        tokenizer.encode_batch(["50257"])
+
+
+def test_the_last_id_ends_documents_unless_another_is_named(tmp_path: Path) -> None:
+    train_tokenizer(kind="ids", vocab_size=100, output=tmp_path / "ids")
+    assert open_tokenizer(tmp_path / "ids").eod == 99
+    with pytest.raises(UserError, match="--eod: 100: give a token from 0 to 99"):
+        train_tokenizer(kind="ids", vocab_size=100, eod=100, output=tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -4,10 +4,11 @@ The workflow and `weigh` read the whole table; `tokenize`, `train_tokenizer` and
 row by its name.
 """
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
@@ -36,8 +37,21 @@ def _format(name: str) -> str:
     return name
 
 
+class ListedDataset(NamedTuple):
+    """An existing indexed dataset that a weighting file lists."""
+
+    prefix: str
+    """Path without .bin and .idx, as the workflow reads it."""
+    weight: float
+    """Share of training samples, relative to all other datasets; above 0."""
+    part: FractionRange | None
+    """Documents to train on, as shares of all; None: those that the split decides."""
+    where: str
+    """File and line, for messages."""
+
+
 class Corpus(Settings):
-    """One row of corpora.tsv."""
+    """One row of corpora.tsv, or the lines of a weighting file that name one corpus."""
 
     corpus: Name
     """Name of the corpus; merged datasets are named <corpus>-<number>."""
@@ -66,11 +80,22 @@ class Corpus(Settings):
     validation split; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
 
     _where: str = PrivateAttr("")
+    _listed: tuple[ListedDataset, ...] = PrivateAttr(())
 
     @property
     def where(self) -> str:
         """Table and line of the row, for messages; without a table, its name."""
         return self._where or f'corpus "{self.corpus}"'
+
+    @property
+    def listed(self) -> tuple[ListedDataset, ...]:
+        """Its datasets, if it is from a weighting file; else empty."""
+        return self._listed
+
+    @property
+    def is_split(self) -> bool:
+        """Whether `train.split` divides documents of the corpus."""
+        return not self.sets and not (self.listed and all(line.part for line in self.listed))
 
     @property
     def parts(self) -> dict[str, FractionRange]:
@@ -117,6 +142,24 @@ _SHARE_COLUMNS = ("weight", "epochs", "temperature")
 """A corpus for training fills exactly one of these columns."""
 
 
+def listed_corpus(name: str, datasets: Sequence[ListedDataset]) -> Corpus:
+    """Make a corpus of datasets that a weighting file lists; its weight is the sum of theirs.
+
+    Raises:
+        UserError: the name is invalid.
+    """
+    values = {
+        "corpus": name,
+        "files": shlex.join(sorted(dataset.prefix for dataset in datasets)),
+        "format": INDEXED,
+        "weight": math.fsum(dataset.weight for dataset in datasets),
+    }
+    corpus = validate(Corpus, values, datasets[0].where)
+    corpus._where = datasets[0].where
+    corpus._listed = tuple(datasets)
+    return corpus
+
+
 def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
     """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
 
@@ -140,24 +183,50 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
         corpus = validate(Corpus, cells, f"{path}:{number}")
         corpus._where = f"{path}:{number}"
         corpora.append(corpus)
-    _check_one_scale(path, dict(zip(table.rows, corpora, strict=True)))
-    first_lines: dict[str, int] = {}
-    for number, corpus in zip(table.rows, corpora, strict=True):
-        first = first_lines.setdefault(corpus.corpus, number)
-        if first != number:
-            raise UserError(
-                f'{path}:{number}: corpus "{corpus.corpus}" is in line {first}, too; give each row '
-                "its own name"
-            )
+    check_rows(corpora)
     return corpora
+
+
+def check_rows(corpora: Iterable[Corpus]) -> None:
+    """Check that the rows of a run have names of their own, and shares on one scale.
+
+    Raises:
+        UserError: two rows have one name, or one has a weight and the other a temperature.
+    """
+    first_rows: dict[str, Corpus] = {}
+    weighted: Corpus | None = None
+    for corpus in corpora:
+        first = first_rows.setdefault(corpus.corpus, corpus)
+        if first is not corpus:
+            raise UserError(
+                f'{corpus.where}: corpus "{corpus.corpus}" is in {_place(first, corpus)}, too; '
+                "give each row its own name"
+            )
+        weighted = weighted or (corpus if corpus.weight is not None else None)
+    for corpus in first_rows.values():
+        if weighted and corpus.temperature is not None:
+            raise UserError(
+                f"{corpus.where}: temperature {corpus.temperature:g}, but "
+                f"{_place(weighted, corpus)} has a weight; give all rows weights or all "
+                "temperatures, or epochs to some"
+            )
+
+
+def _place(row: Corpus, other: Corpus) -> str:
+    """Place of a row, for a message that begins with that of another row."""
+    is_same = _table(row.where) == _table(other.where)
+    return f"line {row.where.rpartition(':')[2]}" if is_same else row.where
 
 
 _DATA_COLUMNS = ("files", "format", "text_key", "template")
 """Columns that decide the tokens of a corpus."""
 
 
-def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
-    """Merge the tables of several runs; runs share the shards of a corpus.
+def merge_tables(tables: Iterable[Sequence[Corpus]]) -> dict[str, Corpus]:
+    """Merge the corpora of several runs; runs share the shards of a corpus.
+
+    Args:
+        tables: corpora of each run.
 
     Returns:
         Corpora by name.
@@ -166,46 +235,40 @@ def merge_tables(tables: Mapping[Path, Sequence[Corpus]]) -> dict[str, Corpus]:
         UserError: a corpus has different data in two tables, or the tables have different splits.
     """
     merged: dict[str, Corpus] = {}
-    first_paths: dict[str, Path] = {}
-    for path, corpora in tables.items():
+    splits: dict[frozenset[str], str] = {}
+    for corpora in tables:
         for corpus in corpora:
             first = merged.setdefault(corpus.corpus, corpus)
-            first_path = first_paths.setdefault(corpus.corpus, path)
             for column in _DATA_COLUMNS:
                 if getattr(corpus, column) != getattr(first, column):
-                    raise UserError(
-                        f'{path}: corpus "{corpus.corpus}": {column} is '
-                        f"{getattr(corpus, column)!r}, but {getattr(first, column)!r} in "
-                        f"{first_path}; give one of the two another name"
-                    )
-    splits = {path: {name for row in rows for name in row.parts} for path, rows in tables.items()}
-    for path, names in splits.items():
-        first_path = next(iter(splits))
-        if names != splits[first_path]:
-            raise UserError(
-                f"{path}: splits are {_join_names(names)}, but "
-                f"{_join_names(splits[first_path])} in {first_path}; runs "
-                "are compared on the same splits, so use the same names"
-            )
+                    raise _different(corpus, first, column=column)
+        splits.setdefault(frozenset(n for row in corpora for n in row.parts), corpora[0].where)
+    if len(splits) > 1:
+        (first_names, first_where), (names, where), *_ = splits.items()
+        raise UserError(
+            f"{_table(where)}: splits are {_join_names(names)}, but {_join_names(first_names)} in "
+            f"{_table(first_where)}; runs are compared on the same splits, so use the same names"
+        )
     return merged
 
 
-def _join_names(names: set[str]) -> str:
+def _different(corpus: Corpus, first: Corpus, *, column: str) -> UserError:
+    values = [repr(getattr(row, column)) for row in (corpus, first)]
+    if column == "files" and (corpus.listed or first.listed):
+        values = ["another list of datasets", "other datasets"]  # lists have thousands of names
+    return UserError(
+        f'{_table(corpus.where)}: corpus "{corpus.corpus}": {column} is {values[0]}, but '
+        f"{values[1]} in {_table(first.where)}; give one of the two another name"
+    )
+
+
+def _table(where: str) -> str:
+    """File of a place in it."""
+    return where.rpartition(":")[0] or where
+
+
+def _join_names(names: frozenset[str]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-def _check_one_scale(path: Path, rows: dict[int, Corpus]) -> None:
-    """Raise UserError if rows, keyed by their lines, have both weights and temperatures.
-
-    The two are not on one scale.
-    """
-    weighted = [number for number, row in rows.items() if row.weight is not None]
-    for number, row in rows.items():
-        if weighted and row.temperature is not None:
-            raise UserError(
-                f"{path}:{number}: temperature {row.temperature:g}, but line {weighted[0]} has a "
-                "weight; give all rows weights or all temperatures, or epochs to some"
-            )
 
 
 def find_corpus(names: Sequence[str], table: Path) -> Corpus:

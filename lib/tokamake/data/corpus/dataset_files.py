@@ -1,6 +1,7 @@
 """Indexed datasets that exist already: those of a row with `format: indexed`.
 
-`plan` finds the datasets behind the prefixes, folders and patterns of the row. It reads no file.
+`plan` finds the datasets behind the prefixes, folders and patterns of the row, or behind the lines
+of a weighting file. It reads no file.
 """
 
 from collections.abc import Iterator
@@ -33,8 +34,15 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
     The column `files` has prefixes with or without .bin or .idx, folders, and patterns of these.
 
     Raises:
-        UserError: a pattern matches no dataset, or a dataset lacks one of its files.
+        UserError: a pattern matches no dataset, a dataset lacks one of its files, or two lines of a
+            weighting file name one dataset.
     """
+    datasets = _listed(corpus) if corpus.listed else _named(corpus)
+    return sorted(datasets, key=lambda dataset: natural_key(dataset.prefix))
+
+
+def _named(corpus: Corpus) -> list[DatasetFiles]:
+    """Datasets of a row of the table, each once."""
     datasets: dict[Path, DatasetFiles] = {}
     for pattern in patterns(corpus):
         prefixes = list(_prefixes(pattern))
@@ -46,9 +54,29 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
             )
         for prefix in prefixes:  # a dataset may have several names
             datasets.setdefault(
-                Path(f"{prefix}.bin").resolve(), DatasetFiles(prefix, _stamp(prefix, corpus))
+                Path(f"{prefix}.bin").resolve(),
+                DatasetFiles(prefix, _stamp(prefix, f"{corpus.where}: files")),
             )
-    return sorted(datasets.values(), key=lambda dataset: natural_key(dataset.prefix))
+    return list(datasets.values())
+
+
+def _listed(corpus: Corpus) -> list[DatasetFiles]:
+    """Datasets of the lines of a weighting file."""
+    datasets = []
+    first_lines: dict[Path, str] = {}
+    for prefix, _, _, where in corpus.listed:
+        if not any(Path(prefix + suffix).is_file() for suffix in SUFFIXES):
+            raise UserError(
+                f"{where}: {prefix}: no such dataset: it has neither .bin nor .idx; fix the line, "
+                "or give the folder of the prefixes in data_root"
+            )
+        first = first_lines.setdefault(Path(f"{prefix}.bin").resolve(), where)
+        if first != where:
+            raise UserError(
+                f"{where}: {prefix}: the same files as in {first}; join the lines to one"
+            )
+        datasets.append(DatasetFiles(prefix, _stamp(prefix, where)))
+    return datasets
 
 
 def _prefixes(pattern: str) -> Iterator[str]:
@@ -67,7 +95,7 @@ def _existing(name: str) -> list[str]:
     return [name] if Path(name).is_file() else sorted(glob(name, recursive=True))
 
 
-def _stamp(prefix: str, corpus: Corpus) -> str:
+def _stamp(prefix: str, where: str) -> str:
     stamps = []
     for suffix in SUFFIXES:
         path = Path(f"{prefix}{suffix}")
@@ -75,8 +103,8 @@ def _stamp(prefix: str, corpus: Corpus) -> str:
             status = path.stat()
         except OSError as error:
             raise UserError(
-                f"{corpus.where}: files: {path}: cannot be read ({error.strerror}), but the other "
-                "file of the dataset exists; rebuild the dataset, or leave it out"
+                f"{where}: {path}: cannot be read ({error.strerror}), but the other file of the "
+                "dataset exists; rebuild the dataset, or leave it out"
             ) from None
         stamps.append(file_stamp(status.st_size, status.st_mtime_ns))
     return digest(stamps)

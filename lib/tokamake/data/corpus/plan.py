@@ -149,7 +149,9 @@ def _keep(
 ) -> tuple[list[PlannedShard], list[PlannedMerge]]:
     """Return shards and merged datasets of an earlier plan, without files that are gone."""
     old_merged = [merge for merge in previous.merged if merge.corpus == corpus] if previous else []
-    old_suffixes = {(re.sub(r"^[^-]*-\d+", "", merge.name), merge.key) for merge in old_merged}
+    old_suffixes = {
+        (re.sub(r"^-\d+", "", merge.name.removeprefix(corpus)), merge.key) for merge in old_merged
+    }
     # Other text keys or sentences give other datasets: plan this corpus from scratch.
     if previous is None or old_suffixes != set(suffixes.items()):
         return [], []
@@ -238,8 +240,8 @@ def _plan_batches(
 
 
 def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:
-    """Return the number after the highest one in names like code/00003."""
-    numbers = (re.search(r"[/-](\d+)", item.name) for item in items)
+    """Return the number after the highest one in names like code/00003 and code-0003."""
+    numbers = (re.match(r"[/-](\d+)", item.name.removeprefix(item.corpus)) for item in items)
     return max((int(match[1]) for match in numbers if match), default=-1) + 1
 
 

@@ -8,10 +8,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tokamake.config.data import TokenizerKind
 from tokamake.data.corpus.corpora import find_corpus, patterns
 from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
 from tokamake.data.readers import expand, open_input
-from tokamake.data.tokenizers._trainers import MINIMUM, check_special_tokens, train, write
+from tokamake.data.tokenizers._trainers import (
+    MINIMUM,
+    check_special_tokens,
+    ids_tokenizer,
+    train,
+    write,
+)
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -31,8 +38,9 @@ def train_tokenizer(
     text_key: tuple[str, ...] = (),
     template: str = "",
     format: str = "",
-    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe",
+    kind: TokenizerKind = "bpe",
     vocab_size: int = 8192,
+    eod: int | None = None,
     special_tokens: tuple[str, ...] = (),
     train_bytes: int = 1_000_000_000,
     on_bad_document: Literal["stop", "quarantine"] = "stop",
@@ -50,8 +58,10 @@ def train_tokenizer(
         template: joins several keys to one text: {title}\\n\\n{text}.
         format: format of the files: jsonl, parquet, arrow or text; empty: detected for each file.
         kind: bpe: byte-level BPE as in GPT-2, lossless; wordpiece: WordPiece as in BERT,
-            lower-cased; unigram: Unigram over bytes, lossless.
+            lower-cased; unigram: Unigram over bytes, lossless; ids: nothing is trained, no file is
+            needed, and text is token ids separated by spaces.
         vocab_size: number of entries, special tokens included.
+        eod: end-of-document token of the kind ids; by default the last.
         special_tokens: special tokens in addition to those of the kind, such as <fim_prefix>. Each
             gets an entry, and is one token in text.
         train_bytes: maximum size of the training text, taken evenly from the beginnings of all
@@ -70,6 +80,9 @@ def train_tokenizer(
         raise UserError(
             f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {min_vocab_size}"
         )
+    if kind == "ids":
+        _write_ids(vocab_size, eod, output=output)
+        return
     if corpora is not None:
         row = find_corpus(files, corpora)
         files, format = patterns(row), format or row.format
@@ -92,6 +105,14 @@ def train_tokenizer(
     trained = train(kind, training_texts, vocab_size, special_tokens=special_tokens, source=source)
     write(kind, trained, output, special_tokens=special_tokens)
     print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(text_files), 'file')}")
+
+
+def _write_ids(vocab_size: int, eod: int | None, *, output: Path) -> None:
+    eod = vocab_size - 1 if eod is None else eod
+    if not 0 <= eod < vocab_size:
+        raise UserError(f"--eod: {eod}: give a token from 0 to {vocab_size - 1}")
+    write("ids", ids_tokenizer(vocab_size, eod), output, eod=eod)
+    print(f"{output}: {vocab_size:,} token ids, {eod} ends documents")
 
 
 def _files_of_plan(path: Path, files: tuple[str, ...]) -> list[_TextFile]:

@@ -34,8 +34,8 @@ def describe(
     the folder. A second folder, named as the JSON file without .json, gets one file for each
     dataset. Document lengths are in tokens, including the end-of-document token; the bins of their
     histogram double in width. Datasets of other programs, without a manifest, are hashed; unknown
-    values are null. If no manifest names the corpus, it is the name of the dataset up to the first
-    hyphen.
+    values are null. If no manifest names the corpus, it is the name of the dataset up to its
+    number: <corpus>-<number>.
 
     Args:
         prefixes: datasets, without .bin or .idx, or folders: all datasets of a folder.

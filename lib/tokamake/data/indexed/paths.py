@@ -1,6 +1,9 @@
 """Paths of the files of an indexed dataset, derived from its prefix."""
 
+import re
 from pathlib import Path
+
+_NUMBERED = re.compile(r"(.+?)-\d+(?=_|$)")
 
 
 def file_path(prefix: Path, name: str) -> Path:
@@ -35,7 +38,10 @@ def quarantine_path(prefix: Path) -> Path:
 def corpus_of(prefix: str) -> str:
     """Return the corpus that a prefix names, as `plan` writes it: <corpus>-<number>.
 
-    It is the last path component up to its first hyphen.
+    It is the last path component up to the first hyphen with a whole number behind it, else up to
+    its first hyphen: stack-v2-0003_text_document belongs to stack-v2, books-en to books.
     """
     name = prefix.rpartition("/")[2]
+    if numbered := _NUMBERED.match(name):
+        return numbered[1]
     return name.partition("-")[0] or name or prefix

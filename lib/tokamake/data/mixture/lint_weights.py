@@ -45,8 +45,8 @@ def lint_weights(
     """Check a weighting file of any form, and print what it draws from each corpus.
 
     Each problem is a line FILE:LINE: what; remedy. Errors end with exit status 2, warnings do not.
-    If a line names no corpus, the corpus is the last path component of the prefix up to its first
-    hyphen.
+    If a line names no corpus, the corpus is the last path component of the prefix up to its
+    number: <corpus>-<number>.
 
     Args:
         weights: lines of `weight prefix corpus [START:END]`, or pairs of `weight prefix`.

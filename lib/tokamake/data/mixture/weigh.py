@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.corpus.corpora import Corpus
+    from tokamake.data.corpus.corpora import Corpus, ListedDataset
     from tokamake.data.mixture.weights import WeightedPrefix
 
 _log = logging.getLogger(__name__)
@@ -20,7 +20,10 @@ _log = logging.getLogger(__name__)
 
 def weigh(
     *,
-    corpora: Path,
+    corpora: Path | None = None,
+    weights: Path | None = None,
+    data_root: Path | None = None,
+    plan: Path | None = None,
     metadata: Path,
     output: Path,
     split: str | None = None,
@@ -35,8 +38,11 @@ def weigh(
     it) or a temperature T (its share is in proportion to tokens ** (1 / T)). Corpora with weights
     or temperatures share the tokens that epochs leave.
 
-    Weights sum to 1 and keep their full precision. Prefixes are relative to the folder of the
-    output, so that you can move datasets and weighting file together.
+    Existing datasets that a weighting file lists keep their weights. With a table of corpora beside
+    it, the weights of both are on one scale, and the sum of a corpus' lines is its weight.
+
+    Weights of a table sum to 1. All keep their full precision. Prefixes are relative to the folder
+    of the output, so that you can move datasets and weighting file together.
 
     If corpora name their splits (column `sets`), each split but train gets its own weighting file:
     weights.txt, weights.valid.txt, weights.test.txt. If all corpora of a split state weights, these
@@ -44,6 +50,9 @@ def weigh(
 
     Args:
         corpora: table of corpora with their weights, epochs or temperatures.
+        weights: weighting file that lists existing datasets, which the plan links to.
+        data_root: folder that its prefixes are relative to; by default its own.
+        plan: plan.json of the workflow; needed with `weights`.
         metadata: JSON file that `describe` wrote for all datasets.
         output: weighting file of the training.
         split: shares of documents for training, validation and test, as `index` gets them; epochs
@@ -60,67 +69,117 @@ def weigh(
         UserError: a corpus has no dataset or no token, a dataset belongs to no corpus of the table,
             or the training has too few tokens for the epochs.
     """
-    from tokamake.data.corpus.corpora import read_corpora
     from tokamake.data.mixture.shares import seen_tokens, shares
     from tokamake.files import read_json
 
     check_options(train_tokens, temperature)
     if not max_epochs > 0:
         raise UserError(f"--max-epochs: {max_epochs:g}: not above 0; give a number of epochs")
-    rows = read_corpora(corpora, temperature=temperature)
+    rows, listed = _read_rows(
+        corpora, weights, data_root=data_root, plan=plan, temperature=temperature
+    )
+    source = corpora or weights or Path()
     datasets = read_json(metadata, "create it with `tokamake describe`")
     datasets = [dataset for dataset in datasets if dataset.get("corpus") not in leave_out]
-    tokens = _count_tokens(datasets, rows, metadata=metadata, corpora=corpora)
+    tokens = _count_tokens(datasets, rows, metadata=metadata, source=source)
     training_rows = [row for row in rows if row.trains]
     if not training_rows:
-        raise UserError(f"{corpora}: no corpus trains; add `train` to the sets column of one")
+        raise UserError(f"{source}: no corpus trains; add `train` to the sets column of one")
     seen = seen_tokens(training_rows, tokens, split=split)
-    train = shares(training_rows, seen, train_tokens=train_tokens, table=corpora)
+    train = shares(training_rows, seen, train_tokens=train_tokens, table=source)
     _warn(
-        training_rows, train, seen, train_tokens=train_tokens, max_epochs=max_epochs, table=corpora
+        training_rows, train, seen, train_tokens=train_tokens, max_epochs=max_epochs, table=source
     )
-    parts = {row.corpus: row.parts for row in rows}
-    root = os.path.relpath(metadata.parent, output.parent)
+    if corpora is None:  # a list keeps its own weights, whatever their sum
+        train = {row.corpus: row.weight or 0 for row in training_rows}
+    root, by_name = os.path.relpath(metadata.parent, output.parent), {r.corpus: r for r in rows}
     for name, split_shares in {"train": train, **_held_out_shares(rows, tokens)}.items():
         path = output if name == "train" else split_weights_path(output, name)
         lines = [
-            line._replace(part=parts[line.corpus].get(name))
-            for line in _divide(split_shares, datasets, tokens=tokens, root=root)
+            _weigh_dataset(
+                dataset,
+                by_name[corpus],
+                share=split_shares[corpus],
+                num_tokens=tokens[corpus],
+                split=name,
+                line=listed.get(Path(dataset["data_prefix"]).name),
+            )
+            for dataset in datasets
+            if (corpus := dataset["corpus"]) in split_shares
         ]
-        _write(path, lines)
+        _write(path, lines, root=root)
 
 
-def _divide(
-    shares: dict[str, float], datasets: list[dict[str, Any]], *, tokens: dict[str, int], root: str
-) -> "list[WeightedPrefix]":
-    """Divide the share of each corpus among its datasets by their tokens.
+def _read_rows(
+    corpora: Path | None,
+    weights: Path | None,
+    *,
+    data_root: Path | None,
+    plan: Path | None,
+    temperature: float | None,
+) -> "tuple[list[Corpus], dict[str, ListedDataset]]":
+    """Return the corpora of a table and of a weighting file, and the listed datasets.
+
+    The latter are keyed by the name of the merged dataset that links to them.
+    """
+    from tokamake.data.corpus.corpora import check_rows, read_corpora
+    from tokamake.data.corpus.plan_file import read_plan
+    from tokamake.data.mixture.listed_corpora import read_listed_corpora
+
+    if corpora is None and weights is None:
+        raise UserError("--corpora: missing; name a table of corpora, or a list with --weights")
+    rows = [] if corpora is None else read_corpora(corpora, temperature=temperature)
+    if weights is None:
+        return rows, {}
+    if plan is None:
+        raise UserError("--plan: missing; with --weights, name the plan that links to its datasets")
+    rows += (listed_rows := read_listed_corpora(weights, data_root))
+    check_rows(rows)
+    names = {merge.dataset: merge.name for merge in read_plan(plan).merged if merge.dataset}
+    lines = [line for row in listed_rows for line in row.listed]
+    if missing := [line for line in lines if line.prefix not in names]:
+        raise UserError(f"{missing[0].where}: {missing[0].prefix}: not in {plan}; plan again")
+    return rows, {names[line.prefix]: line for line in lines}
+
+
+def _weigh_dataset(
+    dataset: dict[str, Any],
+    row: "Corpus",
+    *,
+    share: float,
+    num_tokens: int,
+    split: str,
+    line: "ListedDataset | None",
+) -> "WeightedPrefix":
+    """Return a dataset's part of the share of its corpus: by its listed weight, or by tokens.
 
     Args:
-        shares: share of each corpus of a split.
-        datasets: metadata of datasets; their prefixes become relative to the weighting file.
-        tokens: tokens of each corpus.
-        root: folder of the metadata, relative to that of the weighting file.
+        dataset: its metadata.
+        row: its corpus.
+        share: of the corpus in the split.
+        num_tokens: tokens of the corpus.
+        split: name of the split.
+        line: its line in a list of existing datasets.
     """
     from tokamake.data.mixture.weights import WeightedPrefix
 
-    return [
-        WeightedPrefix(
-            shares[corpus] * dataset["total_num_tokens"] / tokens[corpus],
-            os.path.normpath(Path(root, dataset["data_prefix"])),
-            corpus,
-        )
-        for dataset in datasets
-        if (corpus := dataset["corpus"]) in shares
-    ]
+    if line:
+        # In this order, a share that is the weight of the corpus gives exactly the listed weight.
+        weight, part = line.weight * (share / (row.weight or 1)), line.part
+    else:
+        weight, part = share * dataset["total_num_tokens"] / num_tokens, row.parts.get(split)
+    return WeightedPrefix(weight, dataset["data_prefix"], row.corpus, part)
 
 
-def _write(path: Path, lines: "list[WeightedPrefix]") -> None:
+def _write(path: Path, lines: "list[WeightedPrefix]", *, root: str) -> None:
+    """Write a weighting file. `root` is the folder of the metadata, from the file's folder."""
     from tokamake.data.mixture.weights import write_weighting_file
     from tokamake.runtime.console import counted
 
-    write_weighting_file(path, lines)
-    num_corpora = len({line.corpus for line in lines})
-    print(f"{path}: {counted(len(lines), 'dataset')} of {num_corpora} corpora")
+    moved = [line._replace(prefix=os.path.normpath(Path(root, line.prefix))) for line in lines]
+    write_weighting_file(path, moved)
+    num_corpora = len({line.corpus for line in moved})
+    print(f"{path}: {counted(len(moved), 'dataset')} of {num_corpora} corpora")
 
 
 def split_weights_path(weights: Path, name: str) -> Path:
@@ -159,7 +218,7 @@ def check_options(train_tokens: int | None, temperature: float | None) -> None:
 
 
 def _count_tokens(
-    datasets: list[dict[str, Any]], rows: "list[Corpus]", *, metadata: Path, corpora: Path
+    datasets: list[dict[str, Any]], rows: "list[Corpus]", *, metadata: Path, source: Path
 ) -> dict[str, int]:
     """Return the number of tokens of each corpus."""
     tokens = dict.fromkeys((row.corpus for row in rows), 0)
@@ -168,13 +227,14 @@ def _count_tokens(
             raise UserError(f"{metadata}: not written by `tokamake describe`; recreate it")
         corpus = dataset["corpus"]
         if corpus not in tokens:
-            raise UserError(f'{metadata}: corpus "{corpus}" is not in {corpora}; add a row')
+            raise UserError(f'{metadata}: corpus "{corpus}" is not in {source}; add a row')
         tokens[corpus] += dataset["total_num_tokens"]
     for row in rows:
         if tokens[row.corpus] == 0:
+            reason = f": {row.files} has no text under {row.text_key}"
             raise UserError(
-                f'{row.where}: corpus "{row.corpus}" has no token: {row.files} has no text under '
-                f"{row.text_key}; remove the row, or fix the files"
+                f'{row.where}: corpus "{row.corpus}" has no token{"" if row.is_indexed else reason}'
+                "; remove the row, or fix the files"
             )
     return tokens
 

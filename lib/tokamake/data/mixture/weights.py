@@ -59,8 +59,8 @@ def read_weighting_file(path: Path) -> list[WeightedPrefix]:
 
     A fourth column, START:END, names a part of the dataset's documents. Several `weight prefix` on
     a line are what Megatron takes as --data-path; the corpus then is the last path component of the
-    prefix up to its first hyphen. A `.bin` at the end of a prefix is removed. Blank lines are
-    skipped, and a column that begins with `#` starts a comment.
+    prefix up to its number (<corpus>-<number>). A `.bin` at the end of a prefix is removed. Blank
+    lines are skipped, and a column that begins with `#` starts a comment.
 
     Raises:
         UserError: the file is missing, empty or not text, a line has another form, a weight is

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""
+IDS_KEY = "text_is_token_ids"
+"""Key of tokenizer_config.json: text is token ids separated by spaces."""
 
 
 class BatchEncoder(Protocol):
@@ -46,6 +48,8 @@ class Tokenizer:
     """Texts to token ids, by the tokenizer's own package."""
     decode: Callable[[list[int]], str]
     """Token ids to text, including special tokens."""
+    has_text: bool = True
+    """False: text is token ids separated by spaces, whose bytes say nothing about the data."""
     package: str = ""
     """The tokenizer's own package: tokenizers or sentencepiece."""
     word_rules: Callable[[], "WordRules | None"] = lambda: None

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokamake.data.tokenizers import Tokenizer
+from tokamake.data.tokenizers import Tokenizer, failure
 from tokamake.data.tokenizers._word_rules import word_rules
 from tokamake.errors import UserError
 
@@ -36,7 +36,10 @@ def wrap(fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "") -
     fast.no_padding()
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
-        return [e.ids for e in fast.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            return [e.ids for e in fast.encode_batch_fast(texts, add_special_tokens=False)]
+        except BaseException as error:  # the package raises bare Exception, or panics
+            raise UserError(f"tokenizer {path}: cannot encode a text ({failure(error)})") from None
 
     return Tokenizer(
         vocab_size=max(vocabulary.values()) + 1,

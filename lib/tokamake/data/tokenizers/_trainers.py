@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.config.data import MIN_VOCAB_SIZE
+from tokamake.data.tokenizers import IDS_KEY
 from tokamake.errors import UserError
 from tokamake.files import atomic_folder, write_json
 
@@ -58,7 +59,7 @@ _UNIGRAM_OPTIONS: dict[str, Any] = {
     "minloglevel": 2,
 }
 
-MINIMUM = {"bpe": 257, "unigram": 257, "wordpiece": 261}
+MINIMUM = {"bpe": 257, "unigram": 257, "wordpiece": 261, "ids": 2}
 """Minimum vocabulary of each kind: all bytes (wordpiece: some characters) and special tokens."""
 
 _MAX_BERT_CHARACTERS = 1000
@@ -106,6 +107,23 @@ def train(
     return tokenizer
 
 
+def ids_tokenizer(vocab_size: int, eod: int) -> "tokenizers.Tokenizer":
+    """Make a tokenizer whose text is token ids separated by spaces, like Megatron's NullTokenizer.
+
+    Args:
+        vocab_size: number of ids.
+        eod: end-of-document token.
+    """
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({str(id): id for id in range(vocab_size)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Without single_word, the token 2 would be found in 12.
+    tokenizer.add_special_tokens([tokenizers.AddedToken(str(eod), single_word=True)])
+    return tokenizer
+
+
 class _TooLittleTextError(Exception):
     def __init__(self, num_entries: int) -> None:
         """Note the entries that the text gives."""
@@ -134,13 +152,17 @@ def write(
     output: Path,
     *,
     special_tokens: Sequence[str] = (),
+    eod: int | None = None,
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which names the special tokens."""
+    """Write tokenizer.json and tokenizer_config.json, which names the special tokens.
+
+    `eod` is the end-of-document token of the kind ids.
+    """
     with atomic_folder(output) as folder:
         tokenizer.save(str(folder / "tokenizer.json"))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **_SPECIAL_TOKENS[kind],
+            **(_SPECIAL_TOKENS[kind] if eod is None else {"eos_token": str(eod), IDS_KEY: True}),
         }
         if special_tokens:
             config["additional_special_tokens"] = [*special_tokens]

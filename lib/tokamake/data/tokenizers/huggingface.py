@@ -1,8 +1,17 @@
 """Hugging Face tokenizers: tokenizer.json, and config files that name the end-of-document token."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from tokamake.data.tokenizers import CONFIGS, Tokenizer, in_folder, special_token, with_configs
+from tokamake.data.tokenizers import (
+    CONFIGS,
+    IDS_KEY,
+    Tokenizer,
+    in_folder,
+    setting,
+    special_token,
+    with_configs,
+)
 from tokamake.data.tokenizers._fast import wrap
 from tokamake.errors import UserError
 
@@ -26,9 +35,6 @@ def load(paths: list[Path]) -> Tokenizer:
             f"tokenizer {paths[0]}: no eos_token in {' or '.join(CONFIGS)} beside it; "
             "add the file that came with the tokenizer"
         )
-    return wrap(
-        fast,
-        paths[0],
-        eos=eos,
-        bos=special_token(paths, "bos_token") or special_token(paths, "cls_token"),
-    )
+    bos = special_token(paths, "bos_token") or special_token(paths, "cls_token")
+    tokenizer = wrap(fast, paths[0], eos=eos, bos=bos)
+    return replace(tokenizer, has_text=not setting(paths, IDS_KEY))

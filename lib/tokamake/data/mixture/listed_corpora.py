@@ -1,0 +1,38 @@
+"""Corpora of a weighting file that lists existing indexed datasets: `weights` of the config.
+
+The lines of one corpus become a row like those of the table of corpora, with the format indexed.
+"""
+
+import os
+from pathlib import Path
+
+from tokamake.data.corpus.corpora import Corpus, ListedDataset, listed_corpus
+from tokamake.data.mixture.weights import location, scan
+from tokamake.errors import UserError
+
+
+def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
+    """Read a weighting file as corpora, in the order of their first lines.
+
+    Lines of weight 0 are left out: no sample is drawn from them.
+
+    Args:
+        weights: lines of `weight prefix corpus [START:END]`, or pairs of `weight prefix`.
+        data_root: folder that the prefixes are relative to; None: the folder of the file.
+
+    Raises:
+        UserError: a line is wrong, or its corpus cannot be the name of a file.
+    """
+    root = weights.parent if data_root is None else data_root
+    lines, problems = scan(weights)
+    # A problem of the whole file, such as no weight above 0, may come from its lines.
+    if errors := [problem for problem in problems if problem.number] or problems:
+        raise UserError("\n".join(location(weights, p.number) + p.text for p in errors))
+    datasets: dict[str, list[ListedDataset]] = {}
+    for number, _, _, entry in lines:
+        if entry.weight:
+            where = location(weights, number).removesuffix(": ")
+            prefix = os.path.normpath(root / entry.prefix)
+            listed = ListedDataset(prefix, entry.weight, entry.part, where)
+            datasets.setdefault(entry.corpus, []).append(listed)
+    return [listed_corpus(corpus, listed) for corpus, listed in datasets.items()]

@@ -1,0 +1,64 @@
+"""Weighting files that list existing datasets become corpora with the weights of their lines."""
+
+from pathlib import Path
+
+import pytest
+
+from tokamake.data.corpus.corpora import Corpus, check_rows
+from tokamake.data.mixture.listed_corpora import read_listed_corpora
+from tokamake.errors import UserError
+
+
+def read(tmp_path: Path, *lines: str, data_root: Path | None = None) -> list[Corpus]:
+    weights = tmp_path / "mix.txt"
+    weights.write_text("\n".join(lines))
+    return read_listed_corpora(weights, data_root)
+
+
+def test_lines_of_three_columns_are_grouped_by_corpus(tmp_path: Path) -> None:
+    stack, wiki = read(
+        tmp_path,
+        "0.25 a/stack-v2-train-0000_text_document stack-v2-train",
+        "",
+        "0.5 /data/wiki wiki 0.1:0.9  # comment",
+        "0.5 a/stack-v2-train-0001_text_document.bin stack-v2-train",
+    )
+    assert (stack.corpus, stack.weight, stack.format) == ("stack-v2-train", 0.75, "indexed")
+    assert [line.prefix for line in stack.listed] == [
+        f"{tmp_path}/a/stack-v2-train-000{number}_text_document" for number in range(2)
+    ]
+    assert [line.where for line in stack.listed] == [f"{tmp_path}/mix.txt:{n}" for n in (1, 4)]
+    assert stack.is_split
+    assert (wiki.listed[0].prefix, wiki.listed[0].part) == ("/data/wiki", (0.1, 0.9))
+    assert not wiki.is_split
+
+
+def test_pairs_as_megatron_takes_them_are_named_after_their_files(tmp_path: Path) -> None:
+    text = "1 c4/en-0000_text_document 2 c4/en-0001_text_document 3 x/cc-2023-06-0007_text_document"
+    corpora = read(tmp_path, text, data_root=Path("/root"))
+    assert [(corpus.corpus, corpus.weight) for corpus in corpora] == [("en", 3), ("cc-2023-06", 3)]
+    assert corpora[0].listed[1].prefix == "/root/c4/en-0001_text_document"
+
+
+def test_lines_of_weight_zero_are_left_out(tmp_path: Path) -> None:
+    (corpus,) = read(tmp_path, "1 a/web-1", "0 a/web-2", "0 b/books-1")
+    assert [line.prefix for line in corpus.listed] == [f"{tmp_path}/a/web-1"]
+
+
+def test_all_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, "1 a/web-1", "-1 a/web-2", "1 a b c d", "1 a/web-1")
+    faults = [line.split(": ")[0] for line in str(caught.value).splitlines()]
+    assert faults == [f"{tmp_path}/mix.txt:{number}" for number in (2, 3, 4)]
+    with pytest.raises(UserError, match=r"mix\.txt:1: corpus: 'dolma/books': "):
+        read(tmp_path, "1 a/books dolma/books")
+
+
+def test_a_table_and_a_list_have_other_names_and_one_scale(tmp_path: Path) -> None:
+    listed = read(tmp_path, "1 a/web-1")
+    with pytest.raises(UserError, match=r'mix\.txt:1: corpus "web" is in corpus "web", too; give'):
+        check_rows([Corpus(corpus="web", files="x", weight=1), *listed])
+    row = Corpus(corpus="books", files="x", temperature=2)
+    with pytest.raises(UserError, match=r"temperature 2, but .*mix\.txt:1 has a weight"):
+        check_rows([*listed, row])
+    check_rows([*listed, Corpus(corpus="books", files="x", epochs=2)])
