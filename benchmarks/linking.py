@@ -58,20 +58,22 @@ def main() -> None:
     for prefix in prefixes:  # into memory
         Path(f"{prefix}.bin").read_bytes()
     binaries = [f"{prefix}.bin" for prefix in prefixes]
-    commands = {"sha256sum": ["sha256sum", *binaries], "first verification": _merge(folder)}
+    commands = {"sha256sum": ["sha256sum", *binaries], "first verification": []}
     times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         for name, command in commands.items():
-            shutil.rmtree(folder / "merged", ignore_errors=True)
-            times[name].append(_seconds(command, folder))
+            # A new folder each time: ext4 is slow to use inodes again that were just deleted.
+            times[name].append(_seconds(command or _merge(folder, f"merged-{number}"), folder))
     again = {
-        "second verification": _merge(folder),
+        "second verification": _merge(folder, "merged-0"),
         **{
             f"open, {name}": [sys.executable, "-c", text, *prefixes] for name, text in _OPEN.items()
         },
     }
     for name, command in again.items():
         times[name] = [_seconds(command, folder) for _ in range(options.rounds)]
+    for number in range(options.rounds):
+        shutil.rmtree(folder / f"merged-{number}")
     for name, seconds in times.items():
         rate = options.bytes / median(seconds) / 1e9
         shown = f"{rate:6.2f} GB/s" if name in commands else ""
@@ -116,9 +118,9 @@ def plan_links(folder: Path, prefixes: list[str]) -> None:
         train_tokenizer(kind="ids", vocab_size=VOCAB_SIZE, eod=EOD, output=folder / "ids")
 
 
-def _merge(folder: Path) -> list[str]:
+def _merge(folder: Path, output: str) -> list[str]:
     tokamake = str(Path(sys.executable).with_name("tokamake"))
-    files = {"plan": "plan.json", "input": "shards", "output": "merged", "summary": "batch.json"}
+    files = {"plan": "plan.json", "input": "shards", "output": output, "summary": "batch.json"}
     named = [f"--{name}={folder / file}" for name, file in files.items()]
     return [tokamake, "merge-batch", *named, "--batch=web-00000", f"--tokenizer={folder / 'ids'}"]
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import faults
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
+from tests.support.web_server import Server, serving
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.merge import merge
@@ -156,3 +157,18 @@ def others(tmp_path: Path) -> list[Path]:
         write_megatron_dataset(tmp_path / f"in/p{place}", part, longest=2)
         for place, part in enumerate(MERGE_INPUTS)
     ]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A local server in place of the Hub, an empty cache, and no waiting between attempts."""
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tokamake.remote.https._FIRST_WAIT", 0.0)
+    with serving() as state:
+        monkeypatch.setenv("HF_ENDPOINT", state.url)
+        yield state

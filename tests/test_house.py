@@ -25,7 +25,7 @@ STAGES, TOOLS = cli.commands(cli.STAGES), cli.commands(cli.TOOLS)
 NO_COMMAND = {"all", "data", "report"}
 # Rules whose command has another name.
 OTHER_NAME = {
-    **{"tokenize": "tokenize_batch", "merge": "merge_batch"},
+    **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
     **{"import_checkpoint": "convert", "export_hf": "convert"},
 }
 

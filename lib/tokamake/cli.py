@@ -45,6 +45,9 @@ STAGES = {
             "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
         ),
         "find-duplicates": Command("data.corpus", "web-*.rows --output web.rows"),
+        "fetch-batch": Command(
+            "data.corpus", "--plan plan.json --batch web-00000 --output fetched.json"
+        ),
         "tokenize-batch": Command(
             "data.tokenize",
             "--plan plan.json --batch web-00000 --tokenizer tokenizer --output shards"
@@ -113,6 +116,7 @@ STAGES = {
 TOOLS = {
     "Data": {
         "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
+        "fetch": Command("remote", "hf://meta-llama/Llama-3.1-8B"),
         "tokenize": Command(
             "data.tokenize", "raw/*.jsonl.zst --output out/web --tokenizer /models/llama2"
         ),

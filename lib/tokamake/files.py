@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,7 @@ _swept: set[Path] = set()
 """Folders without stale files. Listing a large folder takes seconds, so list each folder once."""
 
 
+@cache
 def _place() -> str:
     """Where a PID means one process: the host, and a hash of its boot and our PID namespace."""
     try:
@@ -160,7 +162,8 @@ def atomic(
             unwritten = [path for path in optional if not temporaries[path].exists()]
             written = [path for path in paths if path not in unwritten]
             for path in written:
-                sync(temporaries[path])
+                if not temporaries[path].is_symlink():  # a link has no content of its own
+                    sync(temporaries[path])
             manifests = written[-vouching:] if len(paths) > 1 else []
             _remove(targets[path] for path in [*manifests, *unwritten])
             for path in written:
@@ -317,3 +320,23 @@ def allow_open_files() -> None:
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+
+
+def glob_expression(pattern: str) -> str:
+    """Return the regular expression of a glob pattern; * stops at a slash, ** does not.
+
+    A pattern without wildcards also matches the files in a folder of this name.
+    """
+    # Odd pieces are wildcards, even ones the text between them.
+    pieces = re.split(r"(\*\*/?|\*|\?|\[!?\]?[^\]]*\])", pattern)
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(
+        wildcards.get(piece)
+        or (
+            f"[{'^' * (piece[1] == '!')}{piece[1:].removeprefix('!')}"
+            if piece[:1] == "["
+            else re.escape(piece)
+        )
+        for piece in pieces
+    )
+    return expression if len(pieces) > 1 else f"{expression.removesuffix('/')}(?:/.*)?"

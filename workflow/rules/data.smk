@@ -49,6 +49,26 @@ if CONFIG.given_tokenizer is None:
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
+if CONFIG.downloads:
+
+    rule fetch:
+        "Download the raw files of a job batch that are behind addresses."
+        output:
+            DATA_SET.batch_file("fetch", "{batch}"),
+        log:
+            f"{DATA_SET.logs}/fetch/{{batch}}.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/fetch/{{batch}}.tsv"
+        localrule: True  # compute nodes have no network
+        retries: 2  # a download continues where it was cut
+        params:
+            files=data_rules.downloads_digest,
+            plan=PLAN,
+        shell:
+            "tokamake fetch-batch --plan {params.plan} --batch {wildcards.batch} --output {output}"
+            " > {log} 2>&1"
+
+
 if CONFIG.shared.tokenize.deduplicate:
 
     rule hash_documents:

@@ -1,11 +1,10 @@
 """Settings of the data stages: sample corpus, tokenizer, plan, tokenization."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tokamake.config.fields import Settings
+from tokamake.config.fields import FetchedPath, Settings
 
 
 class SampleCorpus(Settings):
@@ -29,9 +28,10 @@ TokenizerKind = Literal["bpe", "wordpiece", "unigram", "ids"]
 class TokenizerSettings(Settings):
     """The tokenizer: an existing one, or one to train on the corpora."""
 
-    path: Path | None = None
+    path: FetchedPath | None = None
     """File or folder of an existing tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
-    SentencePiece .model, or BERT vocab.txt. Empty: train a tokenizer on the corpora."""
+    SentencePiece .model, or BERT vocab.txt; or hf://ORG/NAME@REVISION after `tokamake fetch`.
+    Empty: train a tokenizer on the corpora."""
     kind: TokenizerKind = "bpe"
     """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
     BERT, or Unigram over bytes. ids: nothing is trained, and text is token ids separated by spaces,

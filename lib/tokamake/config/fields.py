@@ -4,14 +4,35 @@ import functools
 import math
 import operator
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tokamake import plugins
+from tokamake.errors import UserError
+from tokamake.remote.hub import fetched_path
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""
+
+
+def fetched(value: Any) -> Any:
+    """Validator: an address of the Hugging Face Hub becomes the path of what was fetched.
+
+    Raises:
+        ValueError: `tokamake fetch` has not fetched it.
+    """
+    if isinstance(value, str) and value.startswith("hf://"):
+        try:
+            return fetched_path(value)
+        except UserError as error:
+            raise ValueError(str(error).removeprefix(f"{value}: ")) from None
+    return value
+
+
+FetchedPath = Annotated[Path, BeforeValidator(fetched)]
+"""Path, or an address of the Hugging Face Hub that `tokamake fetch` has fetched."""
 
 
 def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:

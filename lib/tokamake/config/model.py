@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
-from tokamake.config.fields import Settings
+from tokamake.config.fields import Settings, fetched
 
 FORMATS = "checkpoint/**/format"
 """Kind of the plug-ins that are checkpoint formats."""
@@ -64,7 +64,7 @@ def _as_checkpoint(value: Any) -> Any:
     """A mapping is the name of a run, anything else a folder."""
     is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
     if is_run or value is None or isinstance(value, str | Path | ParentRun):
-        return ParentRun(**value) if is_run else value
+        return ParentRun(**value) if is_run else fetched(value)
     raise ValueError(
         "give the folder of a checkpoint, or the name of a run of the same table: {run: NAME}"
     )
@@ -80,8 +80,9 @@ class ModelSettings(Settings):
     tokenizer's."""
     checkpoint: Annotated[Path | ParentRun | None, BeforeValidator(_as_checkpoint)] = None
     """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
-    parent whose file `latest` names it; or the last checkpoint of another run of the table of runs:
-    {run: NAME}. See train.finetune. Empty: random weights."""
+    parent whose file `latest` names it; hf://ORG/NAME@REVISION after `tokamake fetch`; or the last
+    checkpoint of another run of the table of runs: {run: NAME}. See train.finetune. Empty: random
+    weights."""
 
     @model_validator(mode="before")
     @classmethod

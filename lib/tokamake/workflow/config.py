@@ -15,12 +15,14 @@ from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
-from tokamake.data.corpus.plan_file import Plan, PlannedMerge, PlannedShard
+from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
+from tokamake.units import in_bytes
 from tokamake.validation import read_yaml
 from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
@@ -93,6 +95,11 @@ class WorkflowConfig:
         return {shard.name: shard for shard in self.plan.shards}
 
     @cached_property
+    def downloads(self) -> dict[str, PlannedDownload]:
+        """Raw files behind addresses, by path."""
+        return {download.path: download for download in self.plan.downloads}
+
+    @cached_property
     def merged(self) -> dict[str, PlannedMerge]:
         """Merged datasets by name."""
         return {merge.name: merge for merge in self.plan.merged}
@@ -151,6 +158,7 @@ def _read(
         plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
+        _report_downloads(plan)
     check_initial_models(runs, is_main_process=is_main_process)
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
@@ -175,6 +183,17 @@ def _read(
         previous_plan=previous,
         given_tokenizer=tokenizer,
     )
+
+
+def _report_downloads(plan: Plan) -> None:
+    """Say what jobs will download."""
+    missing = [download for download in plan.downloads if not Path(download.path).exists()]
+    if missing:
+        size = in_bytes(sum(download.size for download in missing))
+        print(
+            f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, to be downloaded",
+            file=sys.stderr,
+        )
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:

@@ -45,17 +45,41 @@ class DataRules:
         return sorted(made.keys() & set(paths)) if made else []
 
     def tokenizer_corpus(self) -> list[str]:
-        """Raw files that the tokenizer is trained on and that a job makes."""
-        return self.made_files(
-            path for source in self._config.plan.tokenizer for path in source.files
-        )
+        """Raw files that the tokenizer is trained on and that a job makes or downloads."""
+        paths = {path for source in self._config.plan.tokenizer for path in source.files}
+        batches = [
+            batch
+            for batch in self._config.tokenize_batches
+            if not paths.isdisjoint(self._downloads(batch))
+        ]
+        return self.made_files(paths) + [self._data_set.batch_file("fetch", b) for b in batches]
 
     def raw_files(self, wildcards: Any) -> list[str]:
-        """Raw files of all shards of a job batch that a job makes."""
-        shards = self._config.tokenize_batches[wildcards.batch]
-        return self.made_files(
+        """Raw files of all shards of a job batch that a job makes, and the list of downloads."""
+        batch = wildcards.batch
+        shards = self._config.tokenize_batches[batch]
+        made = self.made_files(
             path for shard in shards for path in self._config.shards[shard].files
         )
+        if not (downloads := self._downloads(batch)):
+            return made
+        fetched = self._data_set.batch_file("fetch", batch)
+        tokenized = self._data_set.batch_file("tokenize", batch)
+        is_needed = not Path(tokenized).exists() and Path(fetched).exists()
+        if self._force_job and is_needed and not all(Path(path).exists() for path in downloads):
+            self._force_job(fetched)  # the cache was emptied
+        return [*made, fetched]
+
+    def downloads_digest(self, wildcards: Any) -> str:
+        """Digest of the downloads of a job batch."""
+        return files.digest(self._downloads(wildcards.batch))
+
+    def _downloads(self, batch: str) -> list[str]:
+        """Paths of the raw files of a job batch that are downloaded."""
+        if not (downloads := self._config.downloads):
+            return []
+        shards = (self._config.shards[name] for name in self._config.tokenize_batches[batch])
+        return sorted({path for shard in shards for path in shard.files if path in downloads})
 
     def tokenize_inputs(self, wildcards: Any) -> list[str]:
         """Raw files of a job batch, once it is known whether its shards are still complete."""

@@ -57,8 +57,9 @@ class Corpus(Settings):
     """Name of the corpus; merged datasets are named <corpus>-<number>."""
     files: str
     """Glob patterns of raw files, relative to the working directory, separated by spaces; quote a
-    pattern that contains a space. With the format indexed: prefixes of indexed datasets, folders of
-    them, or patterns."""
+    pattern that contains a space. Also addresses: hf://datasets/ORG/NAME@REVISION with or without a
+    path or pattern behind it, and https addresses of files. With the format indexed: prefixes of
+    indexed datasets, folders of them, or patterns."""
     format: Annotated[str, AfterValidator(_format)] = ""
     """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file.
     indexed: the corpus is tokenized already, as indexed datasets (.bin, .idx)."""

@@ -14,6 +14,7 @@ from tokamake.data.corpus.stamps import file_stamp
 from tokamake.data.readers import natural_key
 from tokamake.errors import UserError
 from tokamake.files import digest
+from tokamake.remote.remote_file import is_remote
 
 SUFFIXES = (".bin", ".idx")
 """Ends of the names of a dataset's files."""
@@ -45,6 +46,11 @@ def _named(corpus: Corpus) -> list[DatasetFiles]:
     """Datasets of a row of the table, each once."""
     datasets: dict[Path, DatasetFiles] = {}
     for pattern in patterns(corpus):
+        if is_remote(pattern):
+            raise UserError(
+                f"{corpus.where}: files: {pattern}: an address, but indexed datasets are read from "
+                "disk; download it with `tokamake fetch`, and name the folder that this prints"
+            )
         prefixes = list(_prefixes(pattern))
         if not prefixes:
             fault = "no indexed dataset matches" if has_magic(pattern) else "no such dataset"

@@ -11,12 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from tokamake.config.data import PlanSettings
-from tokamake.data.corpus.corpora import Corpus, read_corpora
+from tokamake.data.corpus.corpora import Corpus, patterns, read_corpora
 from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
     JobBatch,
     Plan,
+    PlannedDownload,
     PlannedMerge,
     PlannedShard,
     TokenizerCorpus,
@@ -27,6 +28,8 @@ from tokamake.data.corpus.plan_shards import cut_shards, group_shards, is_divisi
 from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
 from tokamake.errors import UserError
 from tokamake.files import digest
+from tokamake.remote.download import list_files
+from tokamake.remote.remote_file import is_remote
 from tokamake.validation import parse_json
 
 
@@ -96,7 +99,13 @@ def make_plan(
     # max_jobs is left out: another number of jobs changes no shard.
     sizes = settings.model_dump(exclude={"max_jobs"})
     extended = previous if previous and previous.settings == sizes else None
-    files = {corpus.corpus: raw_files(corpus, declared) for corpus in rows if not corpus.is_indexed}
+    downloads = _list_downloads(rows, previous)
+    remote = {address: [entry.file for entry in listed] for address, listed in downloads.items()}
+    files = {
+        corpus.corpus: raw_files(corpus, declared, downloads=remote)
+        for corpus in rows
+        if not corpus.is_indexed
+    }
     shards: list[PlannedShard] = []
     merged: list[PlannedMerge] = []
     for corpus in rows:
@@ -131,7 +140,27 @@ def make_plan(
         ),
         tuple(merged),
         tuple(shards),
+        tuple(entry for listed in downloads.values() for entry in listed),
     )
+
+
+def _list_downloads(
+    corpora: Iterable[Corpus], previous: Plan | None
+) -> dict[str, list[PlannedDownload]]:
+    """List the files behind each address, or take them from the earlier plan, which pins them."""
+    listed: dict[str, list[PlannedDownload]] = {}
+    for download in previous.downloads if previous else ():
+        listed.setdefault(download.address, []).append(download)
+    named: dict[str, list[PlannedDownload]] = {}
+    for corpus in corpora:
+        for address in filter(is_remote, patterns(corpus)):
+            try:
+                named[address] = listed.get(address) or [
+                    PlannedDownload(address, *file) for file in list_files(address)
+                ]
+            except UserError as error:
+                raise UserError(f"{corpus.where}: files: {error}") from None
+    return named
 
 
 def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:

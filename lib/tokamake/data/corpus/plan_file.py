@@ -11,6 +11,7 @@ import orjson
 
 from tokamake.errors import UserError
 from tokamake.files import read_json, write_text
+from tokamake.remote.remote_file import RemoteFile
 
 
 class PlannedShard(NamedTuple):
@@ -81,6 +82,26 @@ class TokenizerCorpus(NamedTuple):
     """Paths of the first plan that still exist."""
 
 
+class PlannedDownload(NamedTuple):
+    """A file behind an address in the table of corpora, as it was when the plan was made."""
+
+    address: str
+    """Address in the table of corpora; it may stand for many files."""
+    url: str
+    """Address of this file at a commit, or an https address."""
+    path: str
+    """Path of the link to the download."""
+    size: int
+    """Bytes."""
+    version: str
+    """Hash or other version, from `RemoteFile`."""
+
+    @property
+    def file(self) -> RemoteFile:
+        """The file without the address."""
+        return RemoteFile(*self[1:])
+
+
 class Plan(NamedTuple):
     """All work on the raw files."""
 
@@ -98,6 +119,8 @@ class Plan(NamedTuple):
     """All merged datasets."""
     shards: tuple[PlannedShard, ...]
     """All shards."""
+    downloads: tuple[PlannedDownload, ...] = ()
+    """Raw files behind addresses."""
 
 
 _ITEM_TYPES: dict[str, type[Any]] = {
@@ -106,6 +129,7 @@ _ITEM_TYPES: dict[str, type[Any]] = {
     "merge_batches": JobBatch,
     "merged": PlannedMerge,
     "shards": PlannedShard,
+    "downloads": PlannedDownload,
 }
 
 
@@ -122,6 +146,7 @@ def read_plan(path: Path) -> Plan:
         # orjson refuses file names that are not UTF-8; `read_json` reads them.
         value = read_json(path, remedy if path.exists() else "make it with `tokamake plan`")
     try:
+        value.setdefault("downloads", [])  # plans of earlier versions have none
         for name, item_type in _ITEM_TYPES.items():
             items = value[name]
             for index, fields in enumerate(items):

@@ -52,8 +52,8 @@ def is_divisible(file: RawFile, format: str = "") -> bool:
     """Tell whether a reader can read byte ranges of a file. Compressed files have none."""
     if format and not _has_byte_ranges(format):
         return False
-    if file.modified is None:  # a declared file has no content to look at yet
-        return file.path.endswith(".jsonl")
+    if file.modified is None:  # there is no content to look at yet
+        return file.path.endswith((".jsonl", ".parquet") if file.is_remote else ".jsonl")
     if _extension(file.path) in COMPRESSION_SUFFIXES:
         return False
     kind, compression = sniff(Path(file.path), format)
@@ -82,7 +82,7 @@ def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
 
 def _text_bytes(file: RawFile) -> float:
     """Estimate the decompressed size of a raw file."""
-    if file.modified is None:  # the size of a declared file is uncompressed already
+    if file.modified is None and not file.is_remote:  # a declared size is uncompressed already
         return file.size
     return file.size * _EXPANSION.get(_extension(file.path), 1.0)
 

@@ -10,13 +10,15 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
 from tokamake.data.corpus.stamps import DECLARED, file_stamp
 from tokamake.data.readers import expand, natural_key
 from tokamake.errors import UserError
-from tokamake.files import digest
+from tokamake.files import digest, glob_expression
+from tokamake.remote.remote_file import RemoteFile, is_remote
 
 
 class RawFile(NamedTuple):
@@ -28,9 +30,16 @@ class RawFile(NamedTuple):
     """Bytes on disk; for a declared file, bytes of uncompressed text."""
     modified: int | None
     """Nanoseconds since the epoch; None for a declared file, which does not exist yet."""
+    is_remote: bool = False
+    """Whether it is behind an address; then it is as if it did not exist yet, but has its size."""
 
 
-def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
+def raw_files(
+    corpus: Corpus,
+    declared: Mapping[str, int],
+    *,
+    downloads: Mapping[str, Iterable[RemoteFile]] = MappingProxyType({}),
+) -> list[RawFile]:
     """Return the raw files of a corpus in natural order.
 
     Names and patterns mean the same as in `readers.expand`.
@@ -39,6 +48,7 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
         corpus: row of the table.
         declared: path to size of files that do not exist yet. Files on disk in the folder of a
             declared file are ignored: an earlier declaration made them.
+        downloads: files behind each address of the table.
 
     Raises:
         UserError: a pattern matches nothing, or a file cannot be read.
@@ -46,7 +56,11 @@ def raw_files(corpus: Corpus, declared: Mapping[str, int]) -> list[RawFile]:
     declared_folders = {Path(path).parent.resolve() for path in declared}
     files: dict[object, RawFile] = {}
     for pattern in patterns(corpus):
-        expression = re.compile(_glob_expression(pattern))
+        if is_remote(pattern):
+            remote = [RawFile(file.path, file.size, None, True) for file in downloads[pattern]]
+            files.update({file.path: file for file in remote})
+            continue
+        expression = re.compile(glob_expression(pattern))
         num_matches = 0
         for path, size in declared.items():
             if any(map(expression.fullmatch, (path, str(Path(path).absolute())))):
@@ -118,23 +132,3 @@ def _files_on_disk(
             yield (status.st_dev, status.st_ino), file
         elif stat.S_ISDIR(status.st_mode) and folders:
             yield from _files_on_disk(map(str, expand([path])), skipped_folders, folders=False)
-
-
-def _glob_expression(pattern: str) -> str:
-    """Return the regular expression of a glob pattern; * stops at a slash, ** does not.
-
-    A pattern without wildcards also matches the files in a folder of this name.
-    """
-    # Odd pieces are wildcards, even ones the text between them.
-    pieces = re.split(r"(\*\*/?|\*|\?|\[!?\]?[^\]]*\])", pattern)
-    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    expression = "".join(
-        wildcards.get(piece)
-        or (
-            f"[{'^' * (piece[1] == '!')}{piece[1:].removeprefix('!')}"
-            if piece[:1] == "["
-            else re.escape(piece)
-        )
-        for piece in pieces
-    )
-    return expression if len(pieces) > 1 else f"{expression.removesuffix('/')}(?:/.*)?"

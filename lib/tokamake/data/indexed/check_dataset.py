@@ -5,12 +5,14 @@ grow with the dataset.
 """
 
 import hashlib
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokamake import files
 from tokamake.data.indexed.dataset import DTYPES
@@ -194,10 +196,40 @@ def _range_faults(
         first += stated.size
 
 
-class TokenScan:
-    """One pass over a token file: hash its byte ranges and count invalid tokens."""
+def _fill(stream: io.FileIO, block: memoryview) -> int:
+    """Read bytes until a block is full or the file ends; return their number."""
+    count = 0
+    while count < len(block) and (read := stream.readinto(block[count:])):
+        count += read
+    return count
 
-    def __init__(self, dtype: np.dtype | None, vocab_size: int | None) -> None:
+
+class TokenScan:
+    """One pass over a token file: hash its byte ranges and count invalid tokens.
+
+    Attributes:
+        num_open: documents whose last token is not `eod`.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype | None,
+        vocab_size: int | None,
+        *,
+        last_tokens: NDArray[np.int64] | None = None,
+        eod: int | None = None,
+    ) -> None:
+        """Say what tokens must be.
+
+        Args:
+            dtype: of the tokens; None: only hash.
+            vocab_size: tokens must be below it; None: they must not be negative.
+            last_tokens: (documents,) position of the last token of each document, ascending.
+            eod: what this token should be.
+        """
+        self.num_open = 0
+        self._last_tokens = np.zeros(0, np.int64) if last_tokens is None else last_tokens
+        self._eod = eod
         self._dtype = dtype
         self._vocab_size = vocab_size
         self._num_invalid = self._num_tokens = 0
@@ -205,17 +237,19 @@ class TokenScan:
 
     def hash_ranges(self, binary: Path, sizes: list[int]) -> Iterator[HashedRange]:
         """Yield size and hash of consecutive ranges of these sizes, then of remaining bytes."""
-        with binary.open("rb") as stream:
+        # One buffer: the kernel would have to clear new memory for each block.
+        buffer = memoryview(bytearray(_BLOCK))
+        with binary.open("rb", buffering=0) as stream:
             remaining = binary.stat().st_size - sum(sizes)
             for size in [*sizes, remaining] if remaining > 0 or not sizes else sizes:
                 digest, unread = hashlib.sha256(), size
-                while unread and (block := stream.read(min(_BLOCK, unread))):
-                    digest.update(block)
-                    self._check_tokens(block)
-                    unread -= len(block)
+                while unread and (count := _fill(stream, buffer[: min(_BLOCK, unread)])):
+                    digest.update(buffer[:count])
+                    self._check_tokens(buffer[:count])
+                    unread -= count
                 yield HashedRange(size - unread, digest.hexdigest())
 
-    def _check_tokens(self, block: bytes) -> None:
+    def _check_tokens(self, block: memoryview) -> None:
         """Count tokens that are negative or not in the vocabulary."""
         if self._dtype is None:
             return
@@ -229,6 +263,10 @@ class TokenScan:
                 position = int(invalid.argmax())
                 self._first_invalid = self._num_tokens + position, int(tokens[position])
             self._num_invalid += int(np.count_nonzero(invalid))
+        bounds = self._num_tokens, self._num_tokens + len(tokens)
+        first, end = np.searchsorted(self._last_tokens, bounds)
+        last = tokens[self._last_tokens[first:end] - self._num_tokens]
+        self.num_open += int(np.count_nonzero(last != self._eod))
         self._num_tokens += len(tokens)
 
     def faults(self, binary: Path) -> Iterator[str]:

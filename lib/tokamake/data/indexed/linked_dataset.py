@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokamake import __version__
 from tokamake.data.indexed.check_dataset import TokenScan
@@ -56,9 +57,7 @@ def write_linked(
     """
     check_tokenizer(prefix, tokenizer)
     dataset = open_merge_input(prefix)
-    ranges = _checked_tokens(dataset, vocab_size=tokenizer.vocab_size)
-    if has_eod:
-        _check_eod(dataset, tokenizer.eod)
+    ranges = _checked_tokens(dataset, tokenizer, has_eod=has_eod)
     # What is written over a link would go to the file that it names.
     remove_links(output)
     known = dataset.manifest or {"inputs": []}
@@ -100,42 +99,51 @@ def remove_links(output: Path) -> None:
             name(output).unlink()
 
 
-def _checked_tokens(dataset: MergeInput, *, vocab_size: int) -> list[HashedRange]:
-    """Hash the token file, and compare it with its manifest, if any, and with the vocabulary."""
+def _checked_tokens(
+    dataset: MergeInput, tokenizer: Tokenizer, *, has_eod: bool
+) -> list[HashedRange]:
+    """Hash the token file in one pass, and compare it with its manifest and with the tokenizer.
+
+    Raises:
+        UserError: it differs from its manifest, a token is not in the vocabulary, or documents do
+            not end with the end-of-document token.
+    """
     binary = bin_path(dataset.prefix)
+    last_tokens = _last_tokens(dataset) if has_eod else np.zeros(0, np.int64)
     if dataset.dtype.kind == "f":
-        if (highest := highest_token(binary, dataset.dtype)) >= vocab_size:
+        if (highest := highest_token(binary, dataset.dtype)) >= tokenizer.vocab_size:
             raise UserError(
-                f"{binary}: has token {highest}, the vocabulary {vocab_size:,} entries; name the "
-                "tokenizer that made the dataset"
+                f"{binary}: has token {highest}, the vocabulary {tokenizer.vocab_size:,} entries; "
+                "name the tokenizer that made the dataset"
             )
+        tokens = np.memmap(binary, dataset.dtype, "r") if dataset.tokens else np.zeros(0)
+        num_open = int(np.count_nonzero(tokens[last_tokens] != tokenizer.eod))
+        _check_eod(binary, num_open, num_documents=len(last_tokens), eod=tokenizer.eod)
         return []
     expected = hashed_ranges(dataset.manifest) if dataset.manifest else []
-    scan = TokenScan(dataset.dtype, vocab_size)
+    scan = TokenScan(
+        dataset.dtype, tokenizer.vocab_size, last_tokens=last_tokens, eod=tokenizer.eod
+    )
     ranges = list(scan.hash_ranges(binary, [hashed.size for hashed in expected]))
     if expected and ranges != expected:
         raise UserError(f"{binary}: differs from the hash in its manifest; rebuild the dataset")
     for fault in scan.faults(binary):
         raise UserError(fault)
+    _check_eod(binary, scan.num_open, num_documents=len(last_tokens), eod=tokenizer.eod)
     return ranges
 
 
-def _check_eod(dataset: MergeInput, eod: int) -> None:
-    """Check that each document that has tokens ends with a token.
-
-    Raises:
-        UserError: some do not.
-    """
-    binary = bin_path(dataset.prefix)
+def _last_tokens(dataset: MergeInput) -> NDArray[np.int64]:
+    """Position of the last token of each document that has tokens."""
     ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *dataset.layout.lengths.chunks()]))
-    bounds = np.concatenate([*dataset.layout.bounds.chunks()])
-    document_ends = ends[bounds]
-    last = document_ends[1:][np.diff(document_ends) > 0] - 1
-    tokens = np.memmap(binary, dataset.dtype, "r") if len(last) else np.zeros(0, dataset.dtype)
-    without = int(np.count_nonzero(tokens[last] != eod))
-    if without:
+    document_ends = ends[np.concatenate([*dataset.layout.bounds.chunks()])]
+    return document_ends[1:][np.diff(document_ends) > 0] - 1
+
+
+def _check_eod(binary: Path, num_open: int, *, num_documents: int, eod: int) -> None:
+    if num_open:
         raise UserError(
-            f"{binary}: {without:,} of {len(last):,} documents do not end with {eod}, the "
+            f"{binary}: {num_open:,} of {num_documents:,} documents do not end with {eod}, the "
             "tokenizer's end-of-document token; name the tokenizer that made the dataset, or set "
             "tokenize.append_eod to false if its documents have none"
         )

@@ -1,0 +1,62 @@
+"""Tool `fetch`: download models, tokenizers and datasets, for configs that name them by address."""
+
+_WEIGHTS = ("model*.safetensors", "model*.safetensors.index.json")
+_PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab.*", "merges.txt", "*.model"),
+)
+_MODEL = ("config.json", "generation_config.json", *_TOKENIZER)
+
+
+def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
+    """Download files of the Hugging Face Hub, or at https addresses, and print where they are.
+
+    Downloads go to the cache (HF_HOME), where files that are there already are taken; the working
+    directory gets links below results/raw. An interrupted download continues. Afterwards a config
+    can name the same address in `tokenizer.path` and `model.checkpoint`, and needs no network. A
+    branch such as main stays at the commit that it had, until you fetch it again.
+
+    Args:
+        addresses: hf://ORG/NAME@REVISION for a model, hf://datasets/ORG/NAME@REVISION for a
+            dataset, with or without a path or pattern behind it; or https addresses of files.
+        tokenizer: of a model, only the files of its tokenizer.
+
+    Raises:
+        UserError: there is no such file, it cannot be downloaded, or differs from what was listed.
+    """
+    from tokamake.remote.download import download, list_files
+    from tokamake.remote.hub import link_revision, parse_address
+
+    for address in addresses:
+        files = list_files(address)
+        is_hub = address.startswith("hf://")
+        if is_hub and (parsed := parse_address(address)).kind == "model" and not parsed.path:
+            names = _TOKENIZER if tokenizer else _MODEL
+            files = _select(files, names, address=address, with_weights=not tokenizer)
+        for file in files:
+            download(file)
+            print(f"{file.path}: {file.size:,} bytes", flush=True)
+        if is_hub:
+            print(f"{link_revision(address, files[0])}: {len(files)} files of {address}")
+
+
+def _select(files: list, names: tuple[str, ...], *, address: str, with_weights: bool) -> list:
+    """Files of a model that tokamake reads: weights in one form, its config and its tokenizer."""
+    from fnmatch import fnmatch
+
+    from tokamake.errors import UserError
+
+    def matching(patterns: tuple[str, ...]) -> list:
+        paths = {file.url.partition("@")[2].partition("/")[2]: file for file in files}
+        return [f for path, f in paths.items() if any(fnmatch(path, each) for each in patterns)]
+
+    weights = (matching(_WEIGHTS) or matching(_PICKLED_WEIGHTS)) if with_weights else []
+    if with_weights and not weights:
+        raise UserError(
+            f"{address}: has no model*.safetensors or pytorch_model*.bin; name files by a pattern, "
+            "or only the tokenizer with --tokenizer"
+        )
+    if not (others := matching(names)):
+        raise UserError(f"{address}: has no file of a tokenizer; name files by a pattern")
+    return [*others, *weights]

@@ -1,0 +1,100 @@
+"""A plan pins the files behind addresses, and a job downloads those of its batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.web_server import Server
+from tokamake.config.data import PlanSettings
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.fetch_batch import fetch_batch
+from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.plan_file import Plan, read_plan, write_plan
+from tokamake.errors import UserError
+
+SETTINGS = PlanSettings(shard_bytes=4000, merged_bytes=10**6, max_jobs=2)
+ADDRESS = "hf://datasets/org/texts/data"
+FILES = {
+    "data/0.jsonl": b'{"text": "zero"}\n' * 100,
+    "data/1.jsonl": b'{"text": "one"}\n' * 600,  # two shards and more
+    "data/10.jsonl.gz": b"packed" * 100,
+    "data/2.jsonl": b'{"text": "two"}\n' * 100,
+}
+
+
+@pytest.fixture
+def hub(server: Server) -> Server:
+    server.repositories["datasets/org/texts"] = dict(FILES)
+    server.files["/more.jsonl"] = b'{"text": "more"}\n' * 10
+    return server
+
+
+def plan_of(server: Server, previous: Plan | None = None) -> Plan:
+    corpus = Corpus(corpus="web", files=f"{ADDRESS} {server.url}/more.jsonl", weight=1)
+    return make_plan([corpus], SETTINGS, declared={}, previous=previous)
+
+
+def test_files_are_planned_by_their_sizes_without_a_download(hub: Server) -> None:
+    plan = plan_of(hub)
+    assert not hub.downloads() or all("/api/" in request for request in hub.downloads())
+    names = [Path(download.path).name for download in plan.downloads]
+    assert names == ["0.jsonl", "1.jsonl", "10.jsonl.gz", "2.jsonl", "more.jsonl"]
+    planned = [[Path(path).name for path in shard.files] for shard in plan.shards]
+    assert planned == [
+        ["more.jsonl", "0.jsonl"], ["1.jsonl"], ["1.jsonl"], ["1.jsonl"], ["2.jsonl", "10.jsonl.gz"]
+    ]  # fmt: skip
+    assert [shard.byte_range for shard in plan.shards][1:4] == ["0:3200", "3200:6400", "6400:"]
+
+
+def test_later_files_and_downloads_do_not_change_the_plan(hub: Server, tmp_path: Path) -> None:
+    plan = plan_of(hub)
+    write_plan(tmp_path / "plan.json", plan)
+    assert read_plan(tmp_path / "plan.json") == plan
+    hub.repositories["datasets/org/texts"]["data/9.jsonl"] = b"{}\n"
+    before = len(hub.requests)
+    assert plan_of(hub, plan) == plan
+    assert len(hub.requests) == before  # a plan needs no network again
+
+
+def test_a_batch_downloads_its_own_files_once(hub: Server, tmp_path: Path) -> None:
+    plan = plan_of(hub)
+    write_plan(tmp_path / "plan.json", plan)
+    for batch in plan.tokenize_batches:
+        output = tmp_path / f"{batch.name}.json"
+        fetch_batch(plan=tmp_path / "plan.json", batch=batch.name, output=output)
+        listed = json.loads(output.read_text())["files"]
+        shards = [shard for shard in plan.shards if shard.name in batch.members]
+        assert {entry["path"] for entry in listed} == {path for s in shards for path in s.files}
+    contents = {
+        **{download.url.rpartition("data/")[2]: download.path for download in plan.downloads}
+    }
+    for name, content in FILES.items():
+        assert Path(contents[name.removeprefix("data/")]).read_bytes() == content
+    gets = [r for r in hub.downloads() if "/api/" not in r]
+    assert len(gets) == len(set(gets)) == 5
+    assert plan_of(hub, plan) == plan
+
+
+def test_all_files_that_cannot_be_downloaded_are_named(hub: Server, tmp_path: Path) -> None:
+    plan = plan_of(hub)
+    write_plan(tmp_path / "plan.json", plan)
+    commit = hub.commit("datasets/org/texts")
+    del hub.repositories["datasets/org/texts"]
+    first = plan.tokenize_batches[0].name
+    with pytest.raises(UserError) as caught:
+        fetch_batch(plan=tmp_path / "plan.json", batch=first, output=tmp_path / "out.json")
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"hf://datasets/org/texts@{commit}/data/{number}.jsonl" for number in (0, 1)
+    ]
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_wrong_address_names_the_row(hub: Server) -> None:
+    corpus = Corpus(corpus="web", files="hf://datasets/org/none/x", weight=1)
+    with pytest.raises(UserError, match=r'^corpus "web": files: hf://datasets/org/none/x: no such'):
+        make_plan([corpus], SETTINGS, declared={})
+    indexed = Corpus(corpus="web", files=ADDRESS, format="indexed", weight=1)
+    with pytest.raises(UserError, match="an address, but indexed datasets are read from disk"):
+        make_plan([indexed], SETTINGS, declared={})

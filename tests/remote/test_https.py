@@ -1,0 +1,122 @@
+"""A file at a web address arrives whole, whatever the server and the network do."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.support.web_server import Server
+from tokamake.errors import UserError
+from tokamake.remote.download import download, list_files
+from tokamake.remote.remote_file import RemoteFile
+
+CONTENT = bytes(range(256)) * 4000
+
+
+def listed(server: Server, name: str = "/raw/a b.jsonl") -> RemoteFile:
+    server.files[name] = CONTENT
+    (file,) = list_files(server.url + name.replace(" ", "%20"))
+    return file
+
+
+def test_a_file_is_listed_without_its_content(server: Server) -> None:
+    file = listed(server)
+    assert (file.size, file.version) == (len(CONTENT), f'etag:"{hashlib.md5(CONTENT).hexdigest()}"')
+    host = server.url.removeprefix("http://")
+    assert Path(file.path).parts[:4] == ("results", "raw", "https", host)
+    assert Path(file.path).name == "a b.jsonl"
+    assert server.requests == ["HEAD /raw/a b.jsonl"]
+
+
+def test_a_server_without_lengths_is_asked_for_a_byte(server: Server) -> None:
+    server.states_length = False
+    assert listed(server).size == len(CONTENT)
+    server.ignores_ranges = True
+    with pytest.raises(UserError, match="does not state its size; download it by hand"):
+        listed(server)
+
+
+def test_a_download_is_a_link_to_the_cache_and_is_not_repeated(
+    server: Server, tmp_path: Path
+) -> None:
+    file = listed(server)
+    download(file)
+    download(file)
+    assert len(server.downloads()) == 1
+    assert Path(file.path).read_bytes() == CONTENT
+    assert Path(file.path).readlink().is_relative_to(tmp_path / "cache")
+    Path(file.path).unlink()
+    download(file)  # another workspace
+    assert len(server.downloads()) == 1
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_cut_download_continues_where_it_was_cut(server: Server) -> None:
+    file = listed(server)
+    server.cuts = [1000, 50_000, 0, 7]
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+    ranges = [request.rpartition(" ")[2] for request in server.downloads()]
+    assert ranges[1:] == ["bytes=1000-", "bytes=51000-", "bytes=51000-", "bytes=51007-"]
+
+
+def test_an_interrupted_process_leaves_what_the_next_one_continues(server: Server) -> None:
+    file = listed(server)
+    server.cuts = [1000] + [0] * 6
+    with pytest.raises(UserError, match=r"6 times in a row; what has arrived is kept: run again"):
+        download(file)
+    assert not Path(file.path).exists()
+    download(file)
+    assert server.downloads()[-1].endswith("bytes=1000-")
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_server_that_ignores_ranges_sends_the_whole_again(server: Server) -> None:
+    file = listed(server)
+    server.ignores_ranges = True
+    server.cuts = [1000]
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_server_that_is_busy_is_asked_again(server: Server) -> None:
+    file = listed(server)
+    server.refusals = [429, 503, 429]
+    download(file)
+    assert len(server.downloads()) == 4
+    server.files["/b"] = b"b"
+    server.refusals = [429] * 6
+    (other,) = list_files(f"{server.url}/b")
+    with pytest.raises(UserError, match=r"/b: the server answers 429, 6 times in a row"):
+        download(other)
+
+
+def test_a_file_that_changes_is_not_mixed_with_its_beginning(server: Server) -> None:
+    file = listed(server)
+    server.cuts = [1000] + [0] * 6
+    with pytest.raises(UserError):
+        download(file)
+    server.files["/raw/a b.jsonl"] = CONTENT[::-1]
+    with pytest.raises(UserError, match=r"changed since it was planned .*remove its entries from"):
+        download(file)
+    assert not Path(file.path).exists()
+    assert listed(server).path == file.path
+    server.files["/raw/a b.jsonl"] = CONTENT[::-1]
+    (changed,) = list_files(f"{server.url}/raw/a%20b.jsonl")
+    assert changed.path != file.path
+
+
+def test_mistakes_are_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"/none: the server answers 404 Not Found; fix it"):
+        list_files(f"{server.url}/none")
+    with pytest.raises(UserError, match="names no file; add its name"):
+        server.files["/folder/"] = b"x"
+        list_files(f"{server.url}/folder/")
+    with pytest.raises(UserError, match=r"no connection \(.*refused.*6 times in a row; check the"):
+        list_files("http://127.0.0.1:9/x")
+    file = listed(server)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so nothing can download it"):
+        download(file)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so nothing can ask for its size"):
+        list_files(f"{server.url}/raw")

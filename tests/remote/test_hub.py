@@ -1,0 +1,169 @@
+"""Addresses of the Hugging Face Hub stand for files at a commit, and downloads have its hashes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.web_server import Server
+from tokamake.errors import UserError
+from tokamake.remote.download import download, list_files
+from tokamake.remote.hub import fetched_path, parse_address
+
+CARD = b"""---
+configs:
+- config_name: en
+  data_files:
+  - {split: train, path: "en/*.jsonl"}
+  - {split: test, path: ["en-test/a.jsonl", "en-test/b.jsonl"]}
+- config_name: de
+  default: true
+  data_dir: de
+  data_files: "*.jsonl"
+---
+# Texts
+"""
+FILES = {
+    "README.md": CARD,
+    "en/0.jsonl": b'{"text": "zero"}\n' * 5000,
+    "en/1.jsonl": b'{"text": "one"}\n',
+    "en-test/a.jsonl": b"{}\n",
+    "en-test/b.jsonl": b"{}\n",
+    "de/0.jsonl": b"{}\n",
+    "deep/x/y.jsonl": b"{}\n",
+}
+NAME = "hf://datasets/org/texts"
+
+
+@pytest.fixture
+def hub(server: Server) -> Server:
+    server.repositories["datasets/org/texts"] = dict(FILES)
+    server.large = {"en/0.jsonl"}
+    return server
+
+
+def names(address: str) -> list[str]:
+    return [parse_address(file.url).path for file in list_files(address)]
+
+
+@pytest.mark.parametrize(
+    ("address", "files"),
+    [
+        ("/en/0.jsonl", ["en/0.jsonl"]),
+        ("/en", ["en/0.jsonl", "en/1.jsonl"]),
+        ("@main/en/*.jsonl", ["en/0.jsonl", "en/1.jsonl"]),
+        ("/*/[01].jsonl", ["de/0.jsonl", "en/0.jsonl", "en/1.jsonl"]),
+        ("/deep/**", ["deep/x/y.jsonl"]),
+        ("", ["de/0.jsonl"]),
+        ("?config=en", ["en/0.jsonl", "en/1.jsonl"]),
+        ("?config=en&split=test", ["en-test/a.jsonl", "en-test/b.jsonl"]),
+    ],
+)
+def test_an_address_stands_for_files(hub: Server, address: str, files: list[str]) -> None:
+    assert names(NAME + address) == files
+
+
+def test_without_a_card_words_in_names_tell_splits(hub: Server) -> None:
+    hub.repositories["datasets/org/texts"] = dict.fromkeys(
+        ["README.md", "data/train-0.parquet", "data/train-1.parquet", "data/validation-0.parquet"],
+        b"",
+    )
+    assert names(NAME) == ["data/train-0.parquet", "data/train-1.parquet"]
+    assert names(f"{NAME}?split=validation") == ["data/validation-0.parquet"]
+    hub.repositories["datasets/org/texts"] = {"README.md": b"hi", "a.jsonl": b"", "b.jsonl": b""}
+    assert names(NAME) == ["a.jsonl", "b.jsonl"]
+
+
+def test_files_are_pinned_with_sizes_and_hashes(hub: Server) -> None:
+    commit = hub.commit("datasets/org/texts")
+    large, small = list_files(f"{NAME}/en")
+    assert large.url == f"{NAME}@{commit}/en/0.jsonl"
+    assert large.path == f"results/raw/hub/datasets/org/texts/{commit[:12]}/en/0.jsonl"
+    assert (large.size, small.size) == (len(FILES["en/0.jsonl"]), len(FILES["en/1.jsonl"]))
+    assert (large.version[:7], small.version[:4]) == ("sha256:", "git:")
+
+
+def test_a_download_is_in_the_cache_of_the_hub_and_is_not_repeated(
+    hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in list_files(f"{NAME}/en"):
+        download(file)
+        assert Path(file.path).read_bytes() == FILES[parse_address(file.url).path]
+        expected = tmp_path / "cache/hub/datasets--org--texts/snapshots"
+        assert Path(file.path).readlink().is_relative_to(expected)
+    before = len(hub.downloads())
+    hub.repositories.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path(file.path).unlink()
+    download(file)
+    assert Path(file.path).read_bytes() == FILES["en/1.jsonl"]
+    assert len(hub.downloads()) == before
+
+
+def test_cut_and_refused_downloads_are_repeated(hub: Server) -> None:
+    (file,) = list_files(f"{NAME}/en/0.jsonl")
+    hub.cuts, hub.refusals = [100, 50_000], [429]
+    download(file)
+    assert Path(file.path).read_bytes() == FILES["en/0.jsonl"]
+
+
+def test_a_file_that_the_upstream_moves_on_from_stays_at_its_commit(hub: Server) -> None:
+    (file,) = list_files(f"{NAME}/en/1.jsonl")
+    hub.repositories["datasets/org/texts"]["en/1.jsonl"] = b"other\n"
+    with pytest.raises(UserError, match=r"texts@[0-9a-f]{40}/en/1\.jsonl: no such revision; fix"):
+        download(file)  # this server forgets old commits
+    (other,) = list_files(f"{NAME}/en/1.jsonl")
+    assert other.path != file.path
+
+
+def test_other_bytes_than_those_listed_are_refused_and_removed(hub: Server) -> None:
+    hub.corrupts = True
+    for name in ("en/0.jsonl", "en/1.jsonl"):
+        (file,) = list_files(f"{NAME}/{name}")
+        with pytest.raises(UserError, match=r"were listed; it is removed: run again"):
+            download(file)
+        assert not Path(file.path).exists()
+    hub.corrupts = False
+    download(file)
+    assert Path(file.path).read_bytes() == FILES["en/1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("hf://datasets/texts", "write hf://datasets/ORG/NAME@REVISION/PATH"),
+        ("hf://spaces/org/texts/x", "write hf://datasets/ORG/NAME@REVISION/PATH"),
+        (f"{NAME}/en?split=train", "config and split are of a dataset without a path"),
+        (f"{NAME}?name=x", "write hf://datasets/ORG/NAME@REVISION/PATH"),
+        (f"{NAME}/fr/*", r"no file of the repository matches; it has README\.md, de/0\.jsonl"),
+        (f"{NAME}?config=fr", "no configuration fr; choose one of en, de"),
+        (f"{NAME}?config=en&split=dev", "no file of split dev; it has the splits train, test"),
+        (f"{NAME}@v9/en", "no such revision; fix it"),
+        ("hf://datasets/org/none", "no such repository, or a private one; fix the name, or set"),
+        ("hf://datasets/org/gated", "access is restricted; set HF_TOKEN, or log in"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_address(
+    hub: Server, address: str, fault: str
+) -> None:
+    hub.repositories["datasets/org/gated"] = {}
+    hub.private = {"datasets/org/gated"}
+    with pytest.raises(UserError, match=fault) as caught:
+        list_files(address)
+    assert str(caught.value).startswith(f"{address}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_offline_nothing_is_listed_and_what_is_missing_is_named(
+    hub: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = list_files(f"{NAME}/en/0.jsonl")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"en: HF_HUB_OFFLINE is set, so nothing can list its"):
+        list_files(f"{NAME}/en")
+    with pytest.raises(UserError, match=r"en/0\.jsonl: not in .*cache/hub, and cannot be down"):
+        download(file)
+
+
+def test_an_address_that_was_not_fetched_is_refused(server: Server) -> None:
+    with pytest.raises(UserError, match=r"not fetched yet: results/raw/hub/models/org/gpt/main"):
+        fetched_path("hf://org/gpt")

@@ -1,0 +1,184 @@
+"""A local web server with files, and with the part of the Hugging Face Hub's API that serves them.
+
+It can cut connections, ask to come later, state wrong lengths and ignore ranges.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Server:
+    """What a server holds, how it fails, and what it was asked."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Content of each file, by its path on the server."""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files of each repository: datasets/ORG/NAME or models/ORG/NAME."""
+    large: set[str] = field(default_factory=set)
+    """Paths in repositories of files in Git LFS; the others are plain git blobs."""
+    private: set[str] = field(default_factory=set)
+    """Repositories that need a token."""
+    cuts: list[int] = field(default_factory=list)
+    """Bytes after which each of the next answers with content is cut."""
+    refusals: list[int] = field(default_factory=list)
+    """Status of each of the next answers to requests of content, such as 429."""
+    ignores_ranges: bool = False
+    states_length: bool = True
+    corrupts: bool = False
+    """Send other bytes than those whose hash is listed."""
+    requests: list[str] = field(default_factory=list)
+    """Method, path and range of each request."""
+    lock: Any = field(default_factory=Lock)
+
+    def commit(self, repository: str) -> str:
+        """Commit of a repository: another one for other files."""
+        content = sorted(self.repositories[repository].items())
+        return hashlib.sha1(repr(content).encode()).hexdigest()
+
+    def downloads(self) -> list[str]:
+        """Requests of content."""
+        return [request for request in self.requests if request.startswith("GET /")]
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Run a server on a free port until the block ends."""
+    state = Server()
+    handler = type("Handler", (_Handler,), {"state": state})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Write no log."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        wanted = self.headers.get("Range", "")
+        with self.state.lock:
+            self.state.requests.append(f"{self.command} {path} {wanted}".strip())
+        if api := re.fullmatch(
+            r"/api/(datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)(/.*)?", path
+        ):
+            self._answer_api(*api.groups())
+        elif hub := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._answer_hub(*hub.groups())
+        elif path in self.state.files:
+            self._send_file(self.state.files[path], etag=None)
+        else:
+            self._send(404)
+
+    def _answer_api(self, kind: str, name: str, what: str, revision: str, _: str | None) -> None:
+        repository = f"{kind}/{name}"
+        if not self._check(repository, revision):
+            return
+        commit = self.state.commit(repository)
+        if what == "revision":
+            self._send_json({"_id": "1", "id": name, "sha": commit, "private": False, "tags": []})
+            return
+        entries = []
+        for path, content in self.state.repositories[repository].items():
+            entry = {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
+            if path in self.state.large:
+                sha256 = hashlib.sha256(content).hexdigest()
+                entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
+            entries.append(entry)
+        self._send_json(entries)
+
+    def _answer_hub(self, dataset: str | None, name: str, revision: str, path: str) -> None:
+        repository = f"{'datasets' if dataset else 'models'}/{name}"
+        if not self._check(repository, revision):
+            return
+        content = self.state.repositories[repository].get(path)
+        if content is None:
+            self._send(404, {"X-Error-Code": "EntryNotFound"})
+            return
+        hashed = hashlib.sha256(content).hexdigest()
+        etag = hashed if path in self.state.large else git_hash(content)
+        self._send_file(content, etag=etag, commit=self.state.commit(repository))
+
+    def _check(self, repository: str, revision: str) -> bool:
+        if repository not in self.state.repositories:
+            self._send(404, {"X-Error-Code": "RepoNotFound"})
+        elif repository in self.state.private and not self.headers.get("Authorization"):
+            self._send(401, {"X-Error-Code": "GatedRepo"})
+        elif revision not in ("main", self.state.commit(repository)):
+            self._send(404, {"X-Error-Code": "RevisionNotFound"})
+        else:
+            return True
+        return False
+
+    def _send_file(self, content: bytes, *, etag: str | None, commit: str = "") -> None:
+        status, start, headers = 200, 0, {"ETag": f'"{etag or hashlib.md5(content).hexdigest()}"'}
+        if commit:
+            headers["X-Repo-Commit"] = commit
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if self.command == "GET":
+            with self.state.lock:
+                refusal = self.state.refusals.pop(0) if self.state.refusals else 0
+            if refusal:
+                self._send(refusal, {"Retry-After": "0"})
+                return
+        end = len(content)
+        if wanted and not self.state.ignores_ranges:
+            start, end = int(wanted[1]), int(wanted[2] or end - 1) + 1
+            status, headers["Content-Range"] = 206, f"bytes {start}-{end - 1}/{len(content)}"
+        body = content[start:end]
+        if self.state.corrupts:
+            body = body[::-1]
+        self._send(status, headers, body)
+
+    def _send_json(self, value: Any) -> None:
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+    def _send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        is_file = "ETag" in (headers or {})
+        if self.state.states_length or not is_file:
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if is_file and self.state.cuts:
+            with self.state.lock:
+                body = body[: self.state.cuts.pop(0)]
+            self.close_connection = True
+        self.wfile.write(body)
+
+
+def git_hash(content: bytes) -> str:
+    """Hash of a blob as git names it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
