@@ -11,6 +11,7 @@ import yaml
 
 from tests.support import pages
 from tests.support.paths import ROOT
+from tests.support.web_server import Server
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
 
@@ -28,6 +29,7 @@ TUTORIAL = "docs/tutorial.md"
 PLANNED = {
     "aurora": ("nodes=20, tasks=240", "export_hf"),
     "slurm": ("nodes=4", "gpus_per_node=4", "tasks=16"),
+    "hub": ("gpt2/main: 2 files", "4 files behind addresses", "fetch", "tokenize"),
     "module": ("tokamake_train", "deploy"),
     "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
 }
@@ -124,6 +126,26 @@ def site(tmp_path: Path, sampled: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def hub(server: Server, sampled: Path) -> None:
+    """A local server with the repositories that how-tos name."""
+    server.repositories["datasets/HuggingFaceFW/fineweb-edu"] = {
+        f"sample/{size}/00{number}.parquet": b"planned only"
+        for size in ("10BT", "100BT")
+        for number in range(3)
+    }
+    card = b"---\nconfigs:\n- {config_name: 20231101.en, data_files: '20231101.en/*'}\n---\n"
+    server.repositories["datasets/wikimedia/wikipedia"] = {
+        "README.md": card,
+        "20231101.en/train-00000-of-00001.parquet": b"planned only",
+    }
+    server.repositories["models/openai-community/gpt2"] = {
+        "model.safetensors": b"not fetched",
+        **{path.name: path.read_bytes() for path in (sampled / "tokenizer").iterdir()},
+    }
+
+
+@pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("how_to", PLANNED)
 def test_commands_of_a_how_to_plan_its_jobs(site: Path, how_to: str) -> None:
     files = pages.script(TUTORIAL).partition("snakemake")[0]
