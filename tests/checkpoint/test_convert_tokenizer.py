@@ -79,6 +79,72 @@ def test_transformers_loads_the_tokenizer_with_the_model(tmp_path: Path, sampled
         assert model(encoded.input_ids).logits.isfinite().all()
 
 
+GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "pad_token_id": 3}
+
+
+def test_an_export_keeps_the_generation_config_and_the_special_tokens(
+    tmp_path: Path, sampled: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from tokamake.data.tokenizers import open_tokenizer
+
+    opened = open_tokenizer(sampled / "tokenizer")
+    shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
+    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    stops = [7, opened.eod, 9]
+    generation = {**GENERATION, "bos_token_id": 5, "eos_token_id": stops}
+    (tmp_path / "start/generation_config.json").write_text(json.dumps(generation))
+    convert(source=tmp_path / "start", target=tmp_path / "native", format="native")
+    convert(
+        source=tmp_path / "native",
+        target=tmp_path / "export",
+        format="hf",
+        tokenizer=sampled / "tokenizer",
+        generation_config=tmp_path / "start",
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    expected = {**GENERATION, "bos_token_id": opened.bos, "eos_token_id": stops}
+    assert expected.items() <= model.generation_config.to_dict().items()
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (opened.bos, stops)
+    # Without a tokenizer, a Hugging Face folder keeps its own.
+    convert(source=tmp_path / "start", target=tmp_path / "copy", format="hf", dtype="bf16")
+    kept = json.loads((tmp_path / "copy/generation_config.json").read_text())
+    assert GENERATION.items() <= kept.items()
+
+
+def test_stop_tokens_of_another_tokenizer_are_not_kept(tmp_path: Path, sampled: Path) -> None:
+    from tokamake.data.tokenizers import open_tokenizer
+
+    opened = open_tokenizer(sampled / "tokenizer")
+    shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
+    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    config = tmp_path / "generation_config.json"
+    config.write_text(json.dumps({**GENERATION, "eos_token_id": [opened.eod + 1]}))
+    convert(
+        source=tmp_path / "start",
+        target=tmp_path / "export",
+        format="hf",
+        tokenizer=sampled / "tokenizer",
+        generation_config=config,
+    )
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "export" / name).read_text())["eos_token_id"] == opened.eod
+
+
+def test_a_generation_config_is_checked(native: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("[]")
+    for path, fault in (
+        (tmp_path, r"generation_config\.json: not a JSON object; fetch or export"),
+        (tmp_path / "none", "none: no such file"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            convert(source=native, target=tmp_path / "out", format="hf", generation_config=path)
+    with pytest.raises(UserError, match="a checkpoint of format native keeps none; leave it out"):
+        convert(source=native, target=tmp_path / "out", format="native", generation_config=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_tokenizer_that_does_not_fit_is_refused(native: Path, tmp_path: Path) -> None:
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(UserError, match=message) as error:

@@ -73,6 +73,7 @@ rule export_hf:
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
+        generation=checkpoint_rules.generation_options,
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
-        " --tokenizer {input.tokenizer[0]:q} --workers {threads} > {log} 2>&1"
+        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --workers {threads} > {log} 2>&1"

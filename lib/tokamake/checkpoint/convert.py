@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -49,6 +49,7 @@ def convert(
     zero_stage: Literal[0, 1, 2, 3] = 0,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
+    generation_config: Path | None = None,
     vocab_size: int | None = None,
     take_first_copy: bool = False,
     workers: int = 0,
@@ -71,7 +72,10 @@ def convert(
             writes no states.
         dtype: Dtype of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
-            end-of-document token becomes the model's end-of-text token.
+            end-of-document token becomes the model's end-of-text token, and its beginning-of-text
+            token the model's.
+        generation_config: generation_config.json to keep in the target, or its folder, such as the
+            checkpoint that training started from; with format hf.
         vocab_size: Tokens in the vocabulary, if Megatron's arguments do not state it; further rows
             of the embedding are padding, which is removed. By default all rows are tokens then.
         take_first_copy: If replicated tensors differ between ranks, such as norms that drifted
@@ -86,6 +90,7 @@ def convert(
 
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
+    from tokamake.checkpoint.hf.config_json import read_generation_config
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_replicas
@@ -99,7 +104,8 @@ def convert(
         "virtual_pipeline_size": virtual_pipeline_size,
         "data_parallel_size": data_parallel_size,
     }
-    _check_options(format, sizes, tokenizer=tokenizer, workers=workers)
+    of_hf = {"tokenizer": tokenizer, "generation-config": generation_config}
+    _check_options(format, sizes, of_hf=of_hf, workers=workers)
     _check_zero(format, data_parallel_size, stage=zero_stage)
     refuse_existing(target)
     allow_open_files()
@@ -108,10 +114,12 @@ def convert(
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     vocabulary_warning = unknown_size_warning(checkpoint)
     tokenizer_warning = None
+    if generation_config is not None:
+        generation = read_generation_config(generation_config)
+        checkpoint = replace(checkpoint, notes={**checkpoint.notes, "generation": generation})
     if tokenizer is not None:
-        eos_token, files, tokenizer_warning = _read_tokenizer(tokenizer, checkpoint)
-        notes = {**checkpoint.notes, "eos_token_id": eos_token}
-        checkpoint = replace(checkpoint, notes=notes, tokenizer=files)
+        tokens, files, tokenizer_warning = _read_tokenizer(tokenizer, checkpoint)
+        checkpoint = replace(checkpoint, notes={**checkpoint.notes, **tokens}, tokenizer=files)
     workers = workers or file_workers()
     with suggesting_other_step(source, checkpoint.path):
         check_checksums(checkpoint, workers=workers)
@@ -149,7 +157,7 @@ def _not_finite_warning(keys: Sequence[str]) -> str | None:
 
 
 def _check_options(
-    format: str, sizes: dict[str, int], *, tokenizer: Path | None, workers: int
+    format: str, sizes: dict[str, int], *, of_hf: dict[str, Path | None], workers: int
 ) -> None:
     from tokamake.errors import UserError
 
@@ -169,11 +177,12 @@ def _check_options(
             f"--virtual-pipeline-size {virtual}: says how pipeline ranks share layers; give "
             "--pipeline-parallel-size, too"
         )
-    if tokenizer is not None and format not in formats_with_tokenizer():
-        raise UserError(
-            f"--tokenizer {tokenizer}: a checkpoint of format {format} keeps none; leave it out, "
-            f"or choose {' or '.join(formats_with_tokenizer())}"
-        )
+    for option, path in of_hf.items():
+        if path is not None and format not in formats_with_tokenizer():
+            raise UserError(
+                f"--{option} {path}: a checkpoint of format {format} keeps none; leave it out, "
+                f"or choose {' or '.join(formats_with_tokenizer())}"
+            )
 
 
 def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
@@ -193,14 +202,18 @@ def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
 
 def _read_tokenizer(
     tokenizer: Path, checkpoint: "Checkpoint"
-) -> tuple[int, tuple[Path, ...], str | None]:
-    """Return a tokenizer's end-of-document token, its files that transformers reads, a warning.
+) -> tuple[dict[str, Any], tuple[Path, ...], str | None]:
+    """Return a tokenizer's special tokens, its files that transformers reads, and a warning.
+
+    The special tokens have the names of config.json. If the model ends text with several tokens,
+    these stay, as long as the tokenizer's is among them.
 
     The warning says that the model has more entries: padding, or those of another tokenizer.
 
     Raises:
         UserError: there is no tokenizer, or it has more entries than the model.
     """
+    from tokamake.checkpoint.hf.config_json import including
     from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
     from tokamake.errors import UserError
 
@@ -219,7 +232,12 @@ def _read_tokenizer(
         f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
         "trained with another tokenizer"
     )
-    return opened.eod, copied, warning if opened.vocab_size < vocab_size else None
+    notes = checkpoint.notes
+    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
+    tokens: dict[str, Any] = {"eos_token_id": including(stated, opened.eod)}
+    if opened.bos is not None:
+        tokens["bos_token_id"] = opened.bos
+    return tokens, copied, warning if opened.vocab_size < vocab_size else None
 
 
 def _summary(checkpoint: "Checkpoint", target: "Target") -> str:

@@ -95,6 +95,18 @@ class CheckpointRules:
         stated = [f"--architecture={path}" for path in input.architecture]
         return [*stated, f"--parent={parent}"] if parent else stated
 
+    def generation_options(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Generation config of the checkpoint that a run, or its first parent, started from.
+
+        As a function of the output, it does not make finished exports run again.
+        """
+        run = self._config.runs[wildcards.run]
+        while run.model.parent is not None:
+            run = self._config.runs[run.model.parent]
+        folder = run.model.folder
+        has_one = folder is not None and (folder / "generation_config.json").is_file()
+        return [f"--generation-config={folder}"] if has_one else []
+
     @exit_on_user_error()
     def export_options(self, wildcards: Any, input: Any) -> list[str]:
         """An export format as options of `convert`.

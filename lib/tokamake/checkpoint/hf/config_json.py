@@ -5,6 +5,7 @@ Each family lists the model types of transformers that it covers, as `HFFormat` 
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from tokamake.checkpoint.tensors.dtypes import Dtype
 
+GENERATION_CONFIG = "generation_config.json"
+"""How transformers generates by default."""
 REMEDY = "fetch or export the checkpoint again"
 _FAMILIES = "models/*/hf"
 
@@ -86,12 +89,38 @@ def format_for(architecture: Architecture) -> HFFormat:
     )
 
 
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """Read generation_config.json.
+
+    Args:
+        path: the file, or its folder.
+
+    Raises:
+        UserError: it is missing or no JSON object.
+    """
+    file = path / GENERATION_CONFIG if path.is_dir() else path
+    value = files.read_json(file, REMEDY)
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: not a JSON object; {REMEDY}")
+    return value
+
+
+def including(stated: Any, token: int | list[int] | None) -> int | list[int] | None:
+    """Return the stated end-of-text tokens if the model's token is among them, else that token.
+
+    Chat models state several, and `token` may be the tokenizer's only.
+    """
+    return stated if isinstance(stated, list) and token in stated else token
+
+
 def write_config(
     folder: Path,
     architecture: Architecture,
     *,
     dtype: "torch.dtype | Dtype",
     eos_token: int | list[int] | None,
+    bos_token: int | None = None,
+    generation: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write config.json and generation_config.json, for transformers 4 and 5.
 
@@ -101,6 +130,9 @@ def write_config(
         dtype: of the weights.
         eos_token: end-of-text token, or several. None is written as null: transformers would take
             a missing key for its default token.
+        bos_token: beginning-of-text token, or None.
+        generation: further settings of generation_config.json, and end-of-text tokens of its own if
+            they include `eos_token`.
 
     Raises:
         UserError: transformers has no such model.
@@ -110,11 +142,13 @@ def write_config(
         "architectures": [model_format.class_name],
         "model_type": model_format.model_type,
         **model_format.config(architecture),
-        "bos_token_id": None,
+        "bos_token_id": bos_token,
         "eos_token_id": eos_token,
         # Both versions read torch_dtype. Version 4 keeps an additional `dtype` as it is, so that
         # the key would be wrong after a cast.
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    files.write_json(folder / "generation_config.json", {"eos_token_id": eos_token})
+    stop_tokens = including(generation.get("eos_token_id"), eos_token)
+    tokens = {"bos_token_id": bos_token, "eos_token_id": stop_tokens}
+    files.write_json(folder / GENERATION_CONFIG, {**generation, **tokens})
     files.write_json(folder / "config.json", config)

@@ -102,7 +102,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             "config.json says tie_word_embeddings; set it to false"
         )
     config = files.read_json(folder / "config.json", REMEDY)
-    notes = {key: config[key] for key in ("model_type", "eos_token_id") if key in config}
+    noted = ("model_type", "bos_token_id", "eos_token_id")
+    notes = {key: config[key] for key in noted if key in config}
+    if (folder / config_json.GENERATION_CONFIG).is_file():
+        notes["generation"] = config_json.read_generation_config(folder)
     tokenizer = {file for name in _TOKENIZER_FILES for file in folder.glob(name) if file.is_file()}
     return Checkpoint(
         "hf", folder, architecture, source, tokenizer=(*sorted(tokenizer),), notes=notes
@@ -252,7 +255,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
     Args:
         folder: where to write; exists and is empty.
-        checkpoint: the source. `eos_token_id` in its notes is the end-of-text token, or several.
+        checkpoint: the source. In its notes, `eos_token_id` is the end-of-text token, or several,
+            `bos_token_id` the beginning-of-text token, and `generation` the generation config.
         target: dtype and maximum size of a file; this format has no parallel layout.
 
     Returns:
@@ -270,8 +274,14 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         for name, tensor in stored.items()
     }
     widest = dtypes.widest(tensor.dtype for tensor in planned.values())
+    notes = checkpoint.notes
     config_json.write_config(
-        folder, architecture, dtype=widest, eos_token=checkpoint.notes.get("eos_token_id")
+        folder,
+        architecture,
+        dtype=widest,
+        eos_token=notes.get("eos_token_id"),
+        bos_token=notes.get("bos_token_id"),
+        generation=notes.get("generation", {}),
     )
     shards = [*_shards(planned, target.max_shard_bytes)]
     if len(shards) == 1:
