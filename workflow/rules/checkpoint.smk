@@ -76,4 +76,5 @@ rule export_hf:
         generation=checkpoint_rules.generation_options,
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
-        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --workers {threads} > {log} 2>&1"
+        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --compare-logits"
+        " --workers {threads} > {log} 2>&1"

@@ -6,7 +6,7 @@ interruption, the same command continues.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import fill
@@ -52,6 +52,7 @@ def convert(
     generation_config: Path | None = None,
     vocab_size: int | None = None,
     take_first_copy: bool = False,
+    compare_logits: bool = False,
     workers: int = 0,
 ) -> None:
     """Convert a checkpoint between formats, layouts and dtypes.
@@ -80,17 +81,17 @@ def convert(
             of the embedding are padding, which is removed. By default all rows are tokens then.
         take_first_copy: If replicated tensors differ between ranks, such as norms that drifted
             apart in training, take the first rank's; by default that is an error.
+        compare_logits: With format hf, compare the logits of the written model with those of the
+            source before the target gets its name. transformers loads it if it is installed.
+            Without enough memory for both models, this is said and left out.
         workers: Threads; 0: one a core, at most 4. The output does not depend on it.
 
     Raises:
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
             is too large for it.
     """
-    from dataclasses import replace
-
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
-    from tokamake.checkpoint.hf.config_json import read_generation_config
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_replicas
@@ -104,7 +105,11 @@ def convert(
         "virtual_pipeline_size": virtual_pipeline_size,
         "data_parallel_size": data_parallel_size,
     }
-    of_hf = {"tokenizer": tokenizer, "generation-config": generation_config}
+    of_hf = {
+        "tokenizer": tokenizer,
+        "generation-config": generation_config,
+        "compare-logits": compare_logits or None,
+    }
     _check_options(format, sizes, of_hf=of_hf, workers=workers)
     _check_zero(format, data_parallel_size, stage=zero_stage)
     refuse_existing(target)
@@ -112,14 +117,10 @@ def convert(
     checkpoint, name = open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
-    vocabulary_warning = unknown_size_warning(checkpoint)
-    tokenizer_warning = None
-    if generation_config is not None:
-        generation = read_generation_config(generation_config)
-        checkpoint = replace(checkpoint, notes={**checkpoint.notes, "generation": generation})
-    if tokenizer is not None:
-        tokens, files, tokenizer_warning = _read_tokenizer(tokenizer, checkpoint)
-        checkpoint = replace(checkpoint, notes={**checkpoint.notes, **tokens}, tokenizer=files)
+    warnings = [unknown_size_warning(checkpoint)]
+    checkpoint, tokenizer_warning = _with_side_files(
+        checkpoint, tokenizer, generation_config=generation_config
+    )
     workers = workers or file_workers()
     with suggesting_other_step(source, checkpoint.path):
         check_checksums(checkpoint, workers=workers)
@@ -129,16 +130,15 @@ def convert(
     copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer)
-    result = write(target, checkpoint, name, options, workers=workers)
+    check = _LogitsCheck(checkpoint, dtype) if compare_logits else None
+    result = write(target, checkpoint, name, options, workers=workers, check=check)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
     _print_side_files(checkpoint, options, config=plug_in.TOKENIZER_CONFIG, left=result.left)
-    for warning in (
-        vocabulary_warning,
-        tokenizer_warning,
-        *plug_in.warnings(checkpoint),
-        _not_finite_warning(result.not_finite),
-    ):
+    if check:
+        print(check.result)
+    warnings += [tokenizer_warning, *plug_in.warnings(checkpoint)]
+    for warning in (*warnings, _not_finite_warning(result.not_finite)):
         if warning:
             print(warning, file=sys.stderr)
 
@@ -149,6 +149,40 @@ convert.__doc__ = cleandoc(convert.__doc__ or "").replace(
 )
 
 
+class _LogitsCheck:
+    """Check of a written folder, for `writer.write`.
+
+    Attributes:
+        result: what was compared, in a line.
+    """
+
+    def __init__(self, checkpoint: "Checkpoint", dtype: str | None) -> None:
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self.result = ""
+
+    def __call__(self, folder: Path) -> None:
+        from tokamake.checkpoint.compare_logits import compare_logits
+
+        self.result = compare_logits(self._checkpoint, folder, dtype=self._dtype)
+
+
+def _with_side_files(
+    checkpoint: "Checkpoint", tokenizer: Path | None, *, generation_config: Path | None
+) -> "tuple[Checkpoint, str | None]":
+    """Add a tokenizer and a generation config; return a warning about the tokenizer, too."""
+    from dataclasses import replace
+
+    from tokamake.checkpoint.hf.config_json import read_generation_config
+
+    if generation_config is not None:
+        generation = read_generation_config(generation_config)
+        checkpoint = replace(checkpoint, notes={**checkpoint.notes, "generation": generation})
+    if tokenizer is None:
+        return checkpoint, None
+    tokens, files, warning = _read_tokenizer(tokenizer, checkpoint)
+    return replace(checkpoint, notes={**checkpoint.notes, **tokens}, tokenizer=files), warning
+
+
 def _not_finite_warning(keys: Sequence[str]) -> str | None:
     if not keys:
         return None
@@ -157,7 +191,7 @@ def _not_finite_warning(keys: Sequence[str]) -> str | None:
 
 
 def _check_options(
-    format: str, sizes: dict[str, int], *, of_hf: dict[str, Path | None], workers: int
+    format: str, sizes: dict[str, int], *, of_hf: Mapping[str, Path | bool | None], workers: int
 ) -> None:
     from tokamake.errors import UserError
 
@@ -177,11 +211,13 @@ def _check_options(
             f"--virtual-pipeline-size {virtual}: says how pipeline ranks share layers; give "
             "--pipeline-parallel-size, too"
         )
-    for option, path in of_hf.items():
-        if path is not None and format not in formats_with_tokenizer():
+    for option, value in of_hf.items():
+        if value is not None and format not in formats_with_tokenizer():
+            shown = f"--{option}" if value is True else f"--{option} {value}"
+            reason = "has no logits to compare" if value is True else "keeps none"
             raise UserError(
-                f"--{option} {path}: a checkpoint of format {format} keeps none; leave it out, "
-                f"or choose {' or '.join(formats_with_tokenizer())}"
+                f"{shown}: a checkpoint of format {format} {reason}; leave it out, or choose "
+                f"{' or '.join(formats_with_tokenizer())}"
             )
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +45,13 @@ class WriteResult(NamedTuple):
 
 
 def write(
-    path: Path, checkpoint: Checkpoint, name: str, target: Target, *, workers: int = 1
+    path: Path,
+    checkpoint: Checkpoint,
+    name: str,
+    target: Target,
+    *,
+    workers: int = 1,
+    check: Callable[[Path], None] | None = None,
 ) -> WriteResult:
     """Write a checkpoint atomically.
 
@@ -55,10 +61,11 @@ def write(
         name: of the format's plug-in.
         target: layout and dtype.
         workers: number of threads.
+        check: gets the complete folder before it gets its name.
 
     Raises:
-        UserError: `path` exists, the format cannot hold the model in this layout (nothing is left
-            then), or the disk is full (finished work is kept).
+        UserError: `path` exists, the format cannot hold the model in this layout, or the check
+            fails (nothing is left then), or the disk is full (finished work is kept).
     """
     refuse_existing(path)
     absolute = path.absolute()
@@ -66,7 +73,9 @@ def write(
     with _locked(growing, path):
         refuse_existing(path)  # another conversion may have finished since the first check
         try:
-            return _write(growing, checkpoint, name=name, target=target, workers=workers)
+            return _write(
+                growing, checkpoint, name=name, target=target, workers=workers, check=check
+            )
         except UserError:
             shutil.rmtree(growing, ignore_errors=True)
             raise
@@ -133,7 +142,13 @@ def _is_at(stream: IO[str], path: Path) -> bool:
 
 
 def _write(
-    growing: Path, checkpoint: Checkpoint, *, name: str, target: Target, workers: int
+    growing: Path,
+    checkpoint: Checkpoint,
+    *,
+    name: str,
+    target: Target,
+    workers: int,
+    check: Callable[[Path], None] | None,
 ) -> WriteResult:
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
@@ -154,6 +169,8 @@ def _write(
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
     _sync([*content.rglob("*"), content])
+    if check:
+        check(content)
     if path.exists():
         path.rmdir()
     (notes / _PLAN).unlink()  # the content is about to move, so nothing can be continued
