@@ -93,6 +93,11 @@ STAGES = {
         "train": Command("train", "--config results/tiny/run.yaml"),
     },
     "Model": {
+        "model-card": Command(
+            "report",
+            "--config results/tiny/run.yaml --train results/tiny/train.json"
+            " --metadata results/data/metadata.json --index results/tiny/index --output card.md",
+        ),
         "evaluate": Command(
             "evaluate",
             "--checkpoint results/tiny/training --data raw/test.jsonl --output evaluate.json",

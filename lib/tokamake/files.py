@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any, BinaryIO
 
 from tokamake.errors import UserError
@@ -40,14 +41,14 @@ def sync(path: Path) -> None:
 STANDARD_OUTPUT = Path("-")
 """The path that means standard output."""
 _TEMPORARY_NAME = re.compile(r"\..+\.(?:tmp|old)-(.+-[0-9a-f]{12})-(\d+)")
-"""`.<name>.tmp-<host>-<hash of boot and PID namespace>-<pid>`; see `_place`."""
+"""`.<name>.tmp-<host>-<hash of boot and PID namespace>-<pid>`; see `process_place`."""
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _swept: set[Path] = set()
 """Folders without stale files. Listing a large folder takes seconds, so list each folder once."""
 
 
 @cache
-def _place() -> str:
+def process_place() -> str:
     """Where a PID means one process: the host, and a hash of its boot and our PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -62,7 +63,7 @@ def _beside(path: Path, kind: str = "tmp") -> Path:
     if path.parent not in _swept:
         _swept.add(path.parent)
         _sweep(path.parent)
-    return path.with_name(f".{path.name}.{kind}-{_place()}-{os.getpid()}")
+    return path.with_name(f".{path.name}.{kind}-{process_place()}-{os.getpid()}")
 
 
 def _sweep(folder: Path) -> None:
@@ -77,16 +78,17 @@ def _sweep(folder: Path) -> None:
     for entry in os.scandir(folder):
         if match := _TEMPORARY_NAME.fullmatch(entry.name):
             files_of[match[1], int(match[2])].append(Path(entry.path))
-    place = _place()
+    place = process_place()
     for (owner, pid), paths in files_of.items():
         with suppress(OSError):  # another process sweeps, too, or the files are another user's
-            is_stale = not _is_alive(pid) if owner == place else _is_abandoned(folder, paths)
+            is_stale = not is_running(pid) if owner == place else _is_abandoned(folder, paths)
             if is_stale:
                 for path in paths:
                     _discard(path)
 
 
-def _is_alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process of our host and PID namespace runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -108,7 +110,7 @@ def _is_abandoned(folder: Path, paths: Iterable[Path]) -> bool:
 def _discard(path: Path) -> None:
     if path.is_dir():
         # Rename first: if its process runs after all, it must not publish half a folder.
-        removed = path.with_name(f".stale.old-{_place()}-{os.getpid()}")
+        removed = path.with_name(f".stale.old-{process_place()}-{os.getpid()}")
         path.rename(removed)
         shutil.rmtree(removed)
     else:
@@ -272,6 +274,17 @@ def _refuse_foreign(path: Path, temporary: Path, *, also: Iterable[str]) -> None
         raise UserError(
             f"{path}: holds {foreign[0]}, which would be lost; name another folder or remove it"
         )
+
+
+def write_link(link: Path, target: Path | str) -> None:
+    """Make a link, or replace one, atomically; two threads may make the same one."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(link)
+    temporary = temporary.with_name(f"{temporary.name}-{get_ident()}")
+    _unlink([temporary])
+    temporary.symlink_to(target)
+    temporary.replace(link)
+    sync(link.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -199,7 +199,7 @@ def config_of(**sections: object) -> Config:
         ({"tokenizer": {"kind": "ids", "special_tokens": ["a"]}}, "special_tokens: no effect on"),
         (
             {"tokenizer": {"kind": "ids", "vocab_size": 9}, "generate": {"prompts": ["8 9"]}},
-            "generate.prompts: '8 9': tokenizer.kind is ids, and '9' is none below 9; write",
+            "generate.prompts: '8 9': tokenizer.kind is ids, but '9' is no token id below 9;",
         ),
         ({"corpora": None}, "corpora: null: no data; name a table of corpora, or set weights"),
         ({"data_root": "x"}, "data_root: x: no effect without weights; set weights"),

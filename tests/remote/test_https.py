@@ -1,14 +1,16 @@
 """A file at a web address arrives whole, whatever the server and the network do."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.web_server import Server
 from tokamake.errors import UserError
+from tokamake.remote import https
 from tokamake.remote.download import download, list_files
-from tokamake.remote.remote_file import RemoteFile
+from tokamake.remote.remote_file import RemoteFile, cache_folder
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -97,7 +99,7 @@ def test_a_file_that_changes_is_not_mixed_with_its_beginning(server: Server) -> 
     with pytest.raises(UserError):
         download(file)
     server.files["/raw/a b.jsonl"] = CONTENT[::-1]
-    with pytest.raises(UserError, match=r"changed since it was planned .*remove its entries from"):
+    with pytest.raises(UserError, match=r"changed since it was planned .*give the file another ad"):
         download(file)
     assert not Path(file.path).exists()
     assert listed(server).path == file.path
@@ -106,12 +108,61 @@ def test_a_file_that_changes_is_not_mixed_with_its_beginning(server: Server) -> 
     assert changed.path != file.path
 
 
+def test_a_beginning_that_is_too_long_is_dropped(server: Server) -> None:
+    file = listed(server)
+    server.cuts = [1000] + [0] * 6
+    with pytest.raises(UserError):
+        download(file)
+    (beginning,) = cache(file).glob("*.incomplete")
+    beginning.write_bytes(b"x" * (file.size + 1))
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_file_without_a_version_begins_anew(server: Server) -> None:
+    server.has_etags = False
+    file = listed(server)
+    assert file.version == ""
+    server.cuts = [1000]
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+    assert not any("bytes=" in request for request in server.downloads())
+
+
+def test_a_full_disk_is_said(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = listed(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(https, "claim", lambda _: Path("/dev/full"))
+        patch.setattr(https, "release", lambda *_: None)
+        with pytest.raises(OSError, match="No space left on device"):
+            download(file)
+
+
+def test_threads_that_need_one_file_do_not_mix_it(server: Server) -> None:
+    file = listed(server)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(download, [file] * 24))
+    assert Path(file.path).read_bytes() == CONTENT
+    assert [path.name for path in cache(file).iterdir()] == ["a b.jsonl"]
+
+
+def cache(file: RemoteFile) -> Path:
+    """Folder of a download in the cache."""
+    return (cache_folder() / "tokamake" / Path(file.path).relative_to("results/raw")).parent
+
+
 def test_mistakes_are_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"/none: the server answers 404 Not Found; fix it"):
+    with pytest.raises(
+        UserError, match=r"/none: the server answers 404 Not Found; fix the address"
+    ):
         list_files(f"{server.url}/none")
-    with pytest.raises(UserError, match="names no file; add its name"):
+    with pytest.raises(UserError, match="names no file; write https://HOST/PATH"):
         server.files["/folder/"] = b"x"
         list_files(f"{server.url}/folder/")
+    for address in (f"{server.url}/ä.jsonl", "https://[::1/x", "raw/a.jsonl"):
+        with pytest.raises(UserError, match=r"fix the address|no address; write hf://") as caught:
+            list_files(address)
+        assert str(caught.value).startswith(f"{address}: ")
     with pytest.raises(UserError, match=r"no connection \(.*refused.*6 times in a row; check the"):
         list_files("http://127.0.0.1:9/x")
     file = listed(server)

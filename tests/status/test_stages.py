@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.support.web_server import Server
 from tests.support.workflow_configs import write_runs
-from tests.support.workflows import CONFIG, MINE, make_workspace, snakemake
+from tests.support.workflows import CONFIG, CORPORA, MINE, make_workspace, snakemake
 from tests.test_house import rules
 from tokamake.config.data_set import DataSet
 from tokamake.data.corpus.plan_file import write_plan
@@ -28,7 +29,10 @@ class JobState(NamedTuple):
 
 @pytest.fixture(params=["default", "other"])
 def planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    server: Server,
 ) -> list[JobState]:
     """All jobs of a workflow that uses every rule, in the current folder, where nothing exists."""
     data_set = DataSet(request.param)
@@ -38,7 +42,12 @@ def planned(
         "chain corpora.tsv 40 20",
         "epochs epochs.tsv null 20",
     )
-    Path("epochs.tsv").write_text(EPOCHS)
+    server.files["/far.jsonl"] = b'{"text": "far"}\n'
+    for name, table in (("corpora.tsv", CORPORA), ("epochs.tsv", EPOCHS)):
+        cells = {"corpus": "far", "files": f"{server.url}/far.jsonl"}
+        columns = table.partition("\n")[0].split("\t")
+        row = "\t".join(cells.get(c, "text" if c == "text_key" else "1") for c in columns)
+        Path(name).write_text(f"{table}{row}\n")
     config = {**CONFIG, "runs": runs, "convert": ["hf-bf16"], "tokenize": {"deduplicate": True}}
     config["data_set"] = data_set.name
     Path("my.yaml").write_text(yaml.safe_dump(config))

@@ -34,6 +34,7 @@ class Server:
     """Status of each of the next answers to requests of content, such as 429."""
     ignores_ranges: bool = False
     states_length: bool = True
+    has_etags: bool = True
     corrupts: bool = False
     """Send other bytes than those whose hash is listed."""
     requests: list[str] = field(default_factory=list)
@@ -141,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         if commit:
             headers["X-Repo-Commit"] = commit
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not self.state.has_etags:
+            headers = {"X-File": "yes"}
         if self.command == "GET":
             with self.state.lock:
                 refusal = self.state.refusals.pop(0) if self.state.refusals else 0
@@ -163,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        is_file = "ETag" in (headers or {})
+        is_file = bool({"ETag", "X-File"} & set(headers or {}))
         if self.state.states_length or not is_file:
             self.send_header("Content-Length", str(len(body)))
         else:

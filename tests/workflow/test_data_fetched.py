@@ -41,7 +41,7 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
 ) -> None:
     planned = snakemake(home, "-n", *MINE, "describe")
     assert "tokamake: 4 files behind addresses, " in planned.stderr
-    assert jobs(planned)["fetch"] == 6  # a file in two shards is downloaded once
+    assert jobs(planned)["fetch"] == 7  # six batches, and the tokenizer
     assert not (home / "results").exists()
     server.cuts, server.refusals = [20_000, 1000], [429]
     result = snakemake(home, *MINE, "describe")
@@ -57,7 +57,7 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
     assert "Nothing to be done" in snakemake(home, *MINE, "describe").stderr
     next(home.glob("results/data/shards/code/*.bin")).unlink()
     planned = jobs(snakemake(home, "-n", *MINE, "describe"))
-    assert (planned["tokenize"], "fetch" in planned) == (1, False)
+    assert (planned["tokenize"], planned["fetch"]) == (1, 1)  # finds its file in the cache
     assert len(server.requests) == before
 
     merged = {path.name: path.read_bytes() for path in home.glob("results/data/merged/*.bin")}
@@ -71,12 +71,29 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
 
 @pytest.mark.slow
 def test_an_emptied_cache_is_filled_again_where_it_is_needed(home: Path, tmp_path: Path) -> None:
-    result = snakemake(home, *MINE, "results/data/batches/tokenize/code-00000.json")
+    """Neither the tokenizer nor what is finished is made again."""
+    result = snakemake(home, *MINE, "results/data/batches/merge/code-00000.json")
     assert result.returncode == 0, result.stdout + result.stderr
     shutil.rmtree(tmp_path / "cache")
-    (home / "results/data/batches/tokenize/code-00000.json").unlink()
-    planned = jobs(snakemake(home, "-n", *MINE, "results/data/batches/tokenize/code-00000.json"))
-    assert (planned["fetch"], planned["tokenize"]) == (1, 1)
+    result = snakemake(home, *MINE, "results/data/batches/merge/code-00000.json")
+    assert "Nothing to be done" in result.stderr
+    # A finished batch that broke, and others that were never made.
+    (home / "results/data/shards/code/00000.bin").unlink()
+    planned = jobs(snakemake(home, "-n", *MINE, "results/data/batches/merge/code-00000.json"))
+    assert planned == {"fetch": 1, "tokenize": 1, "merge": 1}
+    planned = jobs(snakemake(home, "-n", *MINE, "describe"))
+    assert "train_tokenizer" not in planned
+    assert planned["fetch"] == planned["tokenize"] < 6
+    result = snakemake(home, *MINE, "describe")
+    assert result.returncode == 0, result.stdout + result.stderr
+    # Other settings tokenize all again, from files that are fetched again.
+    shutil.rmtree(tmp_path / "cache")
+    config = yaml.safe_load((home / "my.yaml").read_text())
+    config["tokenize"] = {"append_eod": False, "deduplicate": True}
+    (home / "my.yaml").write_text(yaml.safe_dump(config))
+    result = snakemake(home, *MINE, "describe")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Nothing to be done" in snakemake(home, *MINE, "describe").stderr
 
 
 def test_a_wrong_address_is_one_line_at_the_dry_run(home: Path, server: Server) -> None:
@@ -95,4 +112,6 @@ def test_a_wrong_address_is_one_line_at_the_dry_run(home: Path, server: Server) 
         f"{where}hf://datasets/org/code/none: no file of the repository matches; it has data/code-"
     )
     address = f"{server.url}/none.jsonl"
-    assert refused(address) == f"{where}{address}: the server answers 404 Not Found; fix it"
+    assert (
+        refused(address) == f"{where}{address}: the server answers 404 Not Found; fix the address"
+    )

@@ -32,8 +32,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docs.tsv").write_text(DOCS)
     planned = jobs(snakemake(folder, "-n", *MINE, "all"))
     of_each = (
-        "weigh", "index", "init_model", "import_checkpoint", "resolve", "train", "export_hf",
-        "convert", "evaluate", "generate", "plot",
+        "weigh", "index", "init_model", "import_checkpoint", "resolve", "train", "model_card",
+        "export_hf", "convert", "evaluate", "generate", "plot",
     )  # fmt: skip
     shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
@@ -135,7 +135,7 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
     planned = jobs(snakemake(swept, "-n", *arguments, "plot"))
     of_run = (
         "weigh", "index", "init_model", "import_checkpoint", "resolve", "plan_segments", "train",
-        "export_hf", "evaluate", "generate", "plot",
+        "model_card", "export_hf", "evaluate", "generate", "plot",
     )  # fmt: skip
     assert planned == dict.fromkeys(of_run, 1)
     result = snakemake(swept, *arguments, "train")
@@ -185,7 +185,8 @@ def test_a_changed_row_reruns_its_run_alone(swept: Path) -> None:
     dry_run = snakemake(swept, "-n", "--config", "train={on_change: restart}", *MINE, "evaluate")
     assert "run low: train.optimizer.learning_rate 0.002 -> 0.003; 6 steps" in dry_run.stderr
     changed = jobs(dry_run)
-    assert changed == dict.fromkeys(("resolve", "export_hf", "evaluate"), 1) | {"train": 2}
+    rerun = ("resolve", "model_card", "export_hf", "evaluate")
+    assert changed == dict.fromkeys(rerun, 1) | {"train": 2}
     (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\t\n")
     added = jobs(snakemake(swept, "-n", *MINE, "train"))
     new = ("weigh", "index", "init_model", "import_checkpoint", "resolve", "train")

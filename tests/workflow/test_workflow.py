@@ -99,8 +99,8 @@ def test_a_second_config_needs_a_data_set_of_its_own(finished: Path) -> None:
 
 
 AFTER_MERGE = [
-    "describe", "weigh", "index", "resolve", "train", "export_hf", "evaluate", "generate", "plot",
-    "report",
+    "describe", "weigh", "index", "resolve", "train", "model_card", "export_hf", "evaluate",
+    "generate", "plot", "report",
 ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_a_changed_setting_reruns_the_jobs_that_depend_on_it(finished: Path) -> 
 
     assert changed(evaluate={"max_tokens": 3000}) == {"evaluate": 1}
     steps = changed(train={**train, "train_steps": 50})
-    assert set(steps) == {"index", "resolve", "train", "export_hf", "evaluate"}
+    assert set(steps) == {"index", "resolve", "train", "model_card", "export_hf", "evaluate"}
     retokenized = changed(tokenize={"append_eod": False})
     assert retokenized["tokenize"] == 6
     assert "train_tokenizer" not in retokenized

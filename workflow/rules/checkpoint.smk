@@ -59,10 +59,34 @@ rule convert:
         " --workers {threads} > {log} 2>&1"
 
 
+rule model_card:
+    "Write the model card: data, training, loss and use of the trained model."
+    input:
+        config=f"{RUN}/run.yaml",
+        train=f"{RUN}/train.json",
+        metadata=DATA_SET.metadata,
+        index=f"{RUN}/index/index.json",
+    output:
+        f"{RUN}/model_card.md",
+    log:
+        "logs/{run}/model_card.log",
+    benchmark:
+        "results/benchmarks/{run}/model_card.tsv"
+    localrule: True  # it takes no time, and the export waits for it
+    params:
+        options=checkpoint_rules.card_options,
+        index=subpath(input.index, parent=True),
+    shell:
+        "tokamake model-card --config {input.config} --train {input.train}"
+        " --metadata {input.metadata} --index {params.index} {params.options:q} --output {output}"
+        " > {log} 2>&1"
+
+
 rule export_hf:
     "Convert the trained checkpoint to Hugging Face's format, with its tokenizer."
     input:
         train=f"{RUN}/train.json",
+        card=f"{RUN}/model_card.md",
         tokenizer=CONFIG.tokenizer_files,
     output:
         directory(f"{RUN}/export"),  # A large model's weights are in several files.
@@ -76,5 +100,5 @@ rule export_hf:
         generation=checkpoint_rules.generation_options,
     shell:
         "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
-        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --compare-logits"
-        " --workers {threads} > {log} 2>&1"
+        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --model-card {input.card}"
+        " --compare-logits --workers {threads} > {log} 2>&1"

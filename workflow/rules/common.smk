@@ -3,6 +3,7 @@
 import re
 
 from tokamake.config.training import INDEX_SETTINGS
+from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
 from tokamake.workflow.paths import DOCTOR, HF_FILES, RUN, split_weights
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix

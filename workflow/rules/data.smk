@@ -22,6 +22,7 @@ if CONFIG.given_tokenizer is None:
         "Train a tokenizer on the raw corpora."
         input:
             data_rules.tokenizer_corpus(),
+            data_rules.tokenizer_downloads(),
         output:
             CONFIG.tokenizer_files,
         log:
@@ -35,17 +36,17 @@ if CONFIG.given_tokenizer is None:
             train_bytes=CONFIG.shared.tokenizer.train_bytes,
             # A function, since Snakemake takes braces in a text for wildcards.
             special_tokens=lambda wildcards: [
-                f"--special-tokens={token}" for token in CONFIG.shared.tokenizer.special_tokens
+                *(f"--special-tokens={token}" for token in CONFIG.shared.tokenizer.special_tokens),
+                *options(CONFIG.shared.tokenizer, only=("eod",)),
             ],
             # A function of the output is not among the params that train again when they change.
             on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
-            eod=lambda wildcards, output: options(CONFIG.shared.tokenizer, only=("eod",)),
             folder=subpath(output[0], parent=True),
             plan=PLAN,
         shell:
             "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
             " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
-            " {params.eod:q} {params.special_tokens:q}"
+            " {params.special_tokens:q}"
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
@@ -54,11 +55,15 @@ if CONFIG.downloads:
     rule fetch:
         "Download the raw files of a job batch that are behind addresses."
         output:
-            DATA_SET.batch_file("fetch", "{batch}"),
+            # Temporary: a job that runs again asks for its files again, wherever they are then.
+            temp(DATA_SET.batch_file("fetch/{stage}", "{batch}")),
         log:
-            f"{DATA_SET.logs}/fetch/{{batch}}.log",
+            f"{DATA_SET.logs}/fetch/{{stage}}-{{batch}}.log",
         benchmark:
-            f"{DATA_SET.benchmarks}/fetch/{{batch}}.tsv"
+            f"{DATA_SET.benchmarks}/fetch/{{stage}}-{{batch}}.tsv"
+        wildcard_constraints:
+            stage="tokenize|hash_documents|train_tokenizer",
+            batch=rf"{ALL}|(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
         localrule: True  # compute nodes have no network
         retries: 2  # a download continues where it was cut
         params:
@@ -75,6 +80,7 @@ if CONFIG.shared.tokenize.deduplicate:
         "Hash each document of a batch of shards, so that equal ones can be found."
         input:
             data_rules.raw_files,
+            data_rules.downloads_for("hash_documents"),
         output:
             f"{DATA}/hashes/{{batch}}.rows",
         log:
@@ -107,6 +113,7 @@ rule tokenize:
     "Tokenize raw files into the shards of a job batch."
     input:
         raw=data_rules.tokenize_inputs,
+        downloads=data_rules.downloads_for("tokenize"),
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
     output:

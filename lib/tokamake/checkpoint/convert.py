@@ -50,6 +50,7 @@ def convert(
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     tokenizer: Path | None = None,
     generation_config: Path | None = None,
+    model_card: Path | None = None,
     vocab_size: int | None = None,
     take_first_copy: bool = False,
     compare_logits: bool = False,
@@ -77,6 +78,7 @@ def convert(
             token the model's.
         generation_config: generation_config.json to keep in the target, or its folder, such as the
             checkpoint that training started from; with format hf.
+        model_card: Text to copy into the target as README.md, with format hf.
         vocab_size: Tokens in the vocabulary, if Megatron's arguments do not state it; further rows
             of the embedding are padding, which is removed. By default all rows are tokens then.
         take_first_copy: If replicated tensors differ between ranks, such as norms that drifted
@@ -108,6 +110,7 @@ def convert(
     of_hf = {
         "tokenizer": tokenizer,
         "generation-config": generation_config,
+        "model-card": model_card,
         "compare-logits": compare_logits or None,
     }
     _check_options(format, sizes, of_hf=of_hf, workers=workers)
@@ -129,7 +132,7 @@ def convert(
     plug_in = load_format(name)
     copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
-    options = Target(layout, dtype, tokenizer=copied_tokenizer)
+    options = Target(layout, dtype, tokenizer=copied_tokenizer, model_card=model_card)
     check = _LogitsCheck(checkpoint, dtype) if compare_logits else None
     result = write(target, checkpoint, name, options, workers=workers, check=check)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""

@@ -168,6 +168,8 @@ def _write(
     )
     for file in target.tokenizer:
         shutil.copyfile(file, content / file.name)
+    if target.model_card:
+        shutil.copyfile(target.model_card, content / "README.md")
     _sync([*content.rglob("*"), content])
     if check:
         check(content)

@@ -21,6 +21,13 @@ class EvaluateSettings(Settings):
     """Maximum number of tokens to score per corpus."""
 
 
+class ExportSettings(Settings):
+    """Export of the trained model in Hugging Face's format."""
+
+    license: str | None = None
+    """Licence of the model for its model card, such as apache-2.0. Empty: the card names none."""
+
+
 class GenerateSettings(Settings):
     """Text generation with the exported model."""
 
@@ -86,6 +93,8 @@ class Config(Settings):
     """Additional formats of the trained model: a format of `tokamake convert`, parallel sizes and a
     dtype, for example mds-pipeline-tp2-pp4, hf-bf16, or mds-tp2-dp4-zero1-bf16 (with optimizer
     states). Each is written to results/<run>/convert/<name>."""
+    export: ExportSettings = ExportSettings()
+    """Export in Hugging Face's format."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()
@@ -136,8 +145,8 @@ class Config(Settings):
             for word in prompt.split():
                 if not word.isdecimal() or int(word) >= self.tokenizer.vocab_size:
                     raise ValueError(
-                        f"generate.prompts: {prompt!r}: tokenizer.kind is ids, and {word!r} is "
-                        f"none below {self.tokenizer.vocab_size:,}; write prompts as token ids"
+                        f"generate.prompts: {prompt!r}: tokenizer.kind is ids, but {word!r} is no "
+                        f"token id below {self.tokenizer.vocab_size:,}; write prompts as token ids"
                     )
         return self
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tokamake.files import sync
+from tokamake.errors import UserError
+from tokamake.files import write_link
 from tokamake.remote import https, hub
-from tokamake.remote.remote_file import RemoteFile
+from tokamake.remote.remote_file import RemoteFile, is_remote
 
 
 def list_files(address: str) -> list[RemoteFile]:
@@ -14,8 +15,10 @@ def list_files(address: str) -> list[RemoteFile]:
         address: hf:// with a file, folder or pattern, or the https address of one file.
 
     Raises:
-        UserError: there is no such file, or no network.
+        UserError: it is no address, there is no such file, or no network.
     """
+    if not is_remote(address):
+        raise UserError(f"{address}: no address; write hf://ORG/NAME or https://HOST/PATH")
     return hub.list_files(address) if address.startswith("hf://") else [https.list_file(address)]
 
 
@@ -25,13 +28,7 @@ def download(file: RemoteFile) -> None:
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
-    cached = (hub if file.url.startswith("hf://") else https).download(file)
+    cached = (hub if file.url.startswith("hf://") else https).download(file).absolute()
     link = Path(file.path)
-    if link.is_symlink() and link.resolve() == cached.resolve():
-        return
-    link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(cached.absolute())
-    temporary.rename(link)
-    sync(link.parent)
+    if not (link.is_symlink() and link.readlink() == cached):
+        write_link(link, cached)

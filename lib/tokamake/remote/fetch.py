@@ -33,7 +33,7 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
         is_hub = address.startswith("hf://")
         if is_hub and (parsed := parse_address(address)).kind == "model" and not parsed.path:
             names = _TOKENIZER if tokenizer else _MODEL
-            files = _select(files, names, address=address, with_weights=not tokenizer)
+            files = _select(files, names, address=address, tokenizer_only=tokenizer)
         for file in files:
             download(file)
             print(f"{file.path}: {file.size:,} bytes", flush=True)
@@ -41,7 +41,7 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
             print(f"{link_revision(address, files[0])}: {len(files)} files of {address}")
 
 
-def _select(files: list, names: tuple[str, ...], *, address: str, with_weights: bool) -> list:
+def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only: bool) -> list:
     """Files of a model that tokamake reads: weights in one form, its config and its tokenizer."""
     from fnmatch import fnmatch
 
@@ -51,12 +51,13 @@ def _select(files: list, names: tuple[str, ...], *, address: str, with_weights: 
         paths = {file.url.partition("@")[2].partition("/")[2]: file for file in files}
         return [f for path, f in paths.items() if any(fnmatch(path, each) for each in patterns)]
 
-    weights = (matching(_WEIGHTS) or matching(_PICKLED_WEIGHTS)) if with_weights else []
-    if with_weights and not weights:
+    weights = (matching(_WEIGHTS) or matching(_PICKLED_WEIGHTS)) if not tokenizer_only else []
+    if not tokenizer_only and not weights:
         raise UserError(
             f"{address}: has no model*.safetensors or pytorch_model*.bin; name files by a pattern, "
             "or only the tokenizer with --tokenizer"
         )
     if not (others := matching(names)):
-        raise UserError(f"{address}: has no file of a tokenizer; name files by a pattern")
+        what = "file of a tokenizer" if tokenizer_only else "config.json and no tokenizer"
+        raise UserError(f"{address}: has no {what}; name files by a pattern")
     return [*others, *weights]

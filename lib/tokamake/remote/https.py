@@ -1,22 +1,25 @@
-"""Files at https addresses: one request lists a file, and a download resumes where it was cut."""
+"""Files at https addresses: one request lists a file, and a download continues where it was cut."""
 
-import fcntl
 import hashlib
 import http.client
 import os
-import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from types import MappingProxyType
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import quote, unquote, urlsplit
 
 from tokamake.errors import UserError
 from tokamake.files import sync
+from tokamake.remote.partial_file import claim, release
 from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
+
+Result = TypeVar("Result")
+Headers = Mapping[str, str]
 
 _ATTEMPTS = 6
 """Attempts in a row that bring no byte."""
@@ -24,8 +27,11 @@ _FIRST_WAIT = 1.0
 """Seconds before the second attempt; each further wait is twice as long."""
 _TIMEOUT = 60
 """Seconds without a byte after which a connection counts as cut."""
+_TIME = 946_684_800
+"""Modification time of every download: the year 2000."""
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
 _BLOCK = 1 << 20
+_NONE: Headers = MappingProxyType({})
 
 
 class _CutError(Exception):
@@ -37,6 +43,17 @@ class _CutError(Exception):
         self.wait = wait
 
 
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and shows a token to no other server than the first."""
+
+    def redirect_request(self, req: Any, *arguments: Any) -> Any:
+        """Return the request of the new address."""
+        request = super().redirect_request(req, *arguments)
+        if request and urlsplit(request.full_url).netloc != urlsplit(req.full_url).netloc:
+            request.remove_header("Authorization")
+        return request
+
+
 def list_file(url: str) -> RemoteFile:
     """Ask for the size and the version of a file.
 
@@ -44,12 +61,15 @@ def list_file(url: str) -> RemoteFile:
         UserError: there is no such file, its server does not state its size, or no network.
     """
     check_online(url, "ask for its size")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"{url}: {str(error).lower()}; fix the address") from None
+    folder, _, name = unquote(parts.path).rpartition("/")
+    if not name or not parts.hostname:
+        raise UserError(f"{url}: names no file; write https://HOST/PATH")
     headers, size = _with_retries(url, lambda: _facts(url))
     version = _version(headers)
-    parts = urlsplit(url)
-    folder, _, name = unquote(parts.path).rpartition("/")
-    if not name:
-        raise UserError(f"{url}: names no file; add its name")
     digest = hashlib.sha256(f"{url} {size} {version}".encode()).hexdigest()[:12]
     # The name comes first, so that files of a folder keep their order.
     path = f"{FOLDER}/https/{parts.netloc}{folder}/{name}/{digest}/{name}"
@@ -63,41 +83,73 @@ def download(file: RemoteFile) -> Path:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
     path = cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
-    if _is_there(path, file):
-        return path
-    check_online(file.url, "download it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as lock:
-        with suppress(OSError):  # without locks, two jobs may download it twice
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_there(path, file):
-            partial = path.with_name(f"{path.name}.incomplete")
-            with partial.open("ab") as stream:
-                _with_retries(file.url, lambda: _continue(file, stream), stream=stream)
-            sync(partial)
-            partial.rename(path)
-            sync(path.parent)
+    save(file, path, url=file.url)
     return path
 
 
-def _is_there(path: Path, file: RemoteFile) -> bool:
+def save(
+    file: RemoteFile,
+    path: Path,
+    *,
+    url: str,
+    headers: Headers = _NONE,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Download a file to a path, unless it is there; continue what another process began.
+
+    Args:
+        file: what was listed, with its address for messages.
+        path: where it goes.
+        url: where it comes from.
+        headers: of the requests.
+        check: gets the complete file before it gets its name.
+
+    Raises:
+        UserError: it cannot be downloaded, or differs from what was listed.
+    """
     # A finished file has its final name, so its size is all that can be wrong.
-    return path.is_file() and path.stat().st_size == file.size
+    if path.is_file() and path.stat().st_size == file.size:
+        return
+    check_online(file.url, "download it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = claim(path)
+    try:
+        with partial.open("ab") as stream:
+            _with_retries(
+                file.url, lambda: _continue(file, stream, url=url, headers=headers), stream=stream
+            )
+        if check:
+            check(partial)
+    except BaseException:
+        release(partial, path)
+        raise
+    # The path says what is in the file. With the time of a download, the same file would be newer
+    # than what was made from it.
+    os.utime(partial, (_TIME, _TIME))
+    sync(partial)
+    partial.rename(path)
+    sync(path.parent)
 
 
 def _facts(url: str) -> tuple[Any, int]:
     """Headers and size of a file."""
     for method, more in (("HEAD", {}), ("GET", {"Range": "bytes=0-0"})):
         try:
-            with _open(url, method, more) as response:
-                total = response.headers.get("Content-Range", "").rpartition("/")[2]
-                length = total or response.headers.get("Content-Length", "")
-                if length.isdigit():
-                    return response.headers, int(length)
+            with _open(url, method, more, address=url) as response:
+                size = _size(response.headers)
+                if size is not None:
+                    return response.headers, size
         except UserError:
             if method == "GET":
                 raise
     raise UserError(f"{url}: the server does not state its size; download it by hand")
+
+
+def _size(headers: Any) -> int | None:
+    """Size of the whole file, also where an answer has a range of it."""
+    total = headers.get("Content-Range", "").rpartition("/")[2]
+    text = total or headers.get("Content-Length", "")
+    return int(text) if text.isdigit() else None
 
 
 def _version(headers: Any) -> str:
@@ -106,50 +158,66 @@ def _version(headers: Any) -> str:
     return f"modified:{modified}" if (modified := headers.get("Last-Modified")) else ""
 
 
-def _continue(file: RemoteFile, stream: BinaryIO) -> None:
+def _continue(file: RemoteFile, stream: BinaryIO, *, url: str, headers: Headers) -> None:
     """Append the rest of a file to its beginning, in `stream`."""
-    start = stream.tell()
-    if start >= file.size:
-        if start > file.size:
-            stream.truncate(0)
-            raise _CutError("too many bytes")
-        return
     kind, _, version = file.version.partition(":")
+    if not kind or stream.tell() > file.size:  # without a version, two files could be mixed
+        _empty(stream)
+    start = stream.tell()
+    if start == file.size:
+        return
     more = {"Range": f"bytes={start}-"} if start else {}
-    if start and version and not version.startswith("W/"):  # weak validators are not allowed
-        more["If-Range"] = version
-    with _open(file.url, "GET", more) as response:
-        now = _version(response.headers)
-        total = response.headers.get("Content-Range", "").rpartition("/")[2]
-        length = total or response.headers.get("Content-Length", "")
-        if (now and kind and now != file.version) or (
-            length.isdigit() and int(length) != file.size
-        ):
-            raise UserError(
-                f"{file.url}: changed since it was planned ({file.size:,} bytes, {file.version}; "
-                f"now {length} bytes, {now}); remove its entries from plan.json to take it as it is"
-            )
+    if start and kind in ("etag", "modified") and not version.startswith("W/"):
+        more["If-Range"] = version  # weak validators are not allowed
+    with _open(url, "GET", {**headers, **more}, address=file.url) as response:
+        _check_version(file, response.headers)
         if start and response.status != 206:  # the server sends the whole file
-            stream.truncate(0)
-            stream.seek(0)
-        try:
-            shutil.copyfileobj(response, stream, _BLOCK)
-        except (OSError, http.client.HTTPException) as error:
-            raise _CutError(f"the connection was cut ({error or type(error).__name__})") from None
-        finally:
-            stream.flush()
-    if (size := stream.tell()) != file.size:
-        if size > file.size:
-            stream.truncate(0)
-        raise _CutError(f"{size:,} of {file.size:,} bytes arrived")
+            _empty(stream)
+        while block := _read(response):
+            stream.write(block)
+    if stream.tell() != file.size:
+        raise _CutError(f"{stream.tell():,} of {file.size:,} bytes arrived")
+
+
+def _empty(stream: BinaryIO) -> None:
+    stream.truncate(0)
+    stream.seek(0)
+
+
+def _check_version(file: RemoteFile, headers: Any) -> None:
+    """Check that a server still has the file that was listed."""
+    now, size = _version(headers), _size(headers)
+    is_comparable = now.partition(":")[0] == file.version.partition(":")[0]
+    if (is_comparable and now != file.version) or size not in (None, file.size):
+        raise _changed(file, f"now {size} bytes, {now or 'no version'}")
+
+
+def _changed(file: RemoteFile, now: str) -> UserError:
+    return UserError(
+        f"{file.url}: changed since it was planned ({file.size:,} bytes, {file.version}; {now}); "
+        "the plan keeps the earlier one: give the file another address, such as ...?version=2, to "
+        "plan it anew"
+    )
+
+
+def _read(response: Any) -> bytes:
+    try:
+        block: bytes = response.read(_BLOCK)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, http.client.IncompleteRead) and error.partial:
+            return error.partial
+        raise _CutError(f"the connection was cut ({error or type(error).__name__})") from None
+    return block
 
 
 @contextmanager
-def _open(url: str, method: str, headers: dict[str, str]) -> Iterator[Any]:
+def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[Any]:
+    """Send a request; `address` is what the user knows `url` by."""
     headers = {"Accept-Encoding": "identity", "User-Agent": "tokamake", **headers}
-    request = urllib.request.Request(url, method=method, headers=headers)
+    quoted = quote(url, safe=":/?#[]@!$&'()*+,;=%~")  # letters beyond ASCII
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        request = urllib.request.Request(quoted, method=method, headers=dict(headers))
+        response = urllib.request.build_opener(_Redirect).open(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _TEMPORARY:
@@ -157,14 +225,21 @@ def _open(url: str, method: str, headers: dict[str, str]) -> Iterator[Any]:
             raise _CutError(
                 f"the server answers {error.code}", float(wait) if wait.isdigit() else None
             ) from None
-        raise UserError(f"{url}: the server answers {error.code} {error.reason}; fix it") from None
+        remedy = "set HF_TOKEN, if it is the Hub" if error.code in (401, 403) else "fix the address"
+        raise UserError(
+            f"{address}: the server answers {error.code} {error.reason}; {remedy}"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
         raise _CutError(f"no connection ({getattr(error, 'reason', error)})") from None
+    except ValueError as error:
+        raise UserError(f"{address}: {error}; fix the address") from None
     with response:
         yield response
 
 
-def _with_retries(url: str, attempt: Any, *, stream: BinaryIO | None = None) -> Any:
+def _with_retries(
+    url: str, attempt: Callable[[], Result], *, stream: BinaryIO | None = None
+) -> Result:
     """Call `attempt` until it succeeds, or several times in a row bring no byte."""
     failures, wait = 0, _FIRST_WAIT
     while True:
@@ -176,9 +251,7 @@ def _with_retries(url: str, attempt: Any, *, stream: BinaryIO | None = None) -> 
                 failures, wait = 0, _FIRST_WAIT
             failures += 1
             if failures == _ATTEMPTS:
-                remedy = "; what has arrived is kept: run again" if stream else ""
-                raise UserError(
-                    f"{url}: {error}, {_ATTEMPTS} times in a row{remedy or '; check the network'}"
-                ) from None
+                remedy = "what has arrived is kept: run again" if stream else "check the network"
+                raise UserError(f"{url}: {error}, {_ATTEMPTS} times in a row; {remedy}") from None
             time.sleep(wait if error.wait is None else error.wait)
             wait *= 2

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 from tokamake.errors import UserError
-from tokamake.files import glob_expression, sha256
-from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online, is_offline
+from tokamake.files import glob_expression, sha256, write_link
+from tokamake.remote.https import save
+from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
 _SPLIT_WORDS = {
     "train": "train|training",
@@ -24,6 +25,8 @@ _SPLIT_WORDS = {
     "test": "test|testing|eval|evaluation",
 }
 """Words in paths that name a split, if a card names no files; `datasets` takes the same."""
+_DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$")
+"""Ends of names of data, where neither the user nor a card names the files."""
 _COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""
 _FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
@@ -60,7 +63,7 @@ class HubAddress(NamedTuple):
     def at(self, commit: str, path: str) -> str:
         """Address of a file at a commit."""
         prefix = "datasets/" if self.kind == "dataset" else ""
-        return f"hf://{prefix}{self.repository}@{commit}/{path}"
+        return f"hf://{prefix}{self.repository}@{commit}/{quote(path, safe='/ ')}"
 
 
 def parse_address(address: str) -> HubAddress:
@@ -80,7 +83,9 @@ def parse_address(address: str) -> HubAddress:
     repository, revision, path = match.groups(default="")
     if options and (path or kind == "model"):
         raise UserError(f"{address}: config and split are of a dataset without a path; {_FORM}")
-    return HubAddress(kind, repository, unquote(revision) or "main", path.strip("/"), **options)
+    return HubAddress(
+        kind, repository, unquote(revision) or "main", unquote(path.strip("/")), **options
+    )
 
 
 def list_files(address: str) -> list[RemoteFile]:
@@ -93,7 +98,10 @@ def list_files(address: str) -> list[RemoteFile]:
     parsed = parse_address(address)
     with _explained(address):
         commit, files = _tree(parsed)
-    names = _named(parsed, sorted(files), commit=commit, address=address)
+    try:
+        names = _named(parsed, files, commit=commit, address=address)
+    except re.error as error:
+        raise UserError(f"{address}: not a pattern ({error}); fix it") from None
     return [
         RemoteFile(
             parsed.at(commit, name),
@@ -105,26 +113,36 @@ def list_files(address: str) -> list[RemoteFile]:
 
 
 def download(file: RemoteFile) -> Path:
-    """Download a file into the Hub's cache, or find it there; return its path.
+    """Download a file into the cache, or find it there or in that of other tools of the Hub.
 
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers
 
     parsed = parse_address(file.url)
     with _explained(file.url):
-        path = hf_hub_download(
+        known = try_to_load_from_cache(
+            parsed.repository,
+            parsed.path,
+            cache_dir=_cache(),
+            revision=parsed.revision,
+            repo_type=parsed.kind,
+        )
+        url = hf_hub_url(
             parsed.repository,
             parsed.path,
             repo_type=parsed.kind,
             revision=parsed.revision,
-            cache_dir=_cache(),
             endpoint=_endpoint(),
-            local_files_only=is_offline(),
         )
-    _check(Path(path), file)
-    return Path(path)
+        headers = build_hf_headers()
+    if isinstance(known, str) and Path(known).stat().st_size == file.size:
+        return Path(known)
+    path = cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
+    save(file, path, url=url, headers=headers, check=lambda partial: _check(partial, file))
+    return path
 
 
 def link_revision(address: str, file: RemoteFile) -> Path:
@@ -141,24 +159,34 @@ def link_revision(address: str, file: RemoteFile) -> Path:
     commit = parse_address(file.url).revision[:_COMMIT_DIGITS]
     link = Path(parsed.folder, parsed._replace(path="").fetched.name)
     if link.name != commit:
-        temporary = link.with_name(f".{link.name}.tmp")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(commit)
-        temporary.rename(link)
+        write_link(link, commit)
     return parsed.fetched
 
 
+def repository_of(path: Path) -> str | None:
+    """Return ORG/NAME of a model that `tokamake fetch` has put at a path; None: another path."""
+    parts = Path(os.path.relpath(path)).parts
+    folder = Path(FOLDER, "hub/models").parts
+    is_inside = parts[: len(folder)] == folder and len(parts) > len(folder) + 2
+    return "/".join(parts[len(folder) : len(folder) + 2]) if is_inside else None
+
+
 def fetched_path(address: str) -> Path:
-    """Return where `tokamake fetch` has put what an address names.
+    """Return where `tokamake fetch` has put what an address names, with the commit in the path.
 
     Raises:
-        UserError: it has not fetched it.
+        UserError: it has not fetched it, or the cache was emptied.
     """
-    path = parse_address(address).fetched
-    if not path.exists():
+    parsed = parse_address(address)
+    link = Path(parsed.folder, parsed._replace(path="").fetched.name)
+    folder = link.with_name(str(link.readlink())) if link.is_symlink() else link
+    path = folder / parsed.path
+    is_whole = path.is_dir() and all(file.exists() for file in path.rglob("*"))
+    if not (path.is_file() or is_whole):
+        state = "gone from the cache" if path.is_symlink() or path.is_dir() else "not fetched yet"
         raise UserError(
-            f"{address}: not fetched yet: {path} does not exist; run `tokamake fetch {address}` "
-            "here, on a node with a network"
+            f"{address}: {state}: {path}; run `tokamake fetch {address}` here, on a node with a "
+            "network (with --tokenizer, only the tokenizer comes)"
         )
     return path
 
@@ -184,10 +212,18 @@ def _facts(entry: Any) -> tuple[int, str]:
     return entry.size, f"git:{entry.blob_id}"
 
 
-def _named(parsed: HubAddress, names: list[str], *, commit: str, address: str) -> list[str]:
+def _named(parsed: HubAddress, files: dict[str, Any], *, commit: str, address: str) -> list[str]:
     """Return the files that an address names."""
+    names = sorted(files)
     if not parsed.path and parsed.kind == "dataset":
-        return _of_card(parsed, names, commit=commit, address=address)
+        try:
+            configs = _card_configs(parsed, files, commit=commit)
+            return _of_configs(parsed, names, configs=configs, address=address)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{address}: the metadata in its README.md cannot be read ({error}); name files "
+                "instead: hf://datasets/ORG/NAME/PATH"
+            ) from None
     pattern = re.compile(glob_expression(parsed.path) if parsed.path else ".*")
     if chosen := [name for name in names if pattern.fullmatch(name)]:
         return chosen
@@ -195,9 +231,10 @@ def _named(parsed: HubAddress, names: list[str], *, commit: str, address: str) -
     raise UserError(f"{address}: no file of the repository matches; it has {shown or 'no files'}")
 
 
-def _of_card(parsed: HubAddress, names: list[str], *, commit: str, address: str) -> list[str]:
+def _of_configs(
+    parsed: HubAddress, names: list[str], *, configs: list[dict[str, Any]], address: str
+) -> list[str]:
     """Return the files of a configuration and a split of a dataset."""
-    configs = _card_configs(parsed, names, commit=commit)
     chosen = _choose_config(configs, parsed.config, address=address)
     if chosen:
         patterns = _split_patterns(chosen["data_files"], chosen.get("data_dir", ""))
@@ -213,15 +250,23 @@ def _of_card(parsed: HubAddress, names: list[str], *, commit: str, address: str)
     return splits[split]
 
 
-def _card_configs(parsed: HubAddress, names: list[str], *, commit: str) -> list[dict[str, Any]]:
+def _card_configs(
+    parsed: HubAddress, files: dict[str, Any], *, commit: str
+) -> list[dict[str, Any]]:
     """Configurations that a card names, with their files."""
+    import yaml
     from huggingface_hub import metadata_load
 
-    if "README.md" not in names:
+    if "README.md" not in files:
         return []
-    card = RemoteFile(parsed.at(commit, "README.md"), "", -1, "")
-    metadata = metadata_load(download(card)) or {}
-    return [entry for entry in metadata.get("configs", []) if "data_files" in entry]
+    path = f"{parsed.folder}/{commit[:_COMMIT_DIGITS]}/README.md"
+    card = RemoteFile(parsed.at(commit, "README.md"), path, *_facts(files["README.md"]))
+    try:
+        metadata = metadata_load(download(card)) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise TypeError(_first_line(error)) from None
+    configs = [entry for entry in metadata.get("configs") or [] if "data_files" in entry]
+    return [{"config_name": "default", **entry} for entry in configs]
 
 
 def _choose_config(
@@ -246,7 +291,8 @@ def _split_patterns(data_files: Any, folder: str) -> dict[str, list[str]]:
         data_files = [data_files]
     splits: dict[str, list[str]] = {}
     for item in data_files:
-        entry = item if isinstance(item, dict) else {"split": "train", "path": item}
+        entry = {"split": "train", **item} if isinstance(item, dict) else {"path": item}
+        entry = {"split": "train", "path": [], **entry}
         paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
         splits.setdefault(entry["split"], []).extend(
             f"{folder}/{path}".lstrip("/") if folder else path for path in paths
@@ -261,7 +307,7 @@ def _match(patterns: Iterable[str], names: list[str]) -> list[str]:
 
 def _splits_by_name(names: list[str]) -> dict[str, list[str]]:
     """Files of each split by words in their paths; without such words, all are for training."""
-    data = [name for name in names if name not in ("README.md", ".gitattributes")]
+    data = [name for name in names if _DATA.search(name)]
     splits = {}
     for split, words in _SPLIT_WORDS.items():
         expression = re.compile(rf"(^|[-_./ ])({words})([-_./ 0-9]|$)")
@@ -270,17 +316,15 @@ def _splits_by_name(names: list[str]) -> dict[str, list[str]]:
     return splits or {"train": data}
 
 
-def _check(path: Path, file: RemoteFile) -> None:
-    """Compare a download with what was listed; remove it if it differs."""
+def _check(partial: Path, file: RemoteFile) -> None:
+    """Compare a complete download with the hash that was listed; empty it if it differs."""
     kind, _, expected = file.version.partition(":")
-    size = path.stat().st_size
-    actual = {"sha256": sha256, "git": _git_hash}.get(kind, lambda _: "")(path)
-    if file.size not in (-1, size) or actual != expected:
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
+    actual = (sha256 if kind == "sha256" else _git_hash)(partial)
+    if actual != expected:
+        partial.write_bytes(b"")
         raise UserError(
-            f"{file.url}: the download has {size:,} bytes and hash {actual}, {file.size:,} and "
-            f"{expected} were listed; it is removed: run again"
+            f"{file.url}: the download has the hash {actual}, but {expected} was listed; it is "
+            "removed: run again"
         )
 
 
@@ -315,14 +359,10 @@ def _explained(address: str) -> Iterator[None]:
         raise UserError(
             f"{address}: no such repository, or a private one; fix the name, or {token}"
         ) from None
-    except errors.LocalEntryNotFoundError as error:
-        reason = "HF_HUB_OFFLINE is set" if is_offline() else _first_line(error)
-        raise UserError(
-            f"{address}: not in {_cache()}, and cannot be downloaded ({reason}); fetch it on a "
-            "node with a network"
-        ) from None
     except errors.EntryNotFoundError:
         raise UserError(f"{address}: no such file at this commit; fix the address") from None
+    except ValueError as error:
+        raise UserError(f"{address}: {_first_line(error)}; {_FORM}") from None
     except Exception as error:  # each package below raises its own errors of the network
         if not _is_of_network(error):
             raise

@@ -52,6 +52,6 @@ def check_online(address: str, need: str) -> None:
     """
     if is_offline():
         raise UserError(
-            f"{address}: HF_HUB_OFFLINE is set, so nothing can {need}; run the workflow once on a "
-            "node with a network, without HF_HUB_OFFLINE"
+            f"{address}: HF_HUB_OFFLINE is set, so nothing can {need}; run this once on a node "
+            "with a network, without HF_HUB_OFFLINE"
         )

@@ -102,13 +102,13 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
     """Page with the summary of a run: model, training, result, versions."""
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
     values = [
-        ("model", _shape(run)),
+        ("model", shape_of(run)),
         ("parameters", f"{num_parameters:,}"),
-        ("recipe", _training(run)),
+        ("recipe", recipe_of(run)),
         *_start(run),
         ("data set", run.data_set),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
-        *_losses(trained),
+        *losses_of(trained),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
         ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
         ("checkpoint", trained["checkpoint"]),
@@ -117,7 +117,8 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
     return html_pages.page(f"Run {run.run}", html_pages.definitions(values))
 
 
-def _shape(run: Run) -> str:
+def shape_of(run: Run) -> str:
+    """Shape of the model in a line."""
     shape = run.architecture
     return (
         f"{shape.family}: {shape.num_hidden_layers} layers, width {shape.hidden_size:,}, "
@@ -127,7 +128,8 @@ def _shape(run: Run) -> str:
     )
 
 
-def _training(run: Run) -> str:
+def recipe_of(run: Run) -> str:
+    """Steps, batch, optimizer, schedule and precision in a line."""
     train = run.train
     ramp = train.rampup_batch_size
     batch = f"{f'{ramp[0]:,} to ' if ramp else ''}{train.global_batch_size:,}"
@@ -148,7 +150,8 @@ def _start(run: Run) -> list[tuple[str, str]]:
     return [("start", f"{parent}{run.checkpoint}, {mode}")]
 
 
-def _losses(trained: dict[str, Any]) -> list[tuple[str, str]]:
+def losses_of(trained: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names of the losses at the end of training, and what they are."""
     first, last, measurements = (
         trained[key] for key in ("first_loss", "last_loss", "validation_losses")
     )

@@ -54,6 +54,7 @@ _RUN_STAGES = (
     StageJob("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
     StageJob("plan_segments", "results/{run}/segments.json", "logs/{run}/plan_segments.log", False),
     StageJob("train", "results/{run}/train.json", "logs/{run}/train.log"),
+    StageJob("model_card", "results/{run}/model_card.md", "logs/{run}/model_card.log", False),
     StageJob("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
     StageJob("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
     StageJob("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
@@ -111,6 +112,7 @@ def _data_stages(folder: Path, data_set: DataSet) -> list[StageJob]:
         StageJob(
             "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
         ),
+        *_fetches(folder, data_set),
         *_begun(
             folder,
             "hash_documents",
@@ -127,6 +129,25 @@ def _data_stages(folder: Path, data_set: DataSet) -> list[StageJob]:
         *_planned(folder, data_set, "merge"),
         StageJob("describe", data_set.metadata, f"{logs}/describe.log"),
     ]
+
+
+def _fetches(folder: Path, data_set: DataSet) -> list[StageJob]:
+    """Return the downloads that have begun. Their lists are temporary: later, what is made of them.
+
+    The name of a log is the stage that needs the files, a hyphen, and its job batch.
+    """
+    stages = []
+    for log in sorted((folder / data_set.logs / "fetch").glob("*.log")):
+        stage, _, batch = log.stem.partition("-")
+        made = {
+            "tokenize": data_set.batch_file("tokenize", batch),
+            "hash_documents": f"{data_set.folder}/hashes/{batch}.rows",
+            "train_tokenizer": f"{data_set.tokenizer}/tokenizer.json",
+        }[stage]
+        listed = data_set.batch_file(f"fetch/{stage}", batch)
+        product = made if (folder / made).exists() else listed
+        stages.append(StageJob("fetch", product, f"{data_set.logs}/fetch/{log.name}", always=False))
+    return stages
 
 
 def _report_stages(data_set: DataSet) -> list[StageJob]:

@@ -9,7 +9,9 @@ from tokamake import files
 from tokamake.checkpoint.detect import list_files
 from tokamake.checkpoint.native.folder import find as find_native
 from tokamake.config.model import formats_with_tokenizer, parse_export_format
+from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
+from tokamake.remote.hub import repository_of
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import HF_FILES, RUN
@@ -95,15 +97,30 @@ class CheckpointRules:
         stated = [f"--architecture={path}" for path in input.architecture]
         return [*stated, f"--parent={parent}"] if parent else stated
 
+    def _origin(self, run: str) -> Path | None:
+        """Checkpoint that a run, or its first parent, started from; None: random weights."""
+        while (parent := self._config.runs[run].model.parent) is not None:
+            run = parent
+        return self._config.runs[run].model.folder
+
+    def card_options(self, wildcards: Any) -> list[str]:
+        """Where the data and the initial weights of a run are from, and its licence."""
+        run = self._config.runs[wildcards.run]
+        rows = self._config.tables[wildcards.run]
+        origin = self._origin(wildcards.run)
+        base_model = repository_of(origin) if origin else None
+        return [
+            *(f"--files={row.corpus}={_shown_files(row)}" for row in rows),
+            *([f"--base-model={base_model}"] if base_model else []),
+            *([f"--license={run.export.license}"] if run.export.license else []),
+        ]
+
     def generation_options(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
         """Generation config of the checkpoint that a run, or its first parent, started from.
 
         As a function of the output, it does not make finished exports run again.
         """
-        run = self._config.runs[wildcards.run]
-        while run.model.parent is not None:
-            run = self._config.runs[run.model.parent]
-        folder = run.model.folder
+        folder = self._origin(wildcards.run)
         has_one = folder is not None and (folder / "generation_config.json").is_file()
         return [f"--generation-config={folder}"] if has_one else []
 
@@ -125,3 +142,8 @@ class CheckpointRules:
             [f"--tokenizer={input.tokenizer[0]}"] if form.format in formats_with_tokenizer() else []
         )
         return [f"--format={form.format}", *sizes, *dtype, *tokenizer]
+
+
+def _shown_files(corpus: Corpus) -> str:
+    """Files of a corpus, for a model card; a list of thousands is named after its file."""
+    return corpus.where.rpartition(":")[0] if corpus.listed else corpus.files

@@ -158,7 +158,7 @@ def _read(
         plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
-        _report_downloads(plan)
+        _report_downloads(plan, DataSet(shared.data_set))
     check_initial_models(runs, is_main_process=is_main_process)
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
@@ -185,11 +185,22 @@ def _read(
     )
 
 
-def _report_downloads(plan: Plan) -> None:
-    """Say what jobs will download."""
-    missing = [download for download in plan.downloads if not Path(download.path).exists()]
+def _report_downloads(plan: Plan, data_set: DataSet) -> None:
+    """Say what jobs will download: files of batches that are not tokenized yet."""
+    if not plan.downloads:
+        return
+    shards = {shard.name: shard for shard in plan.shards}
+    needed = {
+        path
+        for batch in plan.tokenize_batches
+        if not Path(data_set.batch_file("tokenize", batch.name)).exists()
+        for name in batch.members
+        for path in shards[name].files
+    }
+    sizes = {download.path: download.size for download in plan.downloads}
+    missing = [path for path in needed & sizes.keys() if not Path(path).exists()]
     if missing:
-        size = in_bytes(sum(download.size for download in missing))
+        size = in_bytes(sum(sizes[path] for path in missing))
         print(
             f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, to be downloaded",
             file=sys.stderr,

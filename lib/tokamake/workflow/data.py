@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.indexed.job_batch import find_batch_fault
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.workflow.config import WorkflowConfig, held_out_splits
@@ -45,39 +46,47 @@ class DataRules:
         return sorted(made.keys() & set(paths)) if made else []
 
     def tokenizer_corpus(self) -> list[str]:
-        """Raw files that the tokenizer is trained on and that a job makes or downloads."""
-        paths = {path for source in self._config.plan.tokenizer for path in source.files}
-        batches = [
-            batch
-            for batch in self._config.tokenize_batches
-            if not paths.isdisjoint(self._downloads(batch))
-        ]
-        return self.made_files(paths) + [self._data_set.batch_file("fetch", b) for b in batches]
+        """Raw files that the tokenizer is trained on and that a job makes."""
+        return self.made_files(self._tokenizer_files())
+
+    def tokenizer_downloads(self) -> list[str]:
+        """The list of downloads that the tokenizer is trained on, if it has any."""
+        has_any = not self._config.downloads.keys().isdisjoint(self._tokenizer_files())
+        return [self._data_set.batch_file("fetch/train_tokenizer", ALL)] if has_any else []
+
+    def _tokenizer_files(self) -> set[str]:
+        return {path for source in self._config.plan.tokenizer for path in source.files}
 
     def raw_files(self, wildcards: Any) -> list[str]:
-        """Raw files of all shards of a job batch that a job makes, and the list of downloads."""
-        batch = wildcards.batch
-        shards = self._config.tokenize_batches[batch]
-        made = self.made_files(
+        """Raw files of all shards of a job batch that a job makes."""
+        shards = self._config.tokenize_batches[wildcards.batch]
+        return self.made_files(
             path for shard in shards for path in self._config.shards[shard].files
         )
-        if not (downloads := self._downloads(batch)):
-            return made
-        fetched = self._data_set.batch_file("fetch", batch)
-        tokenized = self._data_set.batch_file("tokenize", batch)
-        is_needed = not Path(tokenized).exists() and Path(fetched).exists()
-        if self._force_job and is_needed and not all(Path(path).exists() for path in downloads):
-            self._force_job(fetched)  # the cache was emptied
-        return [*made, fetched]
+
+    def downloads_for(self, stage: str) -> Callable[[Any], list[str]]:
+        """Input function: the list of downloads of a job batch, for a stage that reads raw files.
+
+        Each job has a list of its own. It is temporary, and other jobs that read the same files do
+        not run again because of it.
+        """
+
+        def downloads(wildcards: Any) -> list[str]:
+            has_any = bool(self._downloads(wildcards.batch))
+            return [self._data_set.batch_file(f"fetch/{stage}", wildcards.batch)] if has_any else []
+
+        return downloads
 
     def downloads_digest(self, wildcards: Any) -> str:
-        """Digest of the downloads of a job batch."""
+        """Digest of the downloads of a job batch, or of those for the tokenizer."""
         return files.digest(self._downloads(wildcards.batch))
 
     def _downloads(self, batch: str) -> list[str]:
-        """Paths of the raw files of a job batch that are downloaded."""
+        """Paths of the raw files of a job batch, or for the tokenizer, that are downloaded."""
         if not (downloads := self._config.downloads):
             return []
+        if batch == ALL:
+            return sorted(downloads.keys() & self._tokenizer_files())
         shards = (self._config.shards[name] for name in self._config.tokenize_batches[batch])
         return sorted({path for shard in shards for path in shard.files if path in downloads})
 

@@ -85,5 +85,7 @@ class Target:
     """Megatron pads the embedding to a multiple of this on each tensor-parallel rank."""
     tokenizer: tuple[Path, ...] = ()
     """Files of a tokenizer to copy beside the weights."""
+    model_card: Path | None = None
+    """Text to copy beside the weights as README.md."""
     max_shard_bytes: int = 5 * 10**9
     """Maximum size of a file, in formats that split weights by size."""

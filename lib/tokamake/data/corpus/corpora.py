@@ -5,6 +5,7 @@ row by its name.
 """
 
 import math
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,8 +17,11 @@ from tokamake import plugins
 from tokamake.config.fields import Name, Settings
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.errors import UserError
+from tokamake.remote.remote_file import is_remote
 from tokamake.validation import read_table, validate
 
+_LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
+"""What no name of a corpus may have; see `paths.corpus_of`."""
 INDEXED = "indexed"
 """Format of corpora that are tokenized already."""
 
@@ -112,6 +116,15 @@ class Corpus(Settings):
     def trains(self) -> bool:
         """Whether training uses documents of the corpus."""
         return not self.sets or "train" in self.parts
+
+    @model_validator(mode="after")
+    def _check_name(self) -> "Corpus":
+        if _LIKE_NUMBER.search(self.corpus):
+            raise ValueError(
+                f"corpus: {self.corpus!r}: a number of four digits before an underscore would "
+                "count as that of a merged dataset; rename it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_indexed(self) -> "Corpus":
@@ -282,6 +295,11 @@ def find_corpus(names: Sequence[str], table: Path) -> Corpus:
     if len(names) != 1 or names[0] not in rows:
         raise UserError(
             f"{table}: {' '.join(map(str, names))!r} is not a corpus; name one of {', '.join(rows)}"
+        )
+    if addresses := [pattern for pattern in patterns(rows[names[0]]) if is_remote(pattern)]:
+        raise UserError(
+            f"{rows[names[0]].where}: files: {addresses[0]}: an address, which only the workflow "
+            "downloads; download it with `tokamake fetch`, and name the files that this prints"
         )
     return rows[names[0]]
 

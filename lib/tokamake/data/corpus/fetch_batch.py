@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+ALL = "all"
+"""In place of a batch: the files that the tokenizer is trained on."""
+
 
 def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> None:
     """Download the raw files of a `tokenize` batch that the table of corpora names by addresses.
@@ -12,7 +15,8 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
 
     Args:
         plan: plan.json of the workflow.
-        batch: name of a batch of shards in the plan.
+        batch: name of a batch of shards in the plan; all: the files that the tokenizer is trained
+            on.
         output: JSON file that names the files, written when all are there.
         workers: downloads at the same time.
 
@@ -28,8 +32,12 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
     from tokamake.runtime.console import counted
     from tokamake.units import in_bytes
 
-    paths = {path for shard in batch_shards(plan, batch) for path in shard.files}
-    files = [entry.file for entry in read_plan(plan).downloads if entry.path in paths]
+    read = read_plan(plan)
+    members = read.tokenizer if batch == ALL else batch_shards(plan, batch)
+    paths = {path for member in members for path in member.files}
+    # Two addresses may stand for one file.
+    downloads = {entry.path: entry.file for entry in read.downloads}
+    files = [file for path, file in downloads.items() if path in paths]
     with ThreadPoolExecutor(max(workers, 1)) as pool:
         errors = [future.exception() for future in [pool.submit(download, f) for f in files]]
     for error in errors:

@@ -154,6 +154,8 @@ def _list_downloads(
     named: dict[str, list[PlannedDownload]] = {}
     for corpus in corpora:
         for address in filter(is_remote, patterns(corpus)):
+            if address in named:
+                continue
             try:
                 named[address] = listed.get(address) or [
                     PlannedDownload(address, *file) for file in list_files(address)

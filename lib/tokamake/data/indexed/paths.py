@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-_NUMBERED = re.compile(r"(.+?)-\d+(?=_|$)")
+_NUMBERED = re.compile(r"(.+?)-\d{4,}(?:-of-\d{4,})?(?=_|$)")
 
 
 def file_path(prefix: Path, name: str) -> Path:
@@ -38,8 +38,9 @@ def quarantine_path(prefix: Path) -> Path:
 def corpus_of(prefix: str) -> str:
     """Return the corpus that a prefix names, as `plan` writes it: <corpus>-<number>.
 
-    It is the last path component up to the first hyphen with a whole number behind it, else up to
-    its first hyphen: stack-v2-0003_text_document belongs to stack-v2, books-en to books.
+    It is the last path component up to a number of four digits or more behind a hyphen, else up to
+    its first hyphen: stack-v2-0003_text_document and stack-v2-00003-of-00512 belong to stack-v2,
+    books-en to books.
     """
     name = prefix.rpartition("/")[2]
     if numbered := _NUMBERED.match(name):

@@ -41,8 +41,8 @@ def weigh(
     Existing datasets that a weighting file lists keep their weights. With a table of corpora beside
     it, the weights of both are on one scale, and the sum of a corpus' lines is its weight.
 
-    Weights of a table sum to 1. All keep their full precision. Prefixes are relative to the folder
-    of the output, so that you can move datasets and weighting file together.
+    Weights of a table sum to 1. Every weight keeps its full precision. Prefixes are relative to the
+    folder of the output, so that you can move datasets and weighting file together.
 
     If corpora name their splits (column `sets`), each split but train gets its own weighting file:
     weights.txt, weights.valid.txt, weights.test.txt. If all corpora of a split state weights, these
@@ -135,11 +135,15 @@ def _read_rows(
         raise UserError("--plan: missing; with --weights, name the plan that links to its datasets")
     rows += (listed_rows := read_listed_corpora(weights, data_root))
     check_rows(rows)
-    names = {merge.dataset: merge.name for merge in read_plan(plan).merged if merge.dataset}
-    lines = [line for row in listed_rows for line in row.listed]
-    if missing := [line for line in lines if line.prefix not in names]:
-        raise UserError(f"{missing[0].where}: {missing[0].prefix}: not in {plan}; plan again")
-    return rows, {names[line.prefix]: line for line in lines}
+    # Two runs may list one dataset in different corpora, with different weights.
+    names = {(merge.corpus, merge.dataset): merge.name for merge in read_plan(plan).merged}
+    listed = {}
+    for row in listed_rows:
+        for line in row.listed:
+            if (name := names.get((row.corpus, line.prefix))) is None:
+                raise UserError(f"{line.where}: {line.prefix}: not in {plan}; plan again")
+            listed[name] = line
+    return rows, listed
 
 
 def _weigh_dataset(

@@ -1,0 +1,155 @@
+"""Stage `model-card`: write the README.md of an exported model, for the Hugging Face Hub."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokamake.config.resolved_run import Run
+    from tokamake.report.mixture import Component
+
+
+def model_card(
+    *,
+    config: Path,
+    train: Path,
+    metadata: Path,
+    index: Path,
+    files: tuple[str, ...] = (),
+    base_model: str | None = None,
+    license: str | None = None,
+    output: Path,
+) -> None:
+    """Write a model card: what a model was trained on, how, to what loss, and how to use it.
+
+    The same inputs give the same bytes.
+
+    Args:
+        config: run.yaml of `resolve`.
+        train: train.json of `train`.
+        metadata: JSON file of `describe`.
+        index: folder of `index`.
+        files: CORPUS=FILES, the raw files of a corpus as the table of corpora names them.
+        base_model: ORG/NAME of the model that training started from, on the Hugging Face Hub.
+        license: licence of the model, such as apache-2.0.
+        output: README.md to write.
+
+    Raises:
+        UserError: a file is missing or invalid.
+    """
+    import math
+
+    from tokamake.checkpoint import model_tensors
+    from tokamake.config.resolved_run import read_run
+    from tokamake.files import read_json, write_text
+    from tokamake.report.mixture import read_mixture
+
+    run = read_run(config)
+    trained = read_json(train, "make it with `tokamake train`")
+    corpora = read_mixture(metadata=metadata, index=index, run=run)
+    sources = dict(text.partition("=")[::2] for text in files)
+    num_parameters = sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
+    sections = [
+        _front_matter(sources, base_model=base_model, license=license),
+        _introduction(run, num_parameters, base_model=base_model),
+        _data(corpora, sources),
+        _training(run, trained),
+        _use(),
+        _reproduction(run, trained),
+    ]
+    write_text(output, "\n".join(sections))
+    print(f"{output}: model card of run {run.run}")
+
+
+def _front_matter(sources: dict[str, str], *, base_model: str | None, license: str | None) -> str:
+    """YAML that the Hub reads."""
+    import re
+
+    import yaml
+
+    addresses = " ".join(sources.values())
+    datasets = dict.fromkeys(re.findall(r"hf://datasets/([\w.-]+/[\w.-]+)", addresses))
+    fields: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["tokamake"],
+    }
+    if license:
+        fields["license"] = license
+    if base_model:
+        fields["base_model"] = base_model
+    if datasets:
+        fields["datasets"] = list(datasets)
+    return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
+
+
+def _introduction(run: "Run", num_parameters: int, *, base_model: str | None) -> str:
+    from tokamake.report.tables import shape_of
+
+    start = f" Training started from {base_model}." if base_model else ""
+    return (
+        f"# {run.run}\n\nA model with {num_parameters:,} parameters ({shape_of(run)}), trained by "
+        f"tokamake.{start}\n"
+    )
+
+
+def _data(corpora: "list[Component]", sources: dict[str, str]) -> str:
+    from tokamake.report.mixture import total
+
+    rows: list[tuple[str, ...]] = [
+        ("corpus", "files", "documents", "tokens", "share of training", "epochs")
+    ]
+    for row in [*corpora, total(corpora)]:
+        is_trained = bool(row.trained_tokens)
+        rows.append(
+            (
+                row.name,
+                f"`{sources[row.name]}`" if row.name in sources else "",
+                f"{row.documents:,}",
+                f"{row.tokens:,}",
+                f"{row.share_of_samples:.1%}" if is_trained else "held out",
+                f"{row.epochs:.2f}" if is_trained else "",
+            )
+        )
+    return f"## Data\n\n{_table(rows)}"
+
+
+def _training(run: "Run", trained: dict[str, Any]) -> str:
+    from tokamake.report.tables import losses_of, recipe_of
+
+    rows: list[tuple[str, ...]] = [
+        ("", ""),
+        ("recipe", recipe_of(run)),
+        ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
+        *losses_of(trained),
+    ]
+    return f"## Training\n\n{_table(rows)}"
+
+
+def _use() -> str:
+    return """## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForCausalLM.from_pretrained("PATH")
+inputs = tokenizer("Text to continue", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+"""
+
+
+def _reproduction(run: "Run", trained: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
+    return (
+        "## Reproduction\n\nThe command `snakemake train` of tokamake made this model, with the "
+        f"config of run `{run.run}` (seed {run.seed}), on {trained['world_size']:,} ranks, with "
+        f"{versions}.\n"
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Markdown table; the first row is its header."""
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    lines.insert(1, f"|{' --- |' * len(rows[0])}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,64 @@
+"""The model card of a made-up run: fields of the Hub, data, training, use."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from tests.support.finished_run import make_inputs
+from tokamake.errors import UserError
+from tokamake.report.model_card import model_card
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    names = ("config", "train", "metadata", "index")
+    return {name: path for name, path in make_inputs(tmp_path).items() if name in names}
+
+
+def card(inputs: dict[str, Path], output: Path, **options: object) -> ModelCard:
+    model_card(**inputs, output=output, **options)  # type: ignore[arg-type]
+    return ModelCard(output.read_text())
+
+
+def test_the_hub_reads_its_fields(inputs: dict[str, Path], tmp_path: Path) -> None:
+    files = (
+        "code=hf://datasets/bigcode/the-stack/data/python/*.parquet raw/x.jsonl",
+        "docs=hf://datasets/org/docs@v2 hf://datasets/bigcode/the-stack/data/c/*.parquet",
+    )
+    options = {"files": files, "base_model": "meta-llama/Llama-3.1-8B", "license": "apache-2.0"}
+    data = card(inputs, tmp_path / "card.md", **options).data
+    assert data.datasets == ["bigcode/the-stack", "org/docs"]
+    assert (data.license, data.base_model) == ("apache-2.0", "meta-llama/Llama-3.1-8B")
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+
+
+def test_it_says_what_is_known_and_nothing_else(inputs: dict[str, Path], tmp_path: Path) -> None:
+    written = card(inputs, tmp_path / "card.md", files=("code=raw/a|b/*.jsonl",))
+    assert not {"license", "base_model", "datasets"} & set(written.data.to_dict())
+    text = written.text
+    for part in (
+        "# trial",
+        "| code | `raw/a\\|b/*.jsonl` | ",
+        "| trained | 12,800 tokens in 50 steps |",
+        "| training loss | 3.1234 nats per token at the last logged step",
+        "| validation loss | 3.2500 nats per token |",
+        "tokamake 9.9.9, torch 2.0",
+        "AutoModelForCausalLM.from_pretrained",
+    ):
+        assert part in text, part
+    assert "Training started from" not in text
+
+
+def test_the_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:
+    first, second = (tmp_path / name for name in ("a.md", "b.md"))
+    card(inputs, first)
+    card(inputs, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path) -> None:
+    inputs["train"].unlink()
+    with pytest.raises(UserError, match=r"train: no such file; make it with `tokamake train`"):
+        card(inputs, tmp_path / "card.md")
+    assert not (tmp_path / "card.md").exists()
