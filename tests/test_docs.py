@@ -29,7 +29,12 @@ TUTORIAL = "docs/tutorial.md"
 PLANNED = {
     "aurora": ("nodes=20, tasks=240", "export_hf"),
     "slurm": ("nodes=4", "gpus_per_node=4", "tasks=16"),
-    "hub": ("gpt2/main: 2 files", "4 files behind addresses", "fetch", "tokenize"),
+    "hub": (
+        "gpt2/main: hf://openai-community/gpt2, files: 2",
+        "4 files behind addresses",
+        "fetch",
+        "tokenize",
+    ),
     "module": ("tokamake_train", "deploy"),
     "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
 }

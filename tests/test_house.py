@@ -308,6 +308,7 @@ TESTED_THROUGH = {
         *("data/tokenizers/_character_classes", "data/tokenizers/_unicode_differences"),
     ],
     "data/tokenizers/test_gigatoken.py": ["data/tokenizers/_exactness"],
+    "data/tokenizers/test_tokenizers.py": ["data/tokenizers/_fast"],
     "optim/test_optim.py": ["optim/_groups", "optim/adopt"],
     "optim/test_optim_packages.py": ["optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor", "optim/lamb", "optim/schedule_free_adamw"],

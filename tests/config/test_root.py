@@ -196,7 +196,11 @@ def config_of(**sections: object) -> Config:
         ({"tokenizer": {"vocab_size": 299}}, "vocab_size: 299: give at least 300 for kind bpe"),
         ({"tokenizer": {"eod": 2}}, "eod: 2: no effect on kind bpe; remove it"),
         ({"tokenizer": {"kind": "ids", "vocab_size": 9, "eod": 9}}, "eod: 9: not in the vocab"),
-        ({"tokenizer": {"kind": "ids", "special_tokens": ["a"]}}, "special_tokens: no effect on"),
+        ({"tokenizer": {"kind": "ids"}}, "vocab_size: missing; kind ids needs the number of"),
+        (
+            {"tokenizer": {"kind": "ids", "vocab_size": 9, "special_tokens": ["a"]}},
+            "special_tokens: no effect on kind ids",
+        ),
         (
             {"tokenizer": {"kind": "ids", "vocab_size": 9}, "generate": {"prompts": ["8 9"]}},
             "generate.prompts: '8 9': tokenizer.kind is ids, but '9' is no token id below 9;",
@@ -215,7 +219,7 @@ def test_mistakes_about_ids_and_lists(sections: dict[str, object], fault: str) -
 def test_a_model_of_token_ids_continues_the_end_of_a_document() -> None:
     assert config_of(tokenizer={"kind": "ids", "vocab_size": 9}).prompts == ("8",)
     assert config_of(tokenizer={"kind": "ids", "vocab_size": 9, "eod": 0}).prompts == ("0",)
-    named = {"tokenizer": {"kind": "ids"}, "generate": {"prompts": ["1 2"]}}
+    named = {"tokenizer": {"kind": "ids", "vocab_size": 9}, "generate": {"prompts": ["1 2"]}}
     assert config_of(**named).prompts == ("1 2",)
 
 

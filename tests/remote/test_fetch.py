@@ -43,7 +43,7 @@ def test_a_model_comes_with_its_weights_in_one_form_and_its_tokenizer(
     fetch(["hf://org/gpt"])
     others = {"README.md", "pytorch_model.bin", "original/consolidated.00.pth"}
     assert fetched(FOLDER / "main") == MODEL.keys() - others
-    assert capsys.readouterr().out.endswith(f"{FOLDER}/main: 7 files of hf://org/gpt\n")
+    assert capsys.readouterr().out.endswith(f"{FOLDER}/main: hf://org/gpt, files: 7\n")
 
 
 def test_without_safetensors_pickled_weights_come(hub: Server) -> None:
@@ -102,5 +102,7 @@ def test_a_repository_without_weights_or_tokenizer_is_refused(hub: Server) -> No
     hub.repositories["models/org/gpt"] = {"README.md": b"", "flax_model.msgpack": b""}
     with pytest.raises(UserError, match=r"hf://org/gpt: has no model\*\.safetensors or pytorch"):
         fetch(["hf://org/gpt"])
+    with pytest.raises(UserError, match="--tokenizer is for models; leave it out"):
+        fetch([f"{hub.url}/x"], tokenizer=True)
     with pytest.raises(UserError, match="hf://org/gpt: has no file of a tokenizer; name files by"):
         fetch(["hf://org/gpt"], tokenizer=True)

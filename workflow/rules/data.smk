@@ -65,7 +65,6 @@ if CONFIG.downloads:
             stage="tokenize|hash_documents|train_tokenizer",
             batch=rf"{ALL}|(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
         localrule: True  # compute nodes have no network
-        retries: 2  # a download continues where it was cut
         params:
             files=data_rules.downloads_digest,
             plan=PLAN,

@@ -61,6 +61,8 @@ class TokenizerSettings(Settings):
             if self.eod is not None:
                 raise ValueError(f"eod: {self.eod}: no effect on kind {self.kind}; remove it")
             return self
+        if "vocab_size" not in self.model_fields_set:
+            raise ValueError("vocab_size: missing; kind ids needs the number of token ids")
         if self.special_tokens:
             raise ValueError("special_tokens: no effect on kind ids; remove them")
         if self.eod is not None and self.eod >= self.vocab_size:

@@ -25,12 +25,15 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     Raises:
         UserError: there is no such file, it cannot be downloaded, or differs from what was listed.
     """
+    from tokamake.errors import UserError
     from tokamake.remote.download import download, list_files
     from tokamake.remote.hub import link_revision, parse_address
 
     for address in addresses:
-        files = list_files(address)
         is_hub = address.startswith("hf://")
+        if tokenizer and not (is_hub and parse_address(address).kind == "model"):
+            raise UserError(f"{address}: --tokenizer is for models; leave it out")
+        files = list_files(address)
         if is_hub and (parsed := parse_address(address)).kind == "model" and not parsed.path:
             names = _TOKENIZER if tokenizer else _MODEL
             files = _select(files, names, address=address, tokenizer_only=tokenizer)
@@ -38,7 +41,7 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
             download(file)
             print(f"{file.path}: {file.size:,} bytes", flush=True)
         if is_hub:
-            print(f"{link_revision(address, files[0])}: {len(files)} files of {address}")
+            print(f"{link_revision(address, files[0])}: {address}, files: {len(files):,}")
 
 
 def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only: bool) -> list:
@@ -46,9 +49,10 @@ def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only
     from fnmatch import fnmatch
 
     from tokamake.errors import UserError
+    from tokamake.remote.hub import parse_address
 
     def matching(patterns: tuple[str, ...]) -> list:
-        paths = {file.url.partition("@")[2].partition("/")[2]: file for file in files}
+        paths = {parse_address(file.url).path: file for file in files}
         return [f for path, f in paths.items() if any(fnmatch(path, each) for each in patterns)]
 
     weights = (matching(_WEIGHTS) or matching(_PICKLED_WEIGHTS)) if not tokenizer_only else []

@@ -21,6 +21,7 @@ from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.remote.remote_file import cache_folder
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
 from tokamake.validation import read_yaml
@@ -202,7 +203,8 @@ def _report_downloads(plan: Plan, data_set: DataSet) -> None:
     if missing:
         size = in_bytes(sum(sizes[path] for path in missing))
         print(
-            f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, to be downloaded",
+            f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, to be downloaded "
+            f"to {cache_folder()}",
             file=sys.stderr,
         )
 

@@ -240,7 +240,7 @@ def test_text_of_the_kind_ids_is_token_ids(tmp_path: Path) -> None:
     assert not tokenizer.has_text
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.bos) == (50_257, 2, None)
     assert (len(oracle), oracle.eos_token_id) == (50_257, 2)
-    with pytest.raises(UserError, match="cannot encode a text"):
+    with pytest.raises(UserError, match="write token ids below 50,257, separated by"):
         tokenizer.encode_batch(["50257"])
 
 

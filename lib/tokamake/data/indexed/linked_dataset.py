@@ -128,7 +128,8 @@ def _checked_tokens(
     if expected and ranges != expected:
         raise UserError(f"{binary}: differs from the hash in its manifest; rebuild the dataset")
     for fault in scan.faults(binary):
-        raise UserError(fault)
+        remedy = "" if tokenizer.has_text else ", or raise tokenizer.vocab_size"
+        raise UserError(f"{fault}{remedy}")
     _check_eod(binary, scan.num_open, num_documents=len(last_tokens), eod=tokenizer.eod)
     return ranges
 
@@ -144,8 +145,9 @@ def _check_eod(binary: Path, num_open: int, *, num_documents: int, eod: int) -> 
     if num_open:
         raise UserError(
             f"{binary}: {num_open:,} of {num_documents:,} documents do not end with {eod}, the "
-            "tokenizer's end-of-document token; name the tokenizer that made the dataset, or set "
-            "tokenize.append_eod to false if its documents have none"
+            "tokenizer's end-of-document token; name the tokenizer that made the dataset, or with "
+            "kind ids set tokenizer.eod; if its documents end with none, set tokenize.append_eod to "
+            "false"
         )
 
 

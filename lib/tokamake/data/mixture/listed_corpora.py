@@ -23,6 +23,8 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
     Raises:
         UserError: a line is wrong, or its corpus cannot be the name of a file.
     """
+    if not weights.exists():
+        raise UserError(f"weights: {weights}: no such file; fix the path of the list")
     root = weights.parent if data_root is None else data_root
     lines, problems = scan(weights)
     # A problem of the whole file, such as no weight above 0, may come from its lines.

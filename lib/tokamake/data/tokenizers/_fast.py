@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def wrap(fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "") -> Tokenizer:
+def wrap(
+    fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "", has_text: bool = True
+) -> Tokenizer:
     """Turn a `tokenizers.Tokenizer` into a `Tokenizer`.
 
     Args:
@@ -20,6 +22,7 @@ def wrap(fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "") -
         path: its file, for messages.
         eos: text of the end-of-document token; must be in the vocabulary.
         bos: text of the token that begins documents, or empty.
+        has_text: False: text is token ids.
 
     Raises:
         UserError: `eos` or `bos` is not in the vocabulary.
@@ -35,14 +38,20 @@ def wrap(fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "") -
     fast.no_truncation()
     fast.no_padding()
 
+    vocab_size = max(vocabulary.values()) + 1
+
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         try:
             return [e.ids for e in fast.encode_batch_fast(texts, add_special_tokens=False)]
         except BaseException as error:  # the package raises bare Exception, or panics
-            raise UserError(f"tokenizer {path}: cannot encode a text ({failure(error)})") from None
+            reason = failure(error)
+            if not has_text:
+                reason = f"write token ids below {vocab_size:,}, separated by spaces"
+            raise UserError(f"tokenizer {path}: cannot encode a text ({reason})") from None
 
     return Tokenizer(
-        vocab_size=max(vocabulary.values()) + 1,
+        vocab_size=vocab_size,
+        has_text=has_text,
         eod=vocabulary[eos],
         bos=vocabulary[bos] if bos else None,
         encode_batch=encode_batch,

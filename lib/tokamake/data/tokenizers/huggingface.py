@@ -1,6 +1,5 @@
 """Hugging Face tokenizers: tokenizer.json, and config files that name the end-of-document token."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from tokamake.data.tokenizers import (
@@ -36,5 +35,4 @@ def load(paths: list[Path]) -> Tokenizer:
             "add the file that came with the tokenizer"
         )
     bos = special_token(paths, "bos_token") or special_token(paths, "cls_token")
-    tokenizer = wrap(fast, paths[0], eos=eos, bos=bos)
-    return replace(tokenizer, has_text=not setting(paths, IDS_KEY))
+    return wrap(fast, paths[0], eos=eos, bos=bos, has_text=not setting(paths, IDS_KEY))
