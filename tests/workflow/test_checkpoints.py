@@ -155,3 +155,26 @@ def test_an_unknown_format_ends_the_workflow_with_one_line(
         "tokamake: results/smoke/convert/hf-tp2: format hf has no tensor_parallel_size; "
         "leave it out\n"
     )
+
+
+def test_an_export_keeps_the_generation_config_of_its_first_checkpoint() -> None:
+    assert start_from(make_checkpoint("plain")).generation_options(SMOKE, []) == []
+    names = ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json")
+    rules = start_from(make_checkpoint("models/llama", *names))
+    assert rules.generation_options(SMOKE, []) == ["--generation-config=models/llama"]
+    assert CheckpointRules(read_config()).generation_options(SMOKE, []) == []
+
+
+def test_a_model_card_names_files_the_base_model_and_the_licence() -> None:
+    folder = "results/raw/hub/models/org/gpt/0123456789ab"
+    rules = start_from(make_checkpoint(folder), export={"license": "mit"})
+    assert rules.card_options(SMOKE) == [
+        "--files=code=results/raw/code/*",
+        "--files=docs=results/raw/docs/*",
+        "--base-model=org/gpt",
+        "--license=mit",
+    ]
+    assert CheckpointRules(read_config()).card_options(SMOKE) == [
+        "--files=code=results/raw/code/*",
+        "--files=docs=results/raw/docs/*",
+    ]

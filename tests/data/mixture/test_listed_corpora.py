@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.data.corpus.corpora import Corpus, check_rows
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
 
@@ -35,14 +36,34 @@ def test_lines_of_three_columns_are_grouped_by_corpus(tmp_path: Path) -> None:
 
 def test_pairs_as_megatron_takes_them_are_named_after_their_files(tmp_path: Path) -> None:
     text = "1 c4/en-0000_text_document 2 c4/en-0001_text_document 3 x/cc-2023-06-0007_text_document"
-    corpora = read(tmp_path, text, data_root=Path("/root"))
-    assert [(corpus.corpus, corpus.weight) for corpus in corpora] == [("en", 3), ("cc-2023-06", 3)]
+    corpora = read(
+        tmp_path, f"{text} 1 c4-00001-of-00512 1 c4-00002-of-00512", data_root=Path("/root")
+    )
+    assert [(corpus.corpus, corpus.weight) for corpus in corpora] == [
+        *[("en", 3), ("cc-2023-06", 3), ("c4", 2)],
+    ]
     assert corpora[0].listed[1].prefix == "/root/c4/en-0001_text_document"
 
 
 def test_lines_of_weight_zero_are_left_out(tmp_path: Path) -> None:
     (corpus,) = read(tmp_path, "1 a/web-1", "0 a/web-2", "0 b/books-1")
     assert [line.prefix for line in corpus.listed] == [f"{tmp_path}/a/web-1"]
+
+
+def test_a_name_that_looks_like_a_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="corpus: 'web-2023_en': a number of four digits before an"):
+        read(tmp_path, "1 a/x web-2023_en")
+    (corpus,) = read(tmp_path, "1 a/x web-1_en")
+    assert (
+        corpus_of(f"{corpus.corpus}-0000_text_document")
+        == corpus_of("web-1_en-00000")
+        == "web-1_en"
+    )
+
+
+def test_a_missing_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"weights: .*none\.txt: no such file; fix the path of the"):
+        read_listed_corpora(tmp_path / "none.txt", None)
 
 
 def test_all_mistakes_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
-from tokamake.data.corpus.plan_file import Plan, PlannedMerge, write_plan
+from tokamake.data.corpus.plan_file import Plan, PlannedMerge, read_plan, write_plan
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.merge import merge
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
@@ -380,6 +380,22 @@ def test_a_table_and_a_list_share_one_scale(tmp_path: Path) -> None:
     assert [float(line.split()[0]) for line in written] == [0.125, 0.375, 0.375, 0.125]
     with pytest.raises(UserError, match=r"mix\.txt:1: corpus \"t\" is in .*corpora\.tsv:2, too"):
         listed(tmp_path, "1 pre/x t", sizes=sizes, corpora=table)
+
+
+def test_two_runs_may_list_a_dataset_with_other_weights_and_corpora(tmp_path: Path) -> None:
+    mine = planned_list(tmp_path, "9 pre/x en 0.5:1", "1 pre/y en")
+    prefix = str(tmp_path / "pre/x")
+    plan = read_plan(mine["plan"])
+    other = PlannedMerge("english-0000", "english", "", (), prefix, "stamp")
+    write_plan(mine["plan"], plan._replace(merged=(*plan.merged, other)))
+    described = [
+        {"data_prefix": f"merged/{name}", "corpus": name.partition("-")[0], "total_num_tokens": 5}
+        for name in ("en-0000", "en-0001", "english-0000")
+    ]
+    (tmp_path / "metadata.json").write_text(json.dumps(described))
+    output = tmp_path / "weights.txt"
+    weigh(metadata=tmp_path / "metadata.json", output=output, leave_out=("english",), **mine)
+    assert output.read_text() == "9.0 merged/en-0000 en 0.5:1.0\n1.0 merged/en-0001 en\n"
 
 
 def test_mistakes_of_a_list_are_refused(tmp_path: Path) -> None:

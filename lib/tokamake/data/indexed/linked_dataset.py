@@ -146,8 +146,7 @@ def _check_eod(binary: Path, num_open: int, *, num_documents: int, eod: int) -> 
         raise UserError(
             f"{binary}: {num_open:,} of {num_documents:,} documents do not end with {eod}, the "
             "tokenizer's end-of-document token; name the tokenizer that made the dataset, or with "
-            "kind ids set tokenizer.eod; if its documents end with none, set tokenize.append_eod to "
-            "false"
+            "kind ids set tokenizer.eod; if they end with none, set tokenize.append_eod to false"
         )
 
 
