@@ -98,6 +98,7 @@ STAGES = {
             "--config results/tiny/run.yaml --train results/tiny/train.json"
             " --metadata results/data/metadata.json --index results/tiny/index --output card.md",
         ),
+        "push": Command("remote", "results/tiny/export hf://my-org/tiny"),
         "evaluate": Command(
             "evaluate",
             "--checkpoint results/tiny/training --data raw/test.jsonl --output evaluate.json",

@@ -38,9 +38,9 @@ def planned(
     data_set = DataSet(request.param)
     monkeypatch.chdir(make_workspace(tmp_path))
     runs = write_runs(
-        "run corpora train.train_steps train.segment_steps",
-        "chain corpora.tsv 40 20",
-        "epochs epochs.tsv null 20",
+        "run corpora train.train_steps train.segment_steps export.push",
+        "chain corpora.tsv 40 20 hf://org/a",
+        "epochs epochs.tsv null 20 hf://org/b",
     )
     server.files["/far.jsonl"] = b'{"text": "far"}\n'
     for name, table in (("corpora.tsv", CORPORA), ("epochs.tsv", EPOCHS)):

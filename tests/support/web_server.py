@@ -3,6 +3,7 @@
 It can cut connections, ask to come later, state wrong lengths and ignore ranges.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -80,6 +81,50 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
+
+    def do_POST(self) -> None:
+        """Make a repository, say how files are uploaded, or commit them."""
+        path = urlsplit(self.path).path
+        body = self._body()
+        with self.state.lock:
+            self.state.requests.append(f"POST {path}")
+        if not self.headers.get("Authorization"):
+            self._send(401)
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
+            is_new = f"models/{name}" not in self.state.repositories
+            self.state.repositories.setdefault(f"models/{name}", {})
+            is_private = asked.get("private") or asked.get("visibility") == "private"
+            if is_private and is_new:
+                self.state.private.add(f"models/{name}")
+            self._send_json({"url": f"{self.state.url}/{name}"}, status=200 if is_new else 409)
+        elif path == "/api/validate-yaml":  # of a model card
+            self._send_json({"errors": [], "warnings": []})
+        elif match := re.fullmatch(r"/api/(models/[^/]+/[^/]+)/preupload/main", path):
+            files = [file["path"] for file in json.loads(body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            self._send_json({"files": [{"path": file, **modes} for file in files]})
+        elif match := re.fullmatch(r"/api/(models/[^/]+/[^/]+)/commit/main", path):
+            files = self.state.repositories[match[1]]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            commit = self.state.commit(match[1])
+            url = f"{self.state.url}/{match[1].removeprefix('models/')}/commit/{commit}"
+            self._send_json({"commitUrl": url, "commitOid": commit, "success": True})
+        else:
+            self._send(404)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -159,8 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[::-1]
         self._send(status, headers, body)
 
-    def _send_json(self, value: Any) -> None:
-        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+    def _send_json(self, value: Any, status: int = 200) -> None:
+        self._send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def _send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)

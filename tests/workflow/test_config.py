@@ -92,6 +92,13 @@ def test_garbage_collection_goes_on_after_a_mistake() -> None:
 # Mistakes
 
 
+def test_two_runs_are_not_uploaded_to_one_place() -> None:
+    runs = write_runs("run export.push", "a hf://org/gpt", "b hf://org/gpt@b", "c hf://org/gpt")
+    assert refused(runs=runs).startswith(
+        f"{runs}:4: export.push: hf://org/gpt: run a is uploaded there; give each run a repository"
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "sections"),
     [

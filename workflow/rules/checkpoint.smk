@@ -102,3 +102,21 @@ rule export_hf:
         "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
         " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --model-card {input.card}"
         " --compare-logits --workers {threads} > {log} 2>&1"
+
+
+rule push:
+    "Upload the exported model to the Hugging Face Hub."
+    input:
+        f"{RUN}/export",
+    output:
+        f"{RUN}/push.json",
+    log:
+        "logs/{run}/push.log",
+    benchmark:
+        "results/benchmarks/{run}/push.tsv"
+    localrule: True  # compute nodes have no network
+    params:
+        address=run_settings.value("export.push"),
+        options=run_settings.options("export", only=("private",)),
+    shell:
+        "tokamake push {input} {params.address:q} {params.options:q} --output {output} > {log} 2>&1"

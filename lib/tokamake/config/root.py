@@ -26,6 +26,11 @@ class ExportSettings(Settings):
 
     license: str | None = None
     """Licence of the model for its model card, such as apache-2.0. Empty: the card names none."""
+    push: Annotated[str, Field(pattern=r"^hf://[\w.-]+/[\w.-]+(@[^/]+)?$")] | None = None
+    """Repository of the Hugging Face Hub, hf://ORG/NAME, that the export is uploaded to. Empty: it
+    stays here."""
+    private: bool = True
+    """Whether a repository that `push` makes is private."""
 
 
 class GenerateSettings(Settings):

@@ -6,6 +6,7 @@ says which files belong to a configuration and a split.
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -96,7 +97,7 @@ def list_files(address: str) -> list[RemoteFile]:
     """
     check_online(address, "list its files")
     parsed = parse_address(address)
-    with _explained(address):
+    with explained(address):
         commit, files = _tree(parsed)
     try:
         names = _named(parsed, files, commit=commit, address=address)
@@ -122,7 +123,7 @@ def download(file: RemoteFile) -> Path:
     from huggingface_hub.utils import build_hf_headers
 
     parsed = parse_address(file.url)
-    with _explained(file.url):
+    with explained(file.url):
         known = try_to_load_from_cache(
             parsed.repository,
             parsed.path,
@@ -135,7 +136,7 @@ def download(file: RemoteFile) -> Path:
             parsed.path,
             repo_type=parsed.kind,
             revision=parsed.revision,
-            endpoint=_endpoint(),
+            endpoint=endpoint(),
         )
         headers = build_hf_headers()
     if isinstance(known, str) and Path(known).stat().st_size == file.size:
@@ -196,7 +197,7 @@ def _tree(parsed: HubAddress) -> tuple[str, dict[str, Any]]:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    api = HfApi(endpoint=_endpoint())
+    api = HfApi(endpoint=endpoint())
     info = api.repo_info(parsed.repository, revision=parsed.revision, repo_type=parsed.kind)
     commit = str(info.sha)
     entries = api.list_repo_tree(
@@ -338,13 +339,14 @@ def _cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", cache_folder() / "hub")).expanduser()
 
 
-def _endpoint() -> str | None:
+def endpoint() -> str | None:
+    """Address of the Hub, or of a mirror; None: the library's default."""
     # huggingface_hub reads it once, when it is imported.
     return os.environ.get("HF_ENDPOINT")
 
 
 @contextmanager
-def _explained(address: str) -> Iterator[None]:
+def explained(address: str) -> Iterator[None]:
     """Turn errors of huggingface_hub into one line."""
     from huggingface_hub import errors
 
@@ -361,6 +363,8 @@ def _explained(address: str) -> Iterator[None]:
         ) from None
     except errors.EntryNotFoundError:
         raise UserError(f"{address}: no such file at this commit; fix the address") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{address}: the answer is no JSON; check HF_ENDPOINT") from None
     except ValueError as error:
         raise UserError(f"{address}: {_first_line(error)}; {_FORM}") from None
     except Exception as error:  # each package below raises its own errors of the network

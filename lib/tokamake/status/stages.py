@@ -58,6 +58,7 @@ _RUN_STAGES = (
     StageJob("export_hf", "results/{run}/export", "logs/{run}/export_hf.log"),
     StageJob("evaluate", "results/{run}/evaluate.json", "logs/{run}/evaluate.log"),
     StageJob("generate", "results/{run}/samples.json", "logs/{run}/generate.log"),
+    StageJob("push", "results/{run}/push.json", "logs/{run}/push.log", False),
     StageJob("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
 

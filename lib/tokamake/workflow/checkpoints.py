@@ -42,6 +42,10 @@ class CheckpointRules:
             for form in config.runs[run].convert
         ]
         """Trained models in the formats that the config asks for."""
+        self.pushed = [
+            f"results/{run}/push.json" for run in config.runs if config.runs[run].export.push
+        ]
+        """Files that name the commits of uploaded models."""
 
     def _start_of(self, run: str) -> tuple[str, str]:
         """Name and folder of the checkpoint that a run starts from."""

@@ -173,6 +173,7 @@ def _read(
                 f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
                 "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
             )
+    _check_push(runs)
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
     return WorkflowConfig(
@@ -245,6 +246,17 @@ def _check_braces(run: Config, where: str) -> None:
             raise UserError(
                 f"{where}: {name}: {path}: braces in a path are wildcards of Snakemake; rename "
                 "the file or folder, or give a link to it"
+            )
+
+
+def _check_push(runs: Mapping[str, NamedRun]) -> None:
+    """Check that no two runs are uploaded to one place."""
+    first: dict[str, str] = {}
+    for name, (run, where) in runs.items():
+        if (push := run.export.push) and first.setdefault(push, name) != name:
+            raise UserError(
+                f"{where}: export.push: {push}: run {first[push]} is uploaded there; give each run "
+                "a repository or a branch of its own (hf://ORG/NAME@BRANCH)"
             )
 
 
