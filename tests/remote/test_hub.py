@@ -74,6 +74,13 @@ def test_without_a_card_words_in_names_tell_splits(hub: Server) -> None:
     assert names(NAME) == ["a.jsonl", "b.jsonl"]
 
 
+def test_no_other_split_is_taken_for_training(hub: Server) -> None:
+    hub.repositories["datasets/org/texts"] = {"test.jsonl": b"", "validation.jsonl": b""}
+    with pytest.raises(UserError, match="no file of split train; it has the splits validation, te"):
+        list_files(NAME)
+    assert names(f"{NAME}?split=test") == ["test.jsonl"]
+
+
 def test_files_are_pinned_with_sizes_and_hashes(hub: Server) -> None:
     commit = hub.commit("datasets/org/texts")
     large, small = list_files(f"{NAME}/en")

@@ -242,11 +242,12 @@ def _of_configs(
         splits = {split: _match(members, names) for split, members in patterns.items()}
     else:
         splits = _splits_by_name(names)
-    split = parsed.split or ("train" if "train" in splits else next(iter(splits), ""))
+    split = parsed.split or "train"
     if not splits.get(split):
         raise UserError(
-            f"{address}: no file of split {split or 'train'}; it has the splits "
-            f"{', '.join(splits) or 'none'}; name files instead: hf://datasets/ORG/NAME/PATH"
+            f"{address}: no file of split {split}; it has the splits "
+            f"{', '.join(splits) or 'none'}; add ?split=NAME, or name files: "
+            "hf://datasets/ORG/NAME/PATH"
         )
     return splits[split]
 
@@ -292,8 +293,7 @@ def _split_patterns(data_files: Any, folder: str) -> dict[str, list[str]]:
         data_files = [data_files]
     splits: dict[str, list[str]] = {}
     for item in data_files:
-        entry = {"split": "train", **item} if isinstance(item, dict) else {"path": item}
-        entry = {"split": "train", "path": [], **entry}
+        entry = {"split": "train", **(item if isinstance(item, dict) else {"path": item})}
         paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
         splits.setdefault(entry["split"], []).extend(
             f"{folder}/{path}".lstrip("/") if folder else path for path in paths
