@@ -69,6 +69,7 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
     assert local == merged
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_an_emptied_cache_is_filled_again_where_it_is_needed(home: Path, tmp_path: Path) -> None:
     """Neither the tokenizer nor what is finished is made again."""

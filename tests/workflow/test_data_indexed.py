@@ -111,6 +111,7 @@ def test_batches_of_a_list_equal_those_of_a_run_from_raw_text(home: Path) -> Non
     assert planned == {"weigh": 1, "index": 1, "resolve": 1}
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_list_without_its_tokenizer_trains_and_generates_token_ids(home: Path) -> None:
     lines = ["2 code-0000_text_document wiki-en", "1 docs-0000_text_document.bin old 0:0.9"]
