@@ -169,6 +169,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("tokamake.remote.https._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("tokamake.remote.https._POLL", 0.01)
     with serving() as state:
         monkeypatch.setenv("HF_ENDPOINT", state.url)
         yield state

@@ -1,6 +1,7 @@
 """A file at a web address arrives whole, whatever the server and the network do."""
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,10 +133,11 @@ def test_a_file_without_a_version_begins_anew(server: Server) -> None:
 def test_a_full_disk_is_said(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     file = listed(server)
     with monkeypatch.context() as patch:
-        patch.setattr(https, "claim", lambda _: Path("/dev/full"))
-        patch.setattr(https, "release", lambda *_: None)
+        patch.setattr(https, "_read", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
         with pytest.raises(OSError, match="No space left on device"):
             download(file)
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
 
 
 def test_threads_that_need_one_file_do_not_mix_it(server: Server) -> None:
@@ -144,6 +146,7 @@ def test_threads_that_need_one_file_do_not_mix_it(server: Server) -> None:
         list(pool.map(download, [file] * 24))
     assert Path(file.path).read_bytes() == CONTENT
     assert [path.name for path in cache(file).iterdir()] == ["a b.jsonl"]
+    assert len(server.downloads()) == 1
 
 
 def cache(file: RemoteFile) -> Path:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tokamake.errors import UserError
 from tokamake.files import sync
-from tokamake.remote.partial_file import claim, release
+from tokamake.remote.download_lock import claim, release
 from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
 Result = TypeVar("Result")
@@ -25,6 +25,10 @@ _ATTEMPTS = 6
 """Attempts in a row that bring no byte."""
 _FIRST_WAIT = 1.0
 """Seconds before the second attempt; each further wait is twice as long."""
+_POLL = 1.0
+"""Seconds between looks at a download of another job."""
+_MAX_WAIT = 300.0
+"""Most seconds that a server can make us wait."""
 _TIMEOUT = 60
 """Seconds without a byte after which a connection counts as cut."""
 _TIME = 946_684_800
@@ -107,28 +111,41 @@ def save(
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
+    partial = path.with_name(f"{path.name}.incomplete")
     # A finished file has its final name, so its size is all that can be wrong.
-    if path.is_file() and path.stat().st_size == file.size:
-        return
-    check_online(file.url, "download it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = claim(path)
-    try:
-        with partial.open("ab") as stream:
-            _with_retries(
-                file.url, lambda: _continue(file, stream, url=url, headers=headers), stream=stream
-            )
-        if check:
-            check(partial)
-    except BaseException:
-        release(partial, path)
-        raise
+    while not (path.is_file() and path.stat().st_size == file.size):
+        check_online(file.url, "download it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not claim(path, partial):  # another job downloads it
+            time.sleep(_POLL)
+            continue
+        try:
+            _finish(file, partial, url=url, headers=headers, check=check)
+            partial.rename(path)
+            sync(path.parent)
+        finally:
+            release(path)
+
+
+def _finish(
+    file: RemoteFile,
+    partial: Path,
+    *,
+    url: str,
+    headers: Headers,
+    check: Callable[[Path], None] | None,
+) -> None:
+    """Complete the beginning of a file."""
+    with partial.open("ab") as stream:
+        _with_retries(
+            file.url, lambda: _continue(file, stream, url=url, headers=headers), stream=stream
+        )
+    if check:
+        check(partial)
     # The path says what is in the file. With the time of a download, the same file would be newer
     # than what was made from it.
     os.utime(partial, (_TIME, _TIME))
     sync(partial)
-    partial.rename(path)
-    sync(path.parent)
 
 
 def _facts(url: str) -> tuple[Any, int]:
@@ -253,5 +270,5 @@ def _with_retries(
             if failures == _ATTEMPTS:
                 remedy = "what has arrived is kept: run again" if stream else "check the network"
                 raise UserError(f"{url}: {error}, {_ATTEMPTS} times in a row; {remedy}") from None
-            time.sleep(wait if error.wait is None else error.wait)
+            time.sleep(min(_MAX_WAIT, wait if error.wait is None else error.wait))
             wait *= 2
