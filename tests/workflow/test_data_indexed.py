@@ -64,6 +64,7 @@ def samples(folder: Path) -> tuple[dict[str, bytes], object]:
     return contents, json.loads((folder / "index.json").read_text())["splits"]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_batches_equal_those_of_a_run_from_raw_text(home: Path) -> None:
     mine = arguments(home, "mine", INDEXED)
@@ -135,6 +136,7 @@ def test_a_list_without_its_tokenizer_trains_and_generates_token_ids(home: Path)
     assert scores["overall"]["bits_per_byte"] is None
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
     mixed = arguments(home, "mixed", [INDEXED[0], RAW[1]])
@@ -155,11 +157,7 @@ def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
     ("lines", "fault"),
     [
         (["1 pre/none"], "bad.txt:1: pre/none: no such dataset: it has neither .bin nor .idx; fix"),
-        (["# x", "1 /far/code"], "bad.txt:2: /far/code: no such dataset"),
         (["1 pre/torn"], "bad.txt:1: pre/torn.idx: cannot be read (No such file or directory)"),
-        (["x pre/code-0000_text_document"], "bad.txt:1: weight 'x'; give a finite number"),
-        (["1 a b c d"], "bad.txt:1: 5 columns; write `weight prefix corpus [START:END]`, or pairs"),
-        (["0 pre/code-0000_text_document"], "bad.txt: no weight above 0; add lines"),
     ],
 )
 def test_mistakes_in_a_list_are_one_line_at_the_dry_run(
