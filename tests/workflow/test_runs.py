@@ -112,8 +112,8 @@ def test_status_lists_all_finished_jobs(swept: Path, capsys: pytest.CaptureFixtu
     states = [line.split()[0] for line in lines if line.startswith("  ")]
     assert states == ["done", "done", *["done", "training"] * 2, "done"]
     of_run = (
-        "weigh, index, init_model, resolve, train, export_hf, evaluate, generate, plot, "
-        "convert 2 of 2"
+        "weigh, index, init_model, resolve, train, model_card, export_hf, evaluate, generate, "
+        "plot, convert 2 of 2"
     )
     assert lines.count(f"  done     {of_run}") == 1
     of_chain = of_run.replace("train", "train 2 of 2").replace("evaluate", "evaluate 2 of 2")
@@ -152,7 +152,7 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
     for target in ("plan_segments", "train"):
         assert "Nothing to be done" in snakemake(swept, *arguments, target).stderr
     remaining = jobs(snakemake(swept, "-n", *arguments, "plot"))
-    assert remaining == {**dict.fromkeys(of_run[-4:], 1), "evaluate": len(names)}
+    assert remaining == {**dict.fromkeys(of_run[-5:], 1), "evaluate": len(names)}
     # If a record is lost, its job alone reruns.
     (run / "train.6.json").unlink()
     assert jobs(snakemake(swept, "-n", *arguments, "results/epochs/train.6.json")) == {"train": 1}
