@@ -212,8 +212,8 @@ def _check_version(file: RemoteFile, headers: Any) -> None:
 def _changed(file: RemoteFile, now: str) -> UserError:
     return UserError(
         f"{file.url}: changed since it was planned ({file.size:,} bytes, {file.version}; {now}); "
-        "the plan keeps the earlier one: give the file another address, such as ...?version=2, to "
-        "plan it anew"
+        "the plan keeps the earlier version; give the file another address, such as "
+        "...?version=2, to plan it again"
     )
 
 

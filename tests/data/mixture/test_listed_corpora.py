@@ -37,12 +37,12 @@ def test_lines_of_three_columns_are_grouped_by_corpus(tmp_path: Path) -> None:
 def test_pairs_as_megatron_takes_them_are_named_after_their_files(tmp_path: Path) -> None:
     text = "1 c4/en-0000_text_document 2 c4/en-0001_text_document 3 x/cc-2023-06-0007_text_document"
     corpora = read(
-        tmp_path, f"{text} 1 c4-00001-of-00512 1 c4-00002-of-00512", data_root=Path("/root")
+        tmp_path, f"{text} 1 c4-00001-of-00512 1 c4-00002-of-00512", data_root=Path("/data")
     )
     assert [(corpus.corpus, corpus.weight) for corpus in corpora] == [
         *[("en", 3), ("cc-2023-06", 3), ("c4", 2)],
     ]
-    assert corpora[0].listed[1].prefix == "/root/c4/en-0001_text_document"
+    assert corpora[0].listed[1].prefix == "/data/c4/en-0001_text_document"
 
 
 def test_lines_of_weight_zero_are_left_out(tmp_path: Path) -> None:
