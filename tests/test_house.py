@@ -262,6 +262,10 @@ TESTED_THROUGH = {
     ],
     "checkpoint/megatron/test_optimizer_reader.py": ["checkpoint/megatron/optimizer_writer"],
     "checkpoint/megatron_model/test_model_arguments.py": ["checkpoint/megatron_model/args_reader"],
+    "checkpoint/torch_dist/test_format.py": [
+        *("checkpoint/torch_dist/common_state", "checkpoint/torch_dist/optimizer_reader"),
+        *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
+    ],
     "checkpoint/native/test_format.py": [
         *("checkpoint/native/archive_tensors", "checkpoint/native/dcp_reader"),
         *("checkpoint/native/folder", "checkpoint/native/training_state"),

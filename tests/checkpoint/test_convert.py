@@ -342,7 +342,7 @@ def test_one_conversion_at_a_time_writes_a_target(folder: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "native"])
+@pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "torch-dist", "native"])
 def test_the_end_of_text_token_is_carried_over(
     kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

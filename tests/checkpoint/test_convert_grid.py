@@ -70,6 +70,7 @@ LAYOUTS = {
     "mds": [(tensor, 1) for tensor in (1, 2, 4, 8)],
     "mds_pipeline": [*product((1, 2, 4, 8), (1, 2, 4))],
     "megatron": [*product((1, 2, 4, 8), (1, 2, 4))],
+    "torch_dist": [(1, 1)],
 }
 EACH_SIZE = {(1, 1), (2, 2), (4, 4), (8, 1)}
 """Layouts that have each number of ranks and of stages."""

@@ -31,6 +31,7 @@ FORMS = {
     "megatron": {
         "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2,
     },
+    "torch-dist": {},
     "native": {},
 }  # fmt: skip
 

@@ -157,7 +157,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(native: Path, tmp_path: Path) 
         tokenizer=words(tmp_path, 132),
     )
     refused("tokenizer .*none: no such file or folder", tokenizer=tmp_path / "none")
-    for kind in ("native", "mds", "mds-pipeline", "universal", "megatron"):
+    for kind in ("native", "mds", "mds-pipeline", "universal", "megatron", "torch-dist"):
         message = f"words120: a checkpoint of format {kind} keeps none; leave it out, or choose hf"
         refused(message, format=kind, tokenizer=words(tmp_path, 120))
     convert(source=native, target=tmp_path / "fits", format="hf", tokenizer=words(tmp_path, 131))

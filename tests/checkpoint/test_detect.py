@@ -23,6 +23,7 @@ FORMATS = {
     "mds_pipeline": ("global_step{}", "latest"),
     "universal": ("global_step{}_universal", "latest_universal"),
     "megatron": ("iter_{:07}", "latest_checkpointed_iteration.txt"),
+    "torch_dist": ("iter_{:07}", "latest_checkpointed_iteration.txt"),
 }
 
 
@@ -103,19 +104,6 @@ def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) 
         with pytest.raises(UserError) as error:
             open_any(path)
         assert "which is complete" not in str(error.value)
-
-
-def test_the_distributed_format_of_megatron_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "iter_0000010"
-    folder.mkdir()
-    (folder / "metadata.json").write_text("{}")
-    (folder / "__0_0.distcp").write_bytes(b"")
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
-    for path in (tmp_path, folder):
-        with pytest.raises(
-            UserError, match="iter_0000010: Megatron-LM's distributed format is not"
-        ):
-            open_any(path)
 
 
 def test_missing_weights_are_reported(tmp_path: Path) -> None:

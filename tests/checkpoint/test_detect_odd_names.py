@@ -127,15 +127,3 @@ def test_an_invalid_number_of_data_parallel_ranks_is_ignored(folder: Path, tmp_p
     shutil.copytree(folder / "mds", tmp_path / "mds")
     changed(dp_world_size="abc")(tmp_path / "mds")
     assert open_any(tmp_path / "mds").layout.data_parallel_size == 1
-
-
-def test_megatrons_distributed_checkpoint_is_recognized(tmp_path: Path) -> None:
-    step = tmp_path / "iter_0000010"
-    step.mkdir()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
-    (step / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    for name in ("__0_0.distcp", ".metadata", "common.pt"):
-        (step / name).touch()
-    for path in (tmp_path, step):
-        with pytest.raises(UserError, match=r"Megatron-LM's distributed .* --ckpt-convert-format"):
-            open_any(path)

@@ -43,7 +43,7 @@ def test_the_help_of_convert_has_the_summaries_of_all_formats() -> None:
 
 def test_names_and_sizes_come_from_the_folders_of_formats() -> None:
     assert set(format_names()) == {
-        "hf", "mds", "mds-pipeline", "megatron", "native", "universal"
+        "hf", "mds", "mds-pipeline", "megatron", "native", "torch-dist", "universal"
     }  # fmt: skip
     assert format_sizes("hf") == {}
     assert formats_with("zero_stage") == ["mds", "mds-pipeline"]

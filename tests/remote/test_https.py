@@ -11,6 +11,7 @@ from tests.support.web_server import Server
 from tokamake.errors import UserError
 from tokamake.remote import https
 from tokamake.remote.download import download, list_files
+from tokamake.remote.download_lock import claim
 from tokamake.remote.remote_file import RemoteFile, cache_folder
 
 CONTENT = bytes(range(256)) * 4000
@@ -146,6 +147,22 @@ def test_threads_that_need_one_file_do_not_mix_it(server: Server) -> None:
         list(pool.map(download, [file] * 24))
     assert Path(file.path).read_bytes() == CONTENT
     assert [path.name for path in cache(file).iterdir()] == ["a b.jsonl"]
+    assert len(server.downloads()) == 1
+
+
+def test_a_file_that_another_job_finishes_before_the_lock_is_not_downloaded_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = listed(server)
+
+    def late(path: Path, partial: Path) -> bool:
+        """Between the first look and the lock, another job downloads the file."""
+        monkeypatch.setattr(https, "claim", claim)
+        download(file)
+        return claim(path, partial)
+
+    monkeypatch.setattr(https, "claim", late)
+    download(file)
     assert len(server.downloads()) == 1
 
 

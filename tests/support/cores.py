@@ -90,8 +90,8 @@ def arguments(name: str) -> Namespace:
     return args
 
 
-def model_of(args: Namespace, rank: int) -> Any:
-    """A rank's part of a megatron.core model, with random weights."""
+def model_of(args: Namespace, rank: int, **options: Any) -> Any:
+    """A rank's part of a megatron.core model, with random weights; options of GPTModel."""
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -117,6 +117,9 @@ def model_of(args: Namespace, rank: int) -> Any:
         use_cpu_initialization=True,
         masked_softmax_fusion=False,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        pipeline_dtype=args.params_dtype,
+        params_dtype=args.params_dtype,
     )
     torch.manual_seed(1)
     model = GPTModel(
@@ -132,16 +135,22 @@ def model_of(args: Namespace, rank: int) -> Any:
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         parallel_output=False,
+        **options,
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             part = rank if getattr(parameter, "tensor_model_parallel", False) else 0
+            if getattr(parameter, "shared_embedding", False):
+                # The copy of a tied embedding in the last pipeline stage has another name.
+                name = "embedding.word_embeddings.weight"
+            elif not options.get("pre_process", True):
+                name = f"later {name}"
             generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     return model.eval()
 
 
-def _start(meeting: Path, rank: int, size: int) -> None:
+def start(meeting: Path, rank: int, size: int, tensor_size: int, pipeline_size: int = 1) -> None:
     """megatron.core without a GPU, which it asks for in two places."""
     import torch
     import torch.distributed as dist
@@ -155,7 +164,7 @@ def _start(meeting: Path, rank: int, size: int) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size
     )
-    parallel_state.initialize_model_parallel(size, 1)
+    parallel_state.initialize_model_parallel(tensor_size, pipeline_size)
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     torch.cuda.current_device = lambda: "cpu"  # type: ignore
@@ -203,7 +212,7 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
 
 def main(folder: Path, rank: int, size: int) -> None:
     """All cases."""
-    _start(folder.with_name(f"{folder.name}.meeting"), rank, size)
+    start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
     for name in CASES:
         heads = CASES[name].get("num_query_groups") or size
         if heads % size == 0:

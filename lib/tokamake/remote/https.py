@@ -112,19 +112,25 @@ def save(
         UserError: it cannot be downloaded, or differs from what was listed.
     """
     partial = path.with_name(f"{path.name}.incomplete")
-    # A finished file has its final name, so its size is all that can be wrong.
-    while not (path.is_file() and path.stat().st_size == file.size):
+    while not _is_finished(path, file):
         check_online(file.url, "download it")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not claim(path, partial):  # another job downloads it
             time.sleep(_POLL)
             continue
         try:
-            _finish(file, partial, url=url, headers=headers, check=check)
-            partial.rename(path)
-            sync(path.parent)
+            # Another job may have finished it between the first look and the lock.
+            if not _is_finished(path, file):
+                _finish(file, partial, url=url, headers=headers, check=check)
+                partial.rename(path)
+                sync(path.parent)
         finally:
             release(path)
+
+
+def _is_finished(path: Path, file: RemoteFile) -> bool:
+    """Whether a file is complete: it has its final name, so its size is all that can be wrong."""
+    return path.is_file() and path.stat().st_size == file.size
 
 
 def _finish(

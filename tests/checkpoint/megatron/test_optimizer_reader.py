@@ -249,9 +249,7 @@ def test_states_in_an_unknown_order_are_reported_as_unread(
     assert f"left behind: {description}" in capsys.readouterr().out
 
 
-def test_states_of_the_distributed_optimizer_are_reported_as_unread(
-    megatron: Any, tmp_path: Path
-) -> None:
+def test_buffers_of_another_model_are_reported_as_unread(megatron: Any, tmp_path: Path) -> None:
     def remove_states(state: dict[str, Any]) -> None:
         state["optimizer"]["optimizer"].pop("state")
 
@@ -262,9 +260,8 @@ def test_states_of_the_distributed_optimizer_are_reported_as_unread(
         torch.save({}, folder / f"iter_0000001/mp_rank_{rank:02d}/distrib_optim.pt")
     checkpoint = open_any(folder)
     assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
-    assert checkpoint.unread == (
-        "states of Megatron-LM's distributed optimizer (distrib_optim.pt)",
-    )
+    file = folder / "iter_0000001/mp_rank_00/distrib_optim.pt"
+    assert checkpoint.unread == (f"states of Megatron-LM's distributed optimizer ({file})",)
 
 
 def test_a_checkpoint_before_the_first_step_has_no_states(megatron: Any, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_number_in_a_complex_dtype_is_refused(tmp_path: Path) -> None:
         TensorSource([extent], {KEY: ()}).number(KEY)
 
 
-FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "universal", "native"]
+FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "torch-dist", "universal", "native"]
 
 
 @pytest.mark.parametrize("format", FORMATS)

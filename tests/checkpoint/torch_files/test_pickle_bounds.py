@@ -14,7 +14,7 @@ from tokamake.checkpoint.torch_files import pickle_bounds
 PEAK = """
 import sys
 from pathlib import Path
-from tokamake.checkpoint.native import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.errors import UserError
 file = Path(sys.argv[1])

@@ -22,6 +22,7 @@ LAYOUTS = {
     "mds": ParallelLayout(2),
     "mds_pipeline": ParallelLayout(2, 3),
     "megatron": ParallelLayout(2, 3),
+    "torch_dist": ParallelLayout(),
     "universal": ParallelLayout(),
     "native": ParallelLayout(),
 }

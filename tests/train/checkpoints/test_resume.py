@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tokamake import files
-from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import commit, prepare_output

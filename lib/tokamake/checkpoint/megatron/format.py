@@ -16,7 +16,7 @@ from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
-from tokamake.checkpoint.megatron_model import module_tree, rank_file
+from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.args_writer import (
     argument_warnings,
@@ -52,10 +52,7 @@ IN_ROOT = False
 STEP_FOLDER: str | None = r"iter_(\d+)"
 POINTER: str | None = "latest_checkpointed_iteration.txt"
 NUMBERED_FOLDER: str | None = "iter_{:07d}"  # The file may also hold a name, such as `release`.
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {
-    ("metadata.json", "*.distcp"): "Megatron-LM's distributed format is not supported; have "
-    "Megatron-LM write the checkpoint with --ckpt-convert-format torch"
-}
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 _FILE = "model_optim_rng.pt"
 _FIRST_VERSION = 0.0
 """The first versions of Megatron wrote no version."""
@@ -115,12 +112,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
             version = rank_file.version_of(state, file, default=_FIRST_VERSION)
             rank = TensorParallelRank(architecture, Axis(number, tensor), rows, version)
-            parameters: list[Parameter] = []
+            stages: list[list[Parameter]] = []
             for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
                 extents = [*module_tree.locate(file, state.get(name), tree)]
                 weights += extents
-                parameters += _parameters(state.get(name), tree, weights=extents)
-            reader.add(file, state, parameters)
+                stages.append([*_parameters(state.get(name), tree, weights=extents)])
+            reader.add(file, state, stages)
     return description.checkpoint(
         "megatron",
         folder,
@@ -157,23 +154,9 @@ def _file(folder: Path, tensor_rank: int, pipeline_rank: int, num_pipeline_ranks
 def _trees(
     rank: TensorParallelRank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the tensors of each (virtual) stage in a rank's file.
-
-    Args:
-        rank: tensor-parallel rank.
-        layout: parallel layout of the checkpoint.
-        pipeline_rank: pipeline rank of the file.
-        layers: layers of all stages.
-    """
-    for number in range(layout.virtual_pipeline_size):
-        # Pipeline rank p has the stages p, p + P, p + 2 P, ...
-        stage = number * layout.pipeline_parallel_size + pipeline_rank
-        is_last = stage == len(layers) - 1
-        tree = module_tree.stage_tree(rank, layers[stage], is_first=stage == 0, is_last=is_last)
-        if rank.architecture.tie_word_embeddings and is_last and stage > 0:
-            # The last stage has a copy of the tied embedding as its output layer.
-            embedding = rank.embedding()["word_embeddings.weight"]
-            tree["word_embeddings_for_head"] = {"weight": embedding._replace(is_replica=True)}
+    """Yield the key and the tensors of each (virtual) stage in a rank's file."""
+    trees = module_tree.rank_trees(rank, layout, pipeline_rank=pipeline_rank, layers=layers)
+    for number, tree in enumerate(trees):
         yield _model_key(number, layout), tree
 
 
@@ -224,16 +207,6 @@ def _stored_layers(
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def _even_layers(architecture: Architecture, stages: int) -> list[range]:
-    per_stage, remainder = divmod(architecture.num_hidden_layers, stages)
-    if remainder:
-        raise UserError(
-            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
-            f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give a divisor"
-        )
-    return [range(stage * per_stage, (stage + 1) * per_stage) for stage in range(stages)]
-
-
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files in version 3.0 without the data of their tensors, with Adam's states if any.
 
@@ -249,8 +222,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         "iteration": step,
     }
     extents: list[Extent] = []
-    with_states = optimizer_writer.has_loadable_states(checkpoint)
-    layers = _even_layers(checkpoint.architecture, stages * layout.virtual_pipeline_size)
+    with_states = adam.has_loadable_states(checkpoint)
+    layers = module_tree.even_layers(checkpoint.architecture, stages * layout.virtual_pipeline_size)
     for stage in range(stages):
         for number, rank in enumerate(ranks):
             file = _file(folder / f"iter_{step:07d}", number, stage, stages)
@@ -264,7 +237,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
                 model = optimizer_writer.with_master_weights(model, checkpoint.source)
                 states = optimizer_writer.planned_states(checkpoint, model)
             rank_extents = torch_archive.lay_out(file, {**model, **counters, **states})
-            optimizer_writer.write_loss_scale(checkpoint, rank_extents)
+            adam.write_loss_scale(checkpoint, rank_extents)
             extents += rank_extents
     assert POINTER is not None
     files.write_text(folder / POINTER, f"{step}")
@@ -274,7 +247,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 def warnings(checkpoint: Checkpoint) -> list[str]:
     """Return warnings: states that cannot be loaded, settings that Megatron-LM lacks."""
     return [
-        *optimizer_writer.unloadable_states_warnings(checkpoint),
+        *adam.unloadable_states_warnings(checkpoint),
         *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
     ]
 

@@ -1,16 +1,20 @@
-"""Locates the optimizer states in Megatron-LM's classic files, by parameter numbers.
+"""Locates the optimizer states in Megatron-LM's classic files.
 
 The file holds the state of torch's optimizer. The optimizer numbers parameters group by group; in a
 group, parameters have the order of the weights in the file. Fp32 master weights are in separate
-lists, one for each group.
+lists, one for each group. The distributed optimizer has a file of its own, `distrib_optim.pt`, with
+flat buffers of all data-parallel ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokamake.checkpoint.megatron_model import rank_file
+from tokamake.checkpoint.megatron_model.adam import GROWTH, OPTIMIZER, SCALE, SCALER, STEP
+from tokamake.checkpoint.megatron_model.optimizer_buffers import fill_buffer, range_chunks
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     OptimizerStates,
@@ -25,13 +29,14 @@ from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
-OPTIMIZER, MASTERS, SCALER = "optimizer", "fp32_from_fp16_params", "grad_scaler"
-"""Keys of the optimizer's state: torch's optimizer, fp32 master weights, and the loss scaler."""
-STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
-"""Keys in a parameter's state or a group, and in the loss scaler's state."""
+MASTERS = "fp32_from_fp16_params"
+"""Key of fp32 master weights in the optimizer's state."""
 _OLD_KEYS = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
 """The same keys in early Megatron versions."""
 _DISTRIBUTED = "distrib_optim.pt"
+"""File of a rank with the buffers of its distributed optimizer."""
+_WEIGHTS = "param"
+"""Key of the buffer with fp32 weights."""
 
 
 class Parameter(NamedTuple):
@@ -71,20 +76,23 @@ class OptimizerReader:
         self.states = OptimizerStates()
         self.unread: tuple[str, ...] = ()
 
-    def add(self, file: Path, state: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
+    def add(
+        self, file: Path, state: Mapping[str, Any], stages: Sequence[Sequence[Parameter]]
+    ) -> None:
         """Add the states of a rank.
 
         Args:
             file: file of the rank.
             state: its contents.
-            parameters: parameters of the rank, in the order of the file.
+            stages: parameters of each of its (virtual) stages, in the order of the file.
         """
         if self.unread:
             return
-        if (file.parent / _DISTRIBUTED).is_file():
-            self._skip(f"states of Megatron-LM's distributed optimizer ({_DISTRIBUTED})")
+        if (distributed := file.with_name(_DISTRIBUTED)).is_file():
+            if not _add_buffers(self.states, file, state=state, stages=stages):
+                self._skip(f"states of Megatron-LM's distributed optimizer ({distributed})")
         elif (saved := state.get(OPTIMIZER)) is not None:
-            entries = _entries(saved, parameters)
+            entries = _entries(saved, [*chain.from_iterable(stages)])
             if entries is None:
                 self._skip(f"optimizer states in an unknown order ({file})")
             elif entries:
@@ -95,6 +103,54 @@ class OptimizerReader:
     def _skip(self, description: str) -> None:
         # The states of only some ranks are of no use.
         self.states, self.unread = OptimizerStates(), (description,)
+
+
+def _add_buffers(
+    states: OptimizerStates,
+    file: Path,
+    *,
+    state: Mapping[str, Any],
+    stages: Sequence[Sequence[Parameter]],
+) -> bool:
+    """Add the states in the flat buffers of a rank's distributed optimizer.
+
+    Args:
+        states: to which they are added.
+        file: file of the rank; that of the buffers lies beside it.
+        state: its contents.
+        stages: parameters of each of its (virtual) stages.
+
+    Returns:
+        Whether the buffers are those of the parameters.
+    """
+    distributed = file.with_name(_DISTRIBUTED)
+    buffers: Any = rank_file.read(distributed)
+    extents: list[Extent] = []
+    try:
+        if not buffers["buckets_coalesced"]:
+            return False
+        for number, parameters in enumerate(stages):
+            # A buffer for each dtype of weights; the families here have a single one.
+            ((_, tensors),) = buffers[number].items()
+            filled = fill_buffer([each.tensor for each in parameters], tensors["numel_unpadded"])
+            is_fp32 = all(parameter.dtype == FLOAT32 for parameter in parameters)
+            for kind, tensor in tensors.items():
+                if kind == "numel_unpadded" or (kind == _WEIGHTS and is_fp32):
+                    continue
+                prefix = MASTER if kind == _WEIGHTS else f"optimizer.{kind}."
+                chunks = range_chunks(filled, 0, stop=tensor.numel, prefix=prefix)
+                extents.append(torch_archive.extent(distributed, kind, tensor, (*chunks,)))
+        saved = state[OPTIMIZER]
+        groups = saved[OPTIMIZER]["param_groups"]
+        (step,) = {float(group[STEP]) for group in groups}
+    # An unknown structure may raise any of these.
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+    states.extents += extents
+    names = {parameter_name(chunk.key) for extent in extents for chunk in extent.chunks}
+    states.values |= dict.fromkeys((f"optimizer.{STEP}.{name}" for name in names), step)
+    states.notes |= settings_note(groups) | _loss_scale_note(file, saved)
+    return True
 
 
 def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_ParameterStates] | None:
@@ -197,14 +253,18 @@ def _notes(
     """Return the notes with the optimizer's settings and the loss scale."""
     # Only this group has the weight decay.
     decaying = next((entry for entry in entries if entry.parameter.decays), entries[0])
-    notes = settings_note([decaying.group])
+    return settings_note([decaying.group]) | _loss_scale_note(file, saved)
+
+
+def _loss_scale_note(file: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note with the loss scale, if the state of Megatron's optimizer has it."""
     scaler = saved.get(SCALER)
-    if isinstance(scaler, Mapping) and isinstance(scale := scaler.get(SCALE), PickledTensor):
-        extent = torch_archive.extent(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
-        value = TensorSource([extent], {SCALE: ()}).number(SCALE)
-        growth = scaler.get(GROWTH)
-        notes["loss_scale"] = (value, growth if isinstance(growth, int) else 0)
-    return notes
+    if not isinstance(scaler, Mapping) or not isinstance(scale := scaler.get(SCALE), PickledTensor):
+        return {}
+    extent = torch_archive.extent(file, f"{SCALER}.{SCALE}", scale, (Chunk(SCALE, ()),))
+    value = TensorSource([extent], {SCALE: ()}).number(SCALE)
+    growth = scaler.get(GROWTH)
+    return {"loss_scale": (value, growth if isinstance(growth, int) else 0)}
 
 
 def _add(states: OptimizerStates, file: Path, *, entry: _ParameterStates) -> None:

@@ -1,10 +1,31 @@
-"""Checks for Adam's states in optimizers that have a single step count and learning rate."""
+"""Adam's states in Megatron's checkpoints, which have a single step count and learning rate."""
 
-from tokamake.checkpoint.megatron_model.optimizer_states import MODEL
+import struct
+from collections.abc import Container, Iterable
+from typing import Any
+
+from tokamake.checkpoint.megatron_model.optimizer_states import (
+    MASTER,
+    MODEL,
+    parameter_name,
+    state_chunks,
+)
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
+from tokamake.checkpoint.tensors.dtypes import FLOAT32
+from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.optimization import zero_file_optimizers
 
+OPTIMIZER, SCALER = "optimizer", "grad_scaler"
+"""Keys of the state of torch's optimizer, and of the loss scaler, in that of Megatron's optimizer.
+The first is also the key of Megatron's optimizer itself."""
+STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
+"""Keys in a parameter's state or a group, and in the loss scaler's state."""
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_HYSTERESIS = {"hysteresis_tracker": 2}
+"""Megatron's default: the number of overflows before the loss scale decreases."""
+_SCALE_NAME = f"{OPTIMIZER}.{SCALER}.{SCALE}"
 _REQUIRED_SETTINGS = {
     "lr": "learning rate",
     "betas": "betas",
@@ -34,3 +55,72 @@ def adam_problem(checkpoint: Checkpoint) -> str | None:
     if missing := [label for name, label in _REQUIRED_SETTINGS.items() if name not in settings]:
         return f"does not record its optimizer's {', '.join(missing)}"
     return None
+
+
+def has_loadable_states(checkpoint: Checkpoint) -> bool:
+    """Return whether Megatron-LM can resume from a checkpoint's optimizer states."""
+    return has_states(checkpoint) and not adam_problem(checkpoint)
+
+
+def unloadable_states_warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
+    problem = adam_problem(checkpoint) if has_states(checkpoint) else None
+    message = f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
+    return [message] if problem else []
+
+
+def planned_moment(weights: PlannedTensor, kind: str) -> PlannedTensor:
+    """Return a moment of a parameter to be written; that of the vocabulary's padding stays 0."""
+    chunks = (*state_chunks(weights.chunks, f"optimizer.{kind}."),)
+    return PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_replica)
+
+
+def planned_master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
+    """Return the fp32 master weights of a parameter, or its weights in fp32 if it has none."""
+    chunks = (
+        chunk._replace(key=key if key in source else chunk.key)
+        for chunk in weights.chunks
+        for key in [f"{MASTER}{parameter_name(chunk.key)}"]
+    )
+    return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_replica)
+
+
+def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
+    """Return the settings of a parameter group of Megatron's optimizer, without its parameters."""
+    settings, source = checkpoint.notes[OPTIMIZER_SETTINGS], checkpoint.source
+    # All parameters have the same step count (`adam_problem`).
+    step = next(key for key in source if key.startswith(f"optimizer.{STEP}."))
+    return {
+        **settings,
+        "betas": (*settings["betas"],),
+        **({} if decays else {"weight_decay": 0.0}),
+        "wd_mult": float(decays),
+        "lr_mult": 1.0,
+        "is_expert_parallel": False,
+        "is_decoupled_lr": False,
+        "default_config": True,
+        "bias_correction": True,
+        "amsgrad": False,
+        STEP: int(source.number(step)),
+    }
+
+
+def loss_scaler(checkpoint: Checkpoint, dtypes: Container[str | None]) -> dict[str, Any]:
+    """Return the state of the loss scaler, if weights are fp16 and the scale is known."""
+    scale, growth = checkpoint.notes.get("loss_scale", (1.0, 0))
+    if "fp16" not in dtypes or scale == 1.0:
+        return {}
+    return {SCALER: {SCALE: PlannedTensor((1,), FLOAT32, ()), GROWTH: growth, **_HYSTERESIS}}
+
+
+def write_loss_scale(checkpoint: Checkpoint, extents: Iterable[Extent]) -> None:
+    """Write the loss scale into a file that is laid out.
+
+    Megatron keeps it as a tensor, but it is not a tensor of the checkpoint, so that copying the
+    tensors does not write it.
+    """
+    for extent in extents:
+        if extent.name == _SCALE_NAME:
+            with extent.file.open("r+b") as stream:
+                stream.seek(extent.offset)
+                stream.write(struct.pack("<f", checkpoint.notes["loss_scale"][0]))

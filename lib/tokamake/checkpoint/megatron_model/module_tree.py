@@ -5,7 +5,7 @@ which stage; `tensor_parallel_slices` knows which chunks a tensor consists of.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorSlice,
 )
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn
@@ -76,6 +76,44 @@ def stage_tree(
         if output := rank.output_layer():
             model["output_layer"] = output
     return {ROOT: model}
+
+
+def rank_trees(
+    rank: TensorParallelRank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
+) -> Iterator[Any]:
+    """Yield the tensors of each (virtual) stage of a pipeline rank, nested as in Megatron.
+
+    Args:
+        rank: tensor-parallel rank.
+        layout: parallel layout of the checkpoint.
+        pipeline_rank: pipeline rank.
+        layers: layers of all stages.
+    """
+    for number in range(layout.virtual_pipeline_size):
+        # Pipeline rank p has the stages p, p + P, p + 2 P, ...
+        stage = number * layout.pipeline_parallel_size + pipeline_rank
+        is_last = stage == len(layers) - 1
+        tree = stage_tree(rank, layers[stage], is_first=stage == 0, is_last=is_last)
+        if rank.architecture.tie_word_embeddings and is_last and stage > 0:
+            # The last stage has a copy of the tied embedding as its output layer.
+            embedding = rank.embedding()["word_embeddings.weight"]
+            tree["word_embeddings_for_head"] = {"weight": embedding._replace(is_replica=True)}
+        yield tree
+
+
+def even_layers(architecture: Architecture, stages: int) -> list[range]:
+    """Return the layers of each stage, equally many.
+
+    Raises:
+        UserError: the number of stages does not divide them.
+    """
+    per_stage, remainder = divmod(architecture.num_hidden_layers, stages)
+    if remainder:
+        raise UserError(
+            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
+            f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give a divisor"
+        )
+    return [range(stage * per_stage, (stage + 1) * per_stage) for stage in range(stages)]
 
 
 def _nested(tensors: Mapping[str, TensorSlice]) -> dict[str, dict[str, TensorSlice]]:
@@ -147,9 +185,7 @@ def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[st
     unknown = [
         name
         for name, value in tensors.items()
-        if isinstance(value, PickledTensor)
-        and name not in expected
-        and not _NO_WEIGHTS.fullmatch(name)
+        if isinstance(value, PickledTensor) and name not in expected and not is_buffer(name)
     ]
     for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
         if names:
@@ -184,6 +220,11 @@ def layer_numbers(module: Any) -> set[int]:
     """Return the numbers of the layers with tensors in a module."""
     matches = (_LAYER.search(name) for name in _by_current_name(module))
     return {int(match[1]) for match in matches if match}
+
+
+def is_buffer(name: str) -> bool:
+    """Return whether a tensor is a buffer, not a weight."""
+    return bool(_NO_WEIGHTS.fullmatch(name))
 
 
 def is_core(module: Any) -> bool:

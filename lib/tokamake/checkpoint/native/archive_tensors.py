@@ -10,8 +10,8 @@ import torch
 from isal import isal_zlib
 from torch import Tensor
 
-from tokamake.checkpoint.native.dcp_metadata import StorageLocation
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
+from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.errors import UserError
 

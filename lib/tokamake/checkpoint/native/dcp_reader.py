@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from tokamake.checkpoint.native import dcp_metadata
 from tokamake.checkpoint.native.archive_tensors import ArchiveTensors
-from tokamake.checkpoint.native.dcp_metadata import StorageLocation, WholeTensor
+from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, WholeTensor
 from tokamake.errors import UserError
 from tokamake.runtime.torch_internals import narrowed, storage_info
 

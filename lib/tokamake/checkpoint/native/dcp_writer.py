@@ -11,9 +11,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 
 
 class DcpWriter(dcp.FileSystemWriter):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
-from tokamake.checkpoint.native import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
@@ -84,7 +84,7 @@ def check_files(folder: Path) -> None:
         UserError: a file is missing, truncated or, if it is a small one, damaged.
     """
     read_description(folder)
-    dcp_metadata.check_files(folder, dcp_metadata.read(folder))
+    dcp_metadata.check_files(folder, dcp_metadata.Contents(dcp_metadata.read(folder), {}))
 
 
 def read_model(folder: Path) -> tuple[Architecture, int]:

@@ -20,8 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
-from tokamake.checkpoint.native import dcp_metadata
-from tokamake.checkpoint.native.dcp_metadata import WholeTensor
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.dcp_writer import DcpWriter
 from tokamake.checkpoint.native.folder import (
@@ -31,6 +29,8 @@ from tokamake.checkpoint.native.folder import (
     read_description,
     read_model,
 )
+from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh

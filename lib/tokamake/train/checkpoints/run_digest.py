@@ -8,8 +8,8 @@ from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY
-from tokamake.checkpoint.native.dcp_metadata import SUFFIX
 from tokamake.checkpoint.native.folder import locate
+from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
 from tokamake.errors import UserError

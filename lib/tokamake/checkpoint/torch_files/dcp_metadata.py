@@ -5,9 +5,11 @@ Writing gives the same bytes in every version of Python. Neither needs torch.
 """
 
 import io
+import itertools
 import math
 import pickle
 import reprlib
+import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -32,24 +34,34 @@ VERSION = "1.0.0"
 _OF_METADATA, _OF_FILES = (
     f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem")
 )
-# Without BytesStorageMetadata: DCP would unpickle its data, and tokamake writes none.
+_OF_PLANS = "torch.distributed.checkpoint.planner"
+_OF_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 _RECORDS = {
     "Metadata": _OF_METADATA,
     "MetadataIndex": _OF_METADATA,
     "StorageMeta": _OF_METADATA,
     "TensorStorageMetadata": _OF_METADATA,
+    "BytesStorageMetadata": _OF_METADATA,
     "ChunkStorageMetadata": _OF_METADATA,
     "TensorProperties": _OF_METADATA,
     "_MEM_FORMAT_ENCODING": _OF_METADATA,
     "_StorageInfo": _OF_FILES,
 }
 """Modules of DCP's classes, by class."""
-_MEMORY_FORMATS = (
-    "TORCH_CONTIGUOUS_FORMAT",
-    "TORCH_CHANNELS_LAST",
-    "TORCH_PRESERVE_FORMAT",
-)
-"""Members of DCP's enum _MEM_FORMAT_ENCODING."""
+_PLANS = {
+    **dict.fromkeys(("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"), _OF_PLANS),
+    **dict.fromkeys(("MCoreMetadata", "MCoreSavePlan"), _OF_MEGATRON),
+}
+"""Modules of the classes of plans, which megatron.core keeps in `.metadata`; they are ignored."""
+_ENUMS = {
+    "_MEM_FORMAT_ENCODING": (
+        "TORCH_CONTIGUOUS_FORMAT",
+        "TORCH_CHANNELS_LAST",
+        "TORCH_PRESERVE_FORMAT",
+    ),
+    "WriteItemType": ("TENSOR", "SHARD", "BYTE_IO"),
+}
+"""Members of DCP's enums, by enum."""
 _PATHS = {
     (module, name)
     for module in ("pathlib", "pathlib._local")
@@ -84,6 +96,10 @@ class WholeTensor(NamedTuple):
     chunks: tuple[StoredChunk, ...]
 
 
+_Index = tuple[str, tuple[int, ...] | None]
+"""Key of a tensor or an object, and the offset of a chunk in the tensor."""
+
+
 class _Record:
     """Stands for an object of DCP, and has its attributes."""
 
@@ -102,8 +118,8 @@ class _Properties(_Record):
         self.dtype = values[0]
 
 
-class _MemoryFormat(_Record):
-    """Stands for DCP's _MEM_FORMAT_ENCODING, which is ignored."""
+class _Enum(_Record):
+    """Stands for an enum of DCP, whose members are ignored."""
 
 
 class _Refused(Exception):
@@ -118,11 +134,11 @@ class _Member:
 
     __slots__ = ()
 
-    def __call__(self, kind: Any, name: Any) -> _MemoryFormat:
-        if not (isinstance(kind, type) and issubclass(kind, _MemoryFormat)):
+    def __call__(self, kind: Any, name: Any) -> _Enum:
+        if not (isinstance(kind, type) and issubclass(kind, _Enum)):
             raise _Refused("an attribute of an object that is no enum")
-        if name not in _MEMORY_FORMATS:
-            raise _Refused(f"{reprlib.repr(name)} of _MEM_FORMAT_ENCODING")
+        if name not in _ENUMS[kind.__name__]:
+            raise _Refused(f"{reprlib.repr(name)} of {kind.__name__}")
         return kind()
 
 
@@ -132,14 +148,15 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(pickled))
         (self._tuple,) = pickle_bounds.counting(tuple, num_bytes=len(pickled))
         # A pickle can set attributes of the classes that it names, so each file gets its own.
-        bases = {"TensorProperties": _Properties, "_MEM_FORMAT_ENCODING": _MemoryFormat}
+        bases = {"TensorProperties": _Properties, **dict.fromkeys(_ENUMS, _Enum)}
         self.kinds = {
-            name: type(name, (bases.get(name, _Record),), {}) for name in (*_RECORDS, "path")
+            name: type(name, (bases.get(name, _Record),), {})
+            for name in (*_RECORDS, *_PLANS, "path")
         }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a global."""
-        if _RECORDS.get(name) == module:
+        if module in (_RECORDS.get(name), _PLANS.get(name)):
             return self.kinds[name]
         if (module, name) in pickle_writer.GETATTR:
             return _Member()
@@ -154,23 +171,50 @@ class _Unpickler(pickle.Unpickler):
         raise _Refused(f"{module}.{name}")
 
 
+class Contents(NamedTuple):
+    """Tensors and other objects of a checkpoint, by key."""
+
+    tensors: dict[str, WholeTensor]
+    objects: dict[str, StorageLocation]
+    """Objects that Megatron-LM keeps beside tensors; an archive holds each."""
+
+
 def read(folder: Path) -> dict[str, WholeTensor]:
-    """Read the tensors of a checkpoint by key, without their data.
+    """Read the tensors of a checkpoint that has no other objects, without their data.
+
+    Raises:
+        UserError: as `read_contents`, or there are other objects.
+    """
+    tensors, objects = read_contents(folder)
+    if objects:
+        raise UserError(
+            f"{folder}: no complete checkpoint ({FILE} has {next(iter(objects))!r}, which is no "
+            "tensor); name another one"
+        )
+    return tensors
+
+
+def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
+    """Read what a checkpoint holds by key, without the data.
+
+    Args:
+        folder: of the checkpoint.
+        may_share: whether two keys may name the same archive.
 
     Raises:
         UserError: the metadata is missing or damaged, could run code, or describes anything but
-            tensors in files of the folder.
+            tensors and objects in files of the folder.
     """
     file = folder / FILE
     try:
         if (size := file.stat().st_size) > (limit := pickle_bounds.MAX_PICKLE_BYTES):
             raise ValueError(f"{FILE} has {size:,} bytes, over {limit:,}")
         unpickler = _Unpickler(file.read_bytes())
-        return _tensors(unpickler.load(), unpickler.kinds)
+        return _contents(unpickler.load(), unpickler.kinds, may_share=may_share)
     except _Refused as error:
         raise UserError(
-            f"{file}: asks for {_line(error)}, which no checkpoint of tokamake does, so it is not "
-            "read; name a checkpoint from a source that you trust"
+            f"{file}: asks for {_line(error)}, which no checkpoint of tokamake or Megatron-LM "
+            "does, so it is not read; name a checkpoint from a source that you trust"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         reason = _line(error) or type(error).__name__
@@ -188,24 +232,29 @@ def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
         UserError: as `read`.
     """
     locations: dict[Path, list[tuple[int, int]]] = defaultdict(list)
-    for tensor in read(folder).values():
-        for chunk in tensor.chunks:
-            if location := chunk.location:
-                locations[folder / location.file].append((location.offset, location.length))
+    # Two keys may name the same archive.
+    for name, offset, length in dict.fromkeys(_locations(read_contents(folder, may_share=True))):
+        locations[folder / name].append((offset, length))
     return locations
 
 
-def check_files(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
+def _locations(contents: Contents) -> Iterator[StorageLocation]:
+    for tensor in contents.tensors.values():
+        for chunk in tensor.chunks:
+            if chunk.location:
+                yield chunk.location
+    yield from contents.objects.values()
+
+
+def check_files(folder: Path, contents: Contents) -> None:
     """Check that all files of a checkpoint exist and are long enough.
 
     Raises:
         UserError: a file is missing or truncated.
     """
     ends: dict[str, int] = defaultdict(int)
-    for tensor in tensors.values():
-        for chunk in tensor.chunks:
-            if location := chunk.location:
-                ends[location.file] = max(ends[location.file], location.offset + location.length)
+    for name, offset, length in _locations(contents):
+        ends[name] = max(ends[name], offset + length)
     for name, end in sorted(ends.items()):
         file = folder / name
         if not file.is_file():
@@ -216,7 +265,7 @@ def check_files(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
             )
 
 
-def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
+def _contents(metadata: Any, kinds: Mapping[str, Any], *, may_share: bool) -> Contents:
     """Convert DCP's records.
 
     Raises:
@@ -224,13 +273,19 @@ def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
     """
     if type(metadata) is not kinds["Metadata"]:
         raise ValueError(f"{FILE} holds no metadata")
-    locations: dict[tuple[str, tuple[int, ...]], StorageLocation] = {}
+    locations: dict[_Index, StorageLocation] = {}
     for index, info in metadata.storage_data.items():
         if type(index) is not kinds["MetadataIndex"] or type(info) is not kinds["_StorageInfo"]:
             raise ValueError(f"{FILE} does not say where tensors are")
-        locations[index.fqn, _integers(index.offset)] = _location(index.fqn, info)
-    tensors = {}
+        # An object has no offset.
+        offset = vars(index).get("offset")
+        offset = None if offset is None else _integers(offset)
+        locations[index.fqn, offset] = _location(index.fqn, info)
+    tensors, objects = {}, {}
     for key, record in metadata.state_dict_metadata.items():
+        if isinstance(key, str) and type(record) is kinds["BytesStorageMetadata"]:
+            objects[key] = locations[key, None]
+            continue
         if not isinstance(key, str) or type(record) is not kinds["TensorStorageMetadata"]:
             raise ValueError(f"{FILE} has {key!r}, which is no tensor")
         size, dtype = _integers(record.size), record.properties.dtype
@@ -239,12 +294,12 @@ def _tensors(metadata: Any, kinds: Mapping[str, Any]) -> dict[str, WholeTensor]:
         if not isinstance(dtype, Dtype):
             raise ValueError(f"{FILE} has {key} without dtype")
         tensors[key] = WholeTensor(size, dtype, chunks)
-    _check_disjoint(locations)
-    return tensors
+    _check_disjoint(locations, may_share=may_share)
+    return Contents(tensors, objects)
 
 
-def _check_disjoint(locations: Mapping[tuple[str, tuple[int, ...]], StorageLocation]) -> None:
-    """Check that no two archives share bytes.
+def _check_disjoint(locations: Mapping[_Index, StorageLocation], *, may_share: bool) -> None:
+    """Check that no two archives share bytes, except for two keys that may name the same archive.
 
     Raises:
         ValueError: two do.
@@ -252,6 +307,8 @@ def _check_disjoint(locations: Mapping[tuple[str, tuple[int, ...]], StorageLocat
     by_location = sorted(locations.items(), key=lambda item: item[1])
     for (first, before), (second, after) in pairwise(by_location):
         if before.file == after.file and before.offset + before.length > after.offset:
+            if may_share and before == after:
+                continue
             raise ValueError(
                 f"{FILE} has {first[0]} and {second[0]} in the same bytes of {after.file}"
             )
@@ -304,20 +361,38 @@ def _check_complete(key: str, shape: tuple[int, ...], *, chunks: Sequence[Stored
         raise ValueError(f"{FILE} has {num_covered:,} of {num_elements:,} elements of {key}")
 
 
-def write(folder: Path, tensors: Mapping[str, WholeTensor]) -> None:
-    """Write `.metadata` for tensors by key. Each of their chunks must be in a file."""
+def write(
+    folder: Path,
+    tensors: Mapping[str, WholeTensor],
+    objects: Mapping[str, StorageLocation] = types.MappingProxyType({}),
+) -> None:
+    """Write `.metadata`.
+
+    Args:
+        folder: of the checkpoint.
+        tensors: by key. Each of their chunks is in a file.
+        objects: archives of other objects, by key.
+    """
+    chunks = (
+        (
+            _record("MetadataIndex", fqn=key, offset=_size(chunk.offset), index=number),
+            _storage_info(chunk.location),
+        )
+        for key, tensor in tensors.items()
+        for number, chunk in enumerate(tensor.chunks)
+    )
+    places = (
+        (_record("MetadataIndex", fqn=key, offset=None, index=None), _storage_info(location))
+        for key, location in objects.items()
+    )
     content = _record(
         "Metadata",
-        state_dict_metadata={key: _tensor_record(tensor) for key, tensor in tensors.items()},
-        planner_data={key: (key,) for key in tensors},
-        storage_data=Items(
-            (
-                _record("MetadataIndex", fqn=key, offset=_size(chunk.offset), index=number),
-                _storage_info(chunk),
-            )
-            for key, tensor in tensors.items()
-            for number, chunk in enumerate(tensor.chunks)
-        ),
+        state_dict_metadata={
+            **{key: _tensor_record(tensor) for key, tensor in tensors.items()},
+            **{key: _record("BytesStorageMetadata") for key in objects},
+        },
+        planner_data={key: (key,) for key in (*tensors, *objects)},
+        storage_data=Items(itertools.chain(chunks, places)),
         storage_meta=_record(
             "StorageMeta", checkpoint_id=None, save_id=None, load_id=None, modules=[]
         ),
@@ -351,7 +426,7 @@ def _tensor_record(tensor: WholeTensor) -> Instance:
     )
 
 
-def _storage_info(chunk: StoredChunk) -> Instance:
-    assert chunk.location is not None, "each chunk to be written is in a file"
-    file, offset, length = chunk.location
+def _storage_info(location: StorageLocation | None) -> Instance:
+    assert location is not None, "each chunk to be written is in a file"
+    file, offset, length = location
     return _record("_StorageInfo", relative_path=file, offset=offset, length=length)

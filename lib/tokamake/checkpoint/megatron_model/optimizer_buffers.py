@@ -1,0 +1,96 @@
+"""The flat buffers of Megatron-LM's distributed optimizer: where each parameter lies in them.
+
+A buffer holds the parameters of a (virtual) pipeline stage on a tensor-parallel rank, last one
+first, each from a multiple of 64 elements on. Megatron divides a buffer into buckets.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tokamake.checkpoint.megatron_model.optimizer_states import state_chunks
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
+from tokamake.checkpoint.tensors.extents import Chunk
+from tokamake.checkpoint.tensors.flat_ranges import cut
+
+_ALIGNMENT = 64
+_MIN_BUCKET_ELEMENTS = 40_000_000
+"""A smaller buffer has a single bucket."""
+
+
+class BufferedParameter(NamedTuple):
+    """A parameter in a buffer or bucket."""
+
+    tensor: TensorSlice
+    start: int
+    """Its first element in the buffer."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.tensor.shape)
+
+
+def fill_buckets(
+    tensors: Iterable[TensorSlice], sizes: Sequence[int]
+) -> list[list[BufferedParameter]]:
+    """Return the parameters of each bucket.
+
+    Args:
+        tensors: parameters in the order in which Megatron makes them.
+        sizes: number of elements of each bucket, without the padding after its last parameter.
+
+    Raises:
+        ValueError: the parameters do not fill buckets of these sizes.
+    """
+    remaining = [*tensors]
+    buckets = []
+    for size in sizes:
+        bucket, end = list[BufferedParameter](), 0
+        while remaining and end < size:
+            parameter = BufferedParameter(remaining.pop(), -(-end // _ALIGNMENT) * _ALIGNMENT)
+            bucket.append(parameter)
+            end = parameter.stop
+        if end != size:
+            raise ValueError(f"a bucket of {size:,} elements, not {end:,}")
+        buckets.append(bucket)
+    if remaining:
+        raise ValueError(f"{len(remaining)} parameters in no bucket")
+    return buckets
+
+
+def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParameter]:
+    """Return the parameters of a buffer whose buckets have lost their padding.
+
+    Args:
+        tensors: parameters in the order in which Megatron makes them.
+        size: number of elements of the buffer.
+
+    Raises:
+        ValueError: the parameters do not fill it, or their places depend on unknown buckets.
+    """
+    (bucket,) = fill_buckets(tensors, [size])
+    # Without gaps, the places are the same for any buckets.
+    has_gaps = sum(math.prod(tensor.shape) for tensor in tensors) != size
+    if has_gaps and size >= _MIN_BUCKET_ELEMENTS:
+        raise ValueError("parameters between gaps, whose buckets are not known")
+    return bucket
+
+
+def range_chunks(
+    parameters: Iterable[BufferedParameter], start: int, *, stop: int, prefix: str
+) -> Iterator[Chunk]:
+    """Yield the chunks of whole states that a range of a buffer holds, without padding.
+
+    Args:
+        parameters: of the buffer.
+        start: first element of the range.
+        stop: element after the last one.
+        prefix: prefix of the keys of the states.
+    """
+    for parameter in parameters:
+        low, high = max(start, parameter.start), min(stop, parameter.stop)
+        if low < high and not parameter.tensor.is_replica:
+            chunks = state_chunks(parameter.tensor.chunks, prefix)
+            first = parameter.start
+            for chunk in cut(chunks, low - first, high - first):
+                yield chunk._replace(start=chunk.start + low - start)

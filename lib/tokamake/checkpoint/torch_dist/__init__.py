@@ -1,0 +1,1 @@
+"""Megatron-LM's distributed checkpoint, its default: `--ckpt-format torch_dist`."""

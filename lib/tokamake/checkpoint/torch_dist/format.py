@@ -1,0 +1,327 @@
+"""Format `torch-dist`: Megatron-LM's distributed checkpoint, whatever layout of ranks has saved it.
+
+iter_<N>/ holds sharded tensors in the files of torch's distributed checkpoint (DCP), `common.pt`
+with Megatron's arguments and counters, and `metadata.json` with the kind of the files. Megatron
+loads it at any parallel layout.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake import files
+from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.latest import candidates, pointed_files
+from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
+from tokamake.checkpoint.megatron_model.args_reader import Description
+from tokamake.checkpoint.megatron_model.args_writer import (
+    argument_warnings,
+    as_megatron_lm,
+    megatron_arguments,
+)
+from tokamake.checkpoint.megatron_model.optimizer_states import MODEL
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
+from tokamake.checkpoint.megatron_model.scheduler import (
+    OPT_PARAM_SCHEDULER,
+    scheduler_note,
+    scheduler_state,
+)
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import target_ranks
+from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.dtypes import FLOAT32
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
+from tokamake.checkpoint.torch_dist import common_state, optimizer_reader
+from tokamake.checkpoint.torch_dist.optimizer_reader import (
+    FULLY_RESHARDABLE,
+    MASTERS,
+    SHARDING,
+    STATE_PREFIX,
+    Model,
+)
+from tokamake.checkpoint.torch_dist.sharded_tensors import (
+    ShardedTensor,
+    match_tensors,
+    sharded_tensors,
+    to_whole_tensors,
+)
+from tokamake.checkpoint.torch_files import dcp_archives, dcp_metadata, torch_archive
+from tokamake.checkpoint.torch_files.dcp_archives import PlannedArchive
+from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
+from tokamake.errors import UserError
+
+TITLE = "Megatron-LM, distributed (torch_dist)"
+SUMMARY = "Megatron-LM's torch_dist, its default, for any number of ranks; with states of Adam"
+PRIORITY = 45
+SIZES: Mapping[str, int | None] = {}
+EQUAL_STAGES = False
+DTYPE: str | None = None
+TOKENIZER_CONFIG: str | None = None
+IN_ROOT = False
+STEP_FOLDER: str | None = r"iter_(\d+)"
+POINTER: str | None = "latest_checkpointed_iteration.txt"
+NUMBERED_FOLDER: str | None = "iter_{:07d}"  # The file may also hold a name, such as `release`.
+NEAR_MISSES: Mapping[tuple[str, ...], str] = {
+    ("*.distcp",): "has no metadata.json, which Megatron-LM writes last, and no tokamake.json of a "
+    "native checkpoint; fetch all files again, or name another checkpoint"
+}
+
+_KIND = "metadata.json"
+"""File that says how the tensors are stored."""
+_TORCH_DIST = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+_EMBEDDING = "embedding.word_embeddings.weight"
+_EXTRA_STATE = "_extra_state"
+"""State of a module of Transformer Engine, for weights in 8 bit; Megatron asks for it always."""
+_LAYER_MODULES = (
+    *("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.core_attention"),
+    *("self_attention.q_layernorm", "self_attention.k_layernorm"),
+    *("mlp.linear_fc1", "mlp.linear_fc2"),
+)
+"""Modules of a layer that have such a state in one of Transformer Engine's versions."""
+
+
+def find(path: Path) -> Path | None:
+    """Return the folder of the checkpoint, or None if it has another format."""
+    folders = candidates(path, POINTER, NUMBERED_FOLDER)
+    return next((folder for folder in folders if (folder / _KIND).is_file()), None)
+
+
+def list_files(path: Path) -> list[Path]:
+    return pointed_files(path, POINTER, numbered_folder=NUMBERED_FOLDER)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint in a folder that `find` returned.
+
+    Raises:
+        UserError: a file is missing or damaged, or tokamake has no such model.
+    """
+    _check_kind(folder)
+    contents = dcp_metadata.read_contents(folder, may_share=True)
+    dcp_metadata.check_files(folder, contents)
+    common = common_state.read_common(folder, contents)
+    if _EMBEDDING not in contents.tensors:
+        raise UserError(f"{folder}: has no {_EMBEDDING}; give a checkpoint of a language model")
+    args, rows = common.value.get("args"), contents.tensors[_EMBEDDING].size[0]
+    description = Description(common.file, common.value, args, rows, is_core=True)
+    architecture = description.architecture
+    stored = {
+        key: tensor
+        for key, tensor in contents.tensors.items()
+        if not optimizer_reader.is_state(key) and not module_tree.is_buffer(key)
+    }
+    expected = sharded_tensors(architecture, padded_vocab_size=rows)
+    tensors = match_tensors(folder, stored, model=expected)
+    _check_dtypes(folder, stored)
+    weights = [
+        to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
+        for extent in dcp_archives.locate(folder, stored)
+    ]
+    model = Model(
+        architecture,
+        rows,
+        _layout(args, common.file),
+        tensors,
+        is_fp32=all(tensor.dtype == FLOAT32 for tensor in stored.values()),
+    )
+    states, unread = optimizer_reader.read_states(folder, contents, common=common, model=model)
+    return description.checkpoint(
+        "torch_dist",
+        folder,
+        states.source(weights, module_tree.weight_shapes(architecture)),
+        unread=unread,
+        notes={**states.notes, **scheduler_note(common.value)},
+    )
+
+
+def _check_kind(folder: Path) -> None:
+    """Check how the tensors are stored.
+
+    Raises:
+        UserError: in a way that no current Megatron-LM writes.
+    """
+    kind: Any = files.read_json(folder / _KIND, REMEDY)
+    backend = kind.get("sharded_backend") if isinstance(kind, dict) else None
+    if backend != _TORCH_DIST["sharded_backend"]:
+        raise UserError(
+            f"{folder / _KIND}: sharded_backend: {backend!r}: is not supported; load it with the "
+            "Megatron-LM that wrote it, and save it with --ckpt-format torch_dist"
+        )
+
+
+def _check_dtypes(folder: Path, stored: Mapping[str, WholeTensor]) -> None:
+    for key, tensor in stored.items():
+        if tensor.dtype.short is None:
+            raise UserError(
+                f"{folder}: tensor {key} is {tensor.dtype}; save weights in one of "
+                f"{', '.join(dtypes.OF_WEIGHTS)}"
+            )
+
+
+def _layout(args: Any, file: Path) -> ParallelLayout:
+    """Return the layout of the run that saved the checkpoint, which only its buckets depend on."""
+    names = (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    )
+    sizes = (
+        rank_file.whole_number(getattr(args, name, None) or 1, f"{file}: args.{name}")
+        for name in names
+    )
+    return ParallelLayout(*sizes)
+
+
+def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
+    """Return first byte and length of the archives in each file."""
+    paths = [*files]
+    all_archives = torch_archive.archives(p for p in paths if p.name == common_state.FILE)
+    for folder in {file.parent for file in paths if file.suffix == dcp_metadata.SUFFIX}:
+        all_archives |= dcp_metadata.archives(folder)
+    return all_archives
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return warnings: states that cannot be loaded, settings that Megatron-LM lacks."""
+    return [
+        *adam.unloadable_states_warnings(checkpoint),
+        *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
+    ]
+
+
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
+    """Write the files without the data of their tensors, with Adam's states if any.
+
+    Both of Megatron's optimizers load the states, if the distributed one is made
+    --dist-ckpt-optim-fully-reshardable: fp32 weights have the names of both.
+    """
+    step, with_states = checkpoint.progress.iteration, adam.has_loadable_states(checkpoint)
+    (rank,) = target_ranks(checkpoint.architecture, target)
+    model = sharded_tensors(checkpoint.architecture, padded_vocab_size=rank.padded_vocab_size)
+    step_folder = folder / f"iter_{step:07d}"
+    step_folder.mkdir()
+    files.write_json(step_folder / _KIND, _TORCH_DIST)
+    weights = [*_planned(model, checkpoint, target=target, with_states=with_states)]
+    planned = [*weights, *(_planned_states(weights, checkpoint) if with_states else ())]
+    tensors, extents = dcp_archives.lay_out(
+        step_folder, planned, max_shard_bytes=target.max_shard_bytes
+    )
+    if with_states:
+        tensors |= _second_names(tensors)
+    # A single archive stands for all extra states.
+    location = dcp_archives.write_object(step_folder, [None])
+    dcp_metadata.write(step_folder, tensors, dict.fromkeys(_extra_states(checkpoint), location))
+    state = _common_state(
+        checkpoint,
+        weights,
+        padded_vocab_size=rank.padded_vocab_size,
+        with_states=with_states,
+    )
+    common_extents = torch_archive.lay_out(step_folder / common_state.FILE, state)
+    adam.write_loss_scale(checkpoint, common_extents)
+    assert POINTER is not None
+    files.write_text(folder / POINTER, f"{step}")
+    return [*extents, *common_extents]
+
+
+def _planned(
+    model: Iterable[ShardedTensor], checkpoint: Checkpoint, *, target: Target, with_states: bool
+) -> Iterator[PlannedArchive]:
+    """Plan an archive for each tensor of each layer."""
+    for sharded in model:
+        for number, layer in enumerate(sharded.layers):
+            tensor = module_tree.planned_tree(layer, checkpoint, target=target)
+            if with_states and tensor.dtype == FLOAT32:
+                # Training continues from the optimizer's exact values.
+                tensor = adam.planned_master(tensor, checkpoint.source)
+            offset = (0,) * len(tensor.shape)
+            if sharded.is_stacked:
+                shape = (1, *tensor.shape)
+                tensor = PlannedTensor(shape, tensor.dtype, tensor.chunks)
+                offset = (number, *offset)
+            yield PlannedArchive(sharded.key, offset, tensor)
+
+
+def _planned_states(
+    weights: Iterable[PlannedArchive], checkpoint: Checkpoint
+) -> Iterator[PlannedArchive]:
+    """Plan the moments of each parameter, and fp32 weights of those in 16 bit."""
+    for key, offset, tensor in weights:
+        if tensor.dtype != FLOAT32:
+            master = adam.planned_master(tensor, checkpoint.source)
+            yield PlannedArchive(f"{STATE_PREFIX}{MASTERS[0]}.{key}", offset, master)
+        for kind in adam.MOMENTS:
+            moment = adam.planned_moment(tensor, kind)
+            yield PlannedArchive(f"{STATE_PREFIX}{kind}.{key}", offset, moment)
+
+
+def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
+    """Return the fp32 weights by their names in the distributed optimizer."""
+    names = {}
+    for key, tensor in tensors.items():
+        if not key.startswith(STATE_PREFIX):
+            master = tensors.get(f"{STATE_PREFIX}{MASTERS[0]}.{key}", tensor)
+            names[f"{STATE_PREFIX}{MASTERS[1]}.{key}"] = master
+    return names
+
+
+def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the keys of extra states."""
+    layers = checkpoint.architecture.num_hidden_layers
+    for module in _LAYER_MODULES:
+        for number in range(layers):
+            yield f"decoder.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
+    yield f"decoder.final_layernorm.{_EXTRA_STATE}/shard_0_1"
+
+
+def _common_state(
+    checkpoint: Checkpoint,
+    weights: Iterable[PlannedArchive],
+    *,
+    padded_vocab_size: int,
+    with_states: bool,
+) -> dict[str, Any]:
+    args = megatron_arguments(checkpoint, ParallelLayout(), padded_vocab_size=padded_vocab_size)
+    # Random states belong to ranks; a run that continues seeds its random generators again.
+    args.no_save_rng, args.no_save_optim = True, not with_states
+    metadata = {
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "distrib_optim_sharding_type": FULLY_RESHARDABLE,
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+    }
+    state = {
+        "args": as_megatron_lm(args),
+        "checkpoint_version": 3.0,
+        "iteration": checkpoint.progress.iteration,
+        "num_floating_point_operations_so_far": 0,
+        "content_metadata": metadata,
+    }
+    if not with_states:
+        return state
+    step = next(key for key in checkpoint.source if key.startswith(f"optimizer.{adam.STEP}."))
+    inner = {
+        "state": {"common_step": PlannedTensor((), FLOAT32, (Chunk(step, ()),))},
+        "param_groups": [adam.param_group(checkpoint, decays=decays) for decays in (True, False)],
+    }
+    stored = {each.tensor.dtype for each in weights}
+    saved = {
+        adam.OPTIMIZER: inner,
+        **adam.loss_scaler(checkpoint, {dtype.short for dtype in stored}),
+        SHARDING: FULLY_RESHARDABLE,
+    }
+    if stored == {FLOAT32}:
+        # The optimizer for fp32 weights, unless it is distributed, wraps no other one.
+        saved = inner | saved
+    return state | {adam.OPTIMIZER: saved, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
+
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.torch_dist import format as this_module
+
+    _: CheckpointFormat = this_module

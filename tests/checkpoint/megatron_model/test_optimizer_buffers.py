@@ -1,0 +1,73 @@
+"""Places of parameters in the flat buffers of Megatron's distributed optimizer."""
+
+import pytest
+import torch
+
+from tokamake.checkpoint.megatron_model import optimizer_buffers
+from tokamake.checkpoint.megatron_model.optimizer_buffers import (
+    fill_buckets,
+    fill_buffer,
+    range_chunks,
+)
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
+from tokamake.checkpoint.tensors.extents import Chunk, whole_slices
+
+
+def tensor(name: str, *shape: int, is_replica: bool = False) -> TensorSlice:
+    return TensorSlice(shape, (Chunk(f"model.{name}", whole_slices(shape)),), is_replica)
+
+
+TENSORS = [tensor("a", 4, 16), tensor("b", 70), tensor("c", 5, 3), tensor("d", 64)]
+
+
+def starts(bucket: list[optimizer_buffers.BufferedParameter]) -> list[tuple[str, int]]:
+    return [(each.tensor.chunks[0].key.removeprefix("model."), each.start) for each in bucket]
+
+
+def test_the_last_parameter_comes_first_and_each_begins_at_a_multiple_of_64() -> None:
+    (bucket,) = fill_buckets(TENSORS, [320])
+    assert starts(bucket) == [("d", 0), ("c", 64), ("b", 128), ("a", 256)]
+    assert starts(fill_buffer(TENSORS, 320)) == starts(bucket)
+
+
+def test_each_bucket_begins_with_a_parameter() -> None:
+    first, second = fill_buckets(TENSORS, [79, 192])
+    assert starts(first) == [("d", 0), ("c", 64)]
+    assert starts(second) == [("b", 0), ("a", 128)]
+
+
+@pytest.mark.parametrize("sizes", [[319], [321], [79, 191], [80, 192], [320, 1], [79]])
+def test_buckets_of_other_sizes_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"a bucket of|parameters in no bucket"):
+        fill_buckets(TENSORS, sizes)
+
+
+def test_gaps_in_a_buffer_that_may_have_several_buckets_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optimizer_buffers, "_MIN_BUCKET_ELEMENTS", 320)
+    with pytest.raises(ValueError, match="buckets are not known"):
+        fill_buffer(TENSORS, 320)
+    whole = [tensor("a", 64), tensor("b", 2, 128)]
+    assert starts(fill_buffer(whole, 320)) == [("b", 0), ("a", 256)]
+
+
+def test_ranges_give_each_element_once_without_gaps_and_replicas() -> None:
+    tensors = [*TENSORS, tensor("replica", 64, is_replica=True)]
+    (bucket,) = fill_buckets(tensors, [384])
+    flat, read = torch.arange(384), {}
+    for first, last in ((0, 100), (100, 131), (131, 384)):
+        for chunk in range_chunks(bucket, first, stop=last, prefix="optimizer.exp_avg."):
+            shape = next(t.shape for t in TENSORS if chunk.key.endswith(t.chunks[0].key[6:]))
+            target = read.setdefault(chunk.key[-1], torch.full(shape, -1))
+            assert (target[chunk.slices] == -1).all()
+            target[chunk.slices] = chunk.view(flat[first:last].clone())
+    assert {*read} == {*"abcd"}
+    for name, first, shape in (
+        ("d", 64, 64),
+        ("c", 128, (5, 3)),
+        ("b", 192, 70),
+        ("a", 320, (4, 16)),
+    ):
+        size = torch.Size([shape] if isinstance(shape, int) else shape)
+        assert torch.equal(read[name], torch.arange(first, first + size.numel()).view(size))

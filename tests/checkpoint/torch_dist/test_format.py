@@ -1,0 +1,434 @@
+"""Distributed checkpoints of Megatron-LM: read as megatron.core has saved them, written for it."""
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.checkpoint.megatron.test_format import logits
+from tests.support import dist_cores
+from tests.support.dist_cores import Sizes
+from tokamake.checkpoint import writer
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
+from tokamake.errors import UserError
+
+ONE = Sizes(1, 1, 1)
+
+
+def run(mode: str, folder: Path, sizes: Sizes, *rest: str) -> Path:
+    """Run the program on all ranks."""
+    # Megatron saves with processes of its own, whose import of the program must find `tests`.
+    root = Path(__file__).parents[3]
+    environment = {
+        **os.environ,
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(root),
+    }
+    logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(sizes.world)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        numbers = [rank, *sizes]
+        command = [sys.executable, dist_cores.__file__, mode, str(folder), *map(str, numbers)]
+        with log.open("w") as stream:
+            ranks.append(
+                subprocess.Popen([*command, *rest], env=environment, stdout=stream, stderr=stream)
+            )
+    try:
+        codes = [rank.wait(timeout=300) for rank in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert codes == [0] * sizes.world, [log.read_text()[-3000:] for log in logs]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of a single rank."""
+    cases = ("llama/none", "gpt/plain", "gpt/layers", "llama:bf16/plain", "llama-tied:fp16/plain")
+    distributed = ("qwen3:bf16/fully_reshardable", "llama/dp_reshardable")
+    return run("save", tmp_path_factory.mktemp("dist") / "one", ONE, *cases, *distributed)
+
+
+TWO_RANKS = {
+    "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable", "llama:bf16/plain")),
+    "pipeline": (
+        Sizes(1, 2, 1),
+        ("llama-tied:bf16/dp_reshardable", "qwen3:bf16/fully_reshardable"),
+    ),
+    "data": (Sizes(1, 1, 2), ("qwen3:bf16/dp_reshardable",)),
+}
+"""Checkpoints of two tensor-parallel ranks, two pipeline ranks, two data-parallel ranks."""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a checkpoint of two ranks, by layout and name; saved when the first one is needed."""
+    root = tmp_path_factory.mktemp("dist")
+
+    def of_two_ranks(name: str) -> Path:
+        layout, _, _ = name.partition("/")
+        if not (root / layout).is_dir():
+            sizes, cases = TWO_RANKS[layout]
+            run("save", root / layout, sizes, *cases)
+        return root / name
+
+    return of_two_ranks
+
+
+def plain_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors as megatron.core itself loads them, without knowing the model."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    (path,) = folder.glob("iter_*")
+    metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {
+        key: torch.empty(each.size, dtype=each.properties.dtype)
+        for key, each in metadata.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
+    dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    return tensors
+
+
+def expected_weights(folder: Path, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return whole weights, cut out of the sharded tensors with plain torch."""
+    tensors, shape = plain_tensors(folder), checkpoint.architecture
+    head, groups = shape.head_dim, shape.num_key_value_heads
+    queries = shape.num_attention_heads // groups
+    weights = {}
+    for kind in ("weight", "bias"):
+        for layer in range(shape.num_hidden_layers):
+            of_layer = {
+                key.removeprefix("decoder.layers."): each[layer]
+                for key, each in tensors.items()
+                if key.startswith("decoder.layers.") and key.endswith(kind)
+            }
+            names = {
+                "self_attn.o_proj": f"self_attention.linear_proj.{kind}",
+                "self_attn.q_norm": f"self_attention.q_layernorm.{kind}",
+                "self_attn.k_norm": f"self_attention.k_layernorm.{kind}",
+                "input_layernorm": f"self_attention.linear_qkv.layer_norm_{kind}",
+                "post_attention_layernorm": f"mlp.linear_fc1.layer_norm_{kind}",
+                "mlp.down_proj": f"mlp.linear_fc2.{kind}",
+            }
+            found = {ours: of_layer[key] for ours, key in names.items() if key in of_layer}
+            if (fused := of_layer.get(f"self_attention.linear_qkv.{kind}")) is not None:
+                by_group = fused.view(groups, queries + 2, head, *fused.shape[1:])
+                for name, rows in (
+                    ("q", by_group[:, :queries]),
+                    ("k", by_group[:, queries]),
+                    ("v", by_group[:, queries + 1]),
+                ):
+                    found[f"self_attn.{name}_proj"] = rows.reshape(-1, *fused.shape[1:])
+            if (fused := of_layer.get(f"mlp.linear_fc1.{kind}")) is not None:
+                if shape.family == "gpt":
+                    found["mlp.up_proj"] = fused
+                else:
+                    found["mlp.gate_proj"], found["mlp.up_proj"] = fused.chunk(2)
+            weights |= {f"model.layers.{layer}.{name}.{kind}": each for name, each in found.items()}
+        if (norm := tensors.get(f"decoder.final_layernorm.{kind}")) is not None:
+            weights[f"model.norm.{kind}"] = norm
+    rows = shape.vocab_size
+    weights["model.embed_tokens.weight"] = tensors["embedding.word_embeddings.weight"][:rows]
+    if (positions := tensors.get("embedding.position_embeddings.weight")) is not None:
+        weights["model.embed_positions.weight"] = positions
+    if not shape.tie_word_embeddings:
+        weights["lm_head.weight"] = tensors["output_layer.weight"][:rows]
+    return weights
+
+
+def assert_tensors_of_megatron(folder: Path) -> None:
+    """Check all tensors of a checkpoint with states of the single step of `dist_cores`."""
+    checkpoint = open_any(folder)
+    source, expected = checkpoint.source, expected_weights(folder, checkpoint)
+    assert checkpoint.format == "torch_dist"
+    assert not checkpoint.unread
+    assert {key for key in source if key.startswith("model.")} == {f"model.{n}" for n in expected}
+    kinds = {key.split(".")[1] for key in source if key.startswith("optimizer.")}
+    assert kinds == ({"step", "exp_avg", "exp_avg_sq"} if kinds else set())
+    for name, weight in expected.items():
+        assert torch.equal(source.read(f"model.{name}"), weight), name
+        if not kinds:
+            continue
+        assert source.number(f"optimizer.step.{name}") == 1
+        # The gradient, from which Adam's first step of size LR went.
+        gradient = 2 * source.read(f"optimizer.exp_avg.{name}")
+        second = source.read(f"optimizer.exp_avg_sq.{name}")
+        torch.testing.assert_close(second, gradient**2 / 4, msg=name)
+        is_rounded = weight.dtype != torch.float32
+        exact = source.read(f"master.{name}") if is_rounded else weight
+        assert torch.equal(exact.to(weight.dtype), weight)
+        step = dist_cores.LR * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(exact, gradient - step, rtol=1e-5, atol=1e-6, msg=name)
+    if kinds:
+        settings = {"lr": dist_cores.LR, "betas": [0.5, 0.75], "eps": 1e-8, "weight_decay": 0.0}
+        assert checkpoint.notes[OPTIMIZER_SETTINGS] == settings
+
+
+SAVED = (
+    "llama-none",
+    "gpt-plain",
+    "llama-plain-bf16",
+    "llama-tied-plain-fp16",
+    "qwen3-fully_reshardable-bf16",
+    "llama-dp_reshardable",
+)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_all_tensors_are_those_that_megatron_core_has_saved(name: str, folder: Path) -> None:
+    assert_tensors_of_megatron(folder / name)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tensor/gpt-dp_reshardable", "tensor/llama-plain-bf16"),
+        pytest.param("pipeline/llama-tied-dp_reshardable-bf16", marks=pytest.mark.grid),
+        pytest.param("pipeline/qwen3-fully_reshardable-bf16", marks=pytest.mark.grid),
+        pytest.param("data/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
+    ],
+)
+def test_all_tensors_of_two_ranks_are_those_that_megatron_core_has_saved(
+    name: str, two_ranks: Callable[[str], Path]
+) -> None:
+    saved = two_ranks(name)
+    assert_tensors_of_megatron(saved)
+    # The classic files of a distributed optimizer lie beside.
+    for classic in saved.glob("classic/iter_*"):
+        assert_same(open_any(classic), open_any(saved))
+
+
+def test_progress_layout_and_loss_scale_are_those_of_the_run(folder: Path) -> None:
+    checkpoint = open_any(folder / "llama-tied-plain-fp16")
+    assert (checkpoint.progress.iteration, checkpoint.progress.consumed_samples) == (7, 70)
+    assert checkpoint.notes["loss_scale"] == (1024.0, 1)
+    assert open_any(folder / "llama-none").architecture.vocab_size == 131
+
+
+@pytest.mark.parametrize("name", ["qwen3-fully_reshardable-bf16", "llama-dp_reshardable"])
+def test_the_classic_file_of_the_distributed_optimizer_holds_the_same(
+    name: str, folder: Path
+) -> None:
+    assert_same(open_any(folder / name / "classic/iter_0000007"), open_any(folder / name))
+
+
+def assert_same(first: Checkpoint, second: Checkpoint) -> None:
+    assert not first.unread
+    assert {*first.source} == {*second.source}
+    for key in first.source:
+        assert torch.equal(first.source.read(key), second.source.read(key)), key
+    assert first.notes[OPTIMIZER_SETTINGS] == second.notes[OPTIMIZER_SETTINGS]
+    assert first.progress == second.progress
+
+
+@pytest.mark.parametrize("kind", ["plain", "fully_reshardable"])
+def test_megatron_core_loads_weights_and_states_that_are_written(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    """Of 16-bit weights, into the optimizer with fp32 weights and into the distributed one."""
+    start = folder / "llama-plain-bf16"
+    convert(source=start, target=tmp_path / "llama-bf16", format="torch-dist")
+    run("load", tmp_path / "back", ONE, str(tmp_path / "llama-bf16"), kind)
+    assert_same(open_any(start), open_any(tmp_path / "back"))
+
+
+@pytest.mark.grid
+@pytest.mark.ranks
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
+@pytest.mark.parametrize("kind", ["none", "plain", "fully_reshardable"])
+@pytest.mark.parametrize("name", ["gpt", "qwen3-bf16", "llama-tied"])
+def test_megatron_core_loads_what_is_written_at_any_layout(
+    name: str, kind: str, sizes: tuple[int, int, int], tmp_path: Path
+) -> None:
+    saved = f"{name.removesuffix('-bf16')}:bf16" if name.endswith("-bf16") else name
+    (start,) = run("save", tmp_path / "start", ONE, f"{saved}/plain").iterdir()
+    convert(source=start, target=tmp_path / name, format="torch-dist")
+    run("load", tmp_path / "back", Sizes(*sizes), str(tmp_path / name), kind)
+    first, second = open_any(start), open_any(tmp_path / "back")
+    if kind != "none":
+        assert_same(first, second)
+        return
+    for key in second.source:
+        assert torch.equal(first.source.read(key), second.source.read(key)), key
+
+
+def test_logits_are_those_of_the_classic_checkpoint(folder: Path) -> None:
+    classic = folder / "qwen3-fully_reshardable-bf16/classic/iter_0000007"
+    assert torch.equal(logits(classic), logits(folder / "qwen3-fully_reshardable-bf16"))
+
+
+def test_conversions_there_and_back_keep_all_tensors(folder: Path, tmp_path: Path) -> None:
+    start = folder / "qwen3-fully_reshardable-bf16"
+    convert(source=start, target=tmp_path / "native", format="native")
+    convert(source=tmp_path / "native", target=tmp_path / "there", format="torch-dist")
+    convert(source=tmp_path / "there", target=tmp_path / "back", format="native")
+    assert_same(open_any(tmp_path / "native"), open_any(tmp_path / "back"))
+
+
+def test_small_files_hold_the_same_tensors(folder: Path, tmp_path: Path) -> None:
+    start = open_any(folder / "llama-plain-bf16")
+    writer.write(tmp_path / "a", start, "torch_dist", Target(max_shard_bytes=100_000))
+    assert len([*tmp_path.glob("a/iter_0000007/__0_*.distcp")]) > 5
+    assert_same(start, open_any(tmp_path / "a"))
+
+
+def test_fp32_weights_are_stored_once_under_the_names_of_both_optimizers(
+    folder: Path, tmp_path: Path
+) -> None:
+    convert(source=folder / "llama-plain-bf16", target=tmp_path / "a", format="torch-dist")
+    tensors = plain_tensors(tmp_path / "a")
+    masters = {key for key in tensors if key.startswith("optimizer.state.fp32_param.")}
+    assert len(masters) == 9
+    for key in masters:
+        assert torch.equal(tensors[key], tensors[key.replace("fp32_param", "param")])
+    size = sum(file.stat().st_size for file in tmp_path.glob("a/*/*.distcp"))
+    once = 103_360 * (2 + 3 * 4)
+    assert size < 1.5 * once  # the archives around small tensors take the remainder
+
+
+def with_common_state_in_an_archive(source: Path, target: Path) -> Path:
+    """Copy a checkpoint, and store its common state as Megatron-LM does since August 2026."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+    shutil.copytree(source, target)
+    (path,) = target.glob("iter_*")
+    state = torch.load(path / "common.pt", weights_only=False)
+    (path / "common.pt").unlink()
+    with (path / "__7_0.distcp").open("wb") as stream:
+        stream.write(bytes(64))
+        torch.save([state], stream)
+        size = stream.tell() - 64
+    metadata = FileSystemReader(path).read_metadata()
+    key = "common_state/shard_0_1"
+    metadata.state_dict_metadata[key] = BytesStorageMetadata()
+    metadata.storage_data[MetadataIndex(key)] = _StorageInfo("__7_0.distcp", 64, size)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    return target
+
+
+def test_the_common_state_may_lie_in_an_archive(folder: Path, tmp_path: Path) -> None:
+    start = folder / "llama-tied-plain-fp16"
+    moved = open_any(with_common_state_in_an_archive(start, tmp_path / "a"))
+    assert_same(moved, open_any(start))
+    assert moved.notes["loss_scale"] == (1024.0, 1)
+
+
+def test_a_tensor_for_each_layer_is_read(folder: Path) -> None:
+    assert "decoder.layers.3.mlp.linear_fc2.weight" in plain_tensors(folder / "gpt-layers")
+    assert_same(open_any(folder / "gpt-layers"), open_any(folder / "gpt-plain"))
+
+
+def edited(**values: Any) -> Callable[[Path], None]:
+    """Change arguments in the common state."""
+
+    def edit(path: Path) -> None:
+        state = torch.load(path / "common.pt", weights_only=False)
+        vars(state["args"]).update(values)
+        torch.save(state, path / "common.pt")
+
+    return edit
+
+
+def renamed(old: str, new: str) -> Callable[[Path], None]:
+    """Rename a tensor, which keeps its length in the pickle."""
+    assert len(old) == len(new)
+
+    def rename(path: Path) -> None:
+        content = (path / ".metadata").read_bytes()
+        assert old.encode() in content
+        (path / ".metadata").write_bytes(content.replace(old.encode(), new.encode()))
+
+    return rename
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda path: (path / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
+            r"metadata\.json: sharded_backend: 'zarr': is not supported; load it with the Megatr",
+        ),
+        (
+            lambda path: (path / "metadata.json").write_text("{"),
+            r"metadata\.json: not valid JSON .*; fetch or write the checkpoint again",
+        ),
+        (
+            without("metadata.json"),
+            r"iter_0000007: has no metadata\.json, which Megatron-LM writes la",
+        ),
+        (without("common.pt"), r"common\.pt: no such file; fetch or write"),
+        (without(".metadata"), r"no complete checkpoint \(.*No such file.*\.metadata"),
+        (without("__0_1.distcp"), r"__0_1\.distcp: no such file; name another checkpoint"),
+        (
+            lambda path: os.truncate(path / "__0_1.distcp", 1000),
+            r"__0_1\.distcp: damaged: has 1,000 of [\d,]+ bytes",
+        ),
+        (
+            edited(num_layers=5),
+            r"linear_\w+\.\w+ has shape \[4, [\d, ]+\], the architecture calls ",
+        ),
+        (edited(hidden_size=48), r"has shape \[.*64\], the architecture calls for \[.*48\]"),
+        (
+            renamed("mlp.linear_fc2.weight", "mlp.linear_fc3.weight"),
+            r"tensor decoder\.layers\.mlp\.linear_fc2\.weight is missing; fetch or write the check",
+        ),
+        (renamed("word_embeddings", "word_embedding_"), r"has no embedding\.word_embeddings\.weig"),
+        (
+            lambda path: torch.save([1], path / "common.pt"),
+            r"common\.pt: holds no state of a checkpoint",
+        ),
+    ],
+)
+def test_damage_is_one_clear_error(
+    damage: Callable[[Path], None], message: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "llama-none", tmp_path / "a")
+    damage(tmp_path / "a/iter_0000007")
+    with pytest.raises(UserError, match=message):
+        open_any(tmp_path / "a")
+
+
+def test_a_state_of_another_kind_is_left_behind_by_name(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "llama-plain-bf16", tmp_path / "a")
+    old = "optimizer.state.exp_avg.output_layer.weight"
+    renamed(old, old.replace("output", "hidden"))(tmp_path / "a/iter_0000007")
+    convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
+    left = "left behind: optimizer states in optimizer.state.exp_avg.hidden_layer.weight"
+    assert left in capsys.readouterr().out
+
+
+def test_metadata_says_how_the_optimizer_is_sharded(folder: Path, tmp_path: Path) -> None:
+    convert(source=folder / "llama-plain-bf16", target=tmp_path / "a", format="torch-dist")
+    (path,) = tmp_path.glob("a/iter_*")
+    assert json.loads((path / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
+    # As Megatron-LM does, with no class but those of its arguments.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        state = torch.load(path / "common.pt", weights_only=True)
+    assert state["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
+    assert state["args"].no_save_rng
+    assert not state["args"].no_save_optim

@@ -1,0 +1,251 @@
+"""Distributed checkpoints of megatron.core on CPU ranks; a program of its own.
+
+    python dist_cores.py save FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE NAME...
+    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM KIND
+
+`save` writes a checkpoint FOLDER/CASE-KIND for each NAME, with states of one step of Adam whose
+gradients were the weights: the first moments are half of these. Afterwards, fp32 weights are not
+rounded. `load` loads a checkpoint as Megatron-LM does, and saves what it has loaded.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support import cores
+
+LR = 1e-3
+WITHOUT = ("none", "plain", "layers")
+"""Kinds of checkpoints without a distributed optimizer: without states, with them, and with a
+tensor for each layer. All other kinds are of a distributed one."""
+
+
+class Sizes(NamedTuple):
+    """Numbers of ranks."""
+
+    tensor: int
+    pipeline: int
+    data: int
+
+    @property
+    def world(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+
+def without_gpu() -> None:
+    """Replace what megatron.core asks of a GPU."""
+    import torch
+
+    def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if str(options.get("device", "")).startswith("cuda"):
+                options["device"] = "cpu"
+            return function(*arguments, **options)
+
+        return call
+
+    patched: Any = torch
+    for name in ("tensor", "zeros", "empty", "ones"):
+        setattr(patched, name, on_cpu(getattr(torch, name)))
+    patched.cuda.is_available = lambda: False
+    patched.cuda.synchronize = lambda *_: None
+    patched.Tensor.cuda = lambda self, *_, **__: self
+    kind = torch.Tensor.type
+    # Megatron sorts parameters by names such as torch.cuda.BFloat16Tensor.
+    patched.Tensor.type = lambda self, *arguments: (
+        kind(self, *arguments) if arguments else kind(self).replace("torch.", "torch.cuda.")
+    )
+
+
+def with_step_counts() -> None:
+    """Let the distributed optimizer load states into torch's Adam.
+
+    megatron.core 0.16 asks for a step count of each parameter, which only the load without Apex and
+    Transformer Engine has, and which it does not save.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    patched: Any = DistributedOptimizer
+    fill = patched._set_main_param_and_optimizer_states
+
+    def fill_with_step(self: Any, parameter: Any, tensors: dict[str, Any]) -> None:
+        own = self._get_main_param_and_optimizer_states(parameter)
+        fill(self, parameter, {**tensors, "step": own["step"]})
+
+    patched._set_main_param_and_optimizer_states = fill_with_step
+
+
+def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any]:
+    """Return arguments, model and optimizer of a rank."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from torch import bfloat16, float16
+
+    args = cores.arguments(name)
+    args.tensor_model_parallel_size, args.pipeline_model_parallel_size = sizes[:2]
+    args.params_dtype, args.exit_signal = dtype, signal.SIGTERM
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    model = cores.model_of(
+        args,
+        parallel_state.get_tensor_model_parallel_rank(),
+        pre_process=stage == 0,
+        post_process=stage == sizes.pipeline - 1,
+    ).to(dtype)
+    if kind == "none":
+        return args, model, None
+    distributed = kind not in WITHOUT
+    wrapped = DistributedDataParallel(
+        model.config,
+        DistributedDataParallelConfig(
+            use_distributed_optimizer=distributed, grad_reduce_in_fp32=True
+        ),
+        model,
+    )
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=LR,
+        weight_decay=0.0,
+        adam_beta1=0.5,
+        adam_beta2=0.75,
+        clip_grad=0.0,
+        bf16=dtype == bfloat16,
+        fp16=dtype == float16,
+        initial_loss_scale=1024.0,
+        params_dtype=dtype,
+        use_distributed_optimizer=distributed,
+    )
+    return args, model, get_megatron_optimizer(config, [wrapped])
+
+
+def sharded_state(
+    args: Any, model: Any, optimizer: Any, metadata: dict[str, Any], **options: Any
+) -> Any:
+    """State of a rank, as Megatron-LM's generate_state_dict makes it."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = metadata | {"dp_cp_group": group}
+    tensors = model.sharded_state_dict(metadata=metadata)
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": tensors}
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata, **options)
+    return state
+
+
+def metadata_of(kind: str) -> dict[str, Any]:
+    """content_metadata of a checkpoint."""
+    metadata: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    if kind not in WITHOUT:
+        metadata["distrib_optim_sharding_type"] = kind
+    if kind == "layers":
+        metadata["non_homogeneous_layers"] = True
+    if kind == "fully_reshardable":
+        metadata["distrib_optim_fully_reshardable_mem_efficient"] = False
+    return metadata
+
+
+def save(folder: Path, args: Any, model: Any, optimizer: Any, kind: str) -> None:
+    """Save a checkpoint."""
+    from megatron.core import dist_checkpointing
+
+    target = folder / "iter_0000007"
+    target.mkdir(parents=True, exist_ok=True)
+    metadata = metadata_of(kind)
+    state = sharded_state(args, model, optimizer, metadata)
+    dist_checkpointing.save(state, str(target), content_metadata=metadata)
+    (folder / "latest_checkpointed_iteration.txt").write_text("7")
+
+
+def write(folder: Path, name: str, kind: str, rank: int, sizes: Sizes) -> None:
+    """Save a checkpoint after a step, and that of the classic format's distributed optimizer."""
+    import torch
+
+    case, _, dtype = name.partition(":")
+    of_type = {"": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    args, model, optimizer = make(case, kind, rank, sizes, of_type)
+    target = folder / f"{case}-{kind}{dtype and '-'}{dtype}"
+    if optimizer is not None:
+        scale = optimizer.get_loss_scale().item()
+        for parameter in model.parameters():
+            parameter.main_grad.copy_(parameter.detach().float() * scale)
+        optimizer.step()
+    save(target, args, model, optimizer, kind)
+    if kind not in WITHOUT:
+        tensor, stage = rank_of(sizes)
+        place = f"_{stage:03d}" * (sizes.pipeline > 1)
+        file = target / f"classic/iter_0000007/mp_rank_{tensor:02d}{place}/model_optim_rng.pt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        optimizer.save_parameter_state(str(file.with_name("distrib_optim.pt")))
+        state = {"args": args, "checkpoint_version": 3.0, "iteration": 7}
+        weights = model.state_dict_for_save_checkpoint()
+        torch.save({**state, "model": weights, "optimizer": optimizer.state_dict()}, file)
+
+
+def rank_of(sizes: Sizes) -> tuple[int, int]:
+    """Tensor-parallel rank and pipeline rank."""
+    from megatron.core import parallel_state
+
+    return (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+
+
+def load(folder: Path, source: Path, kind: str, rank: int, sizes: Sizes) -> None:
+    """Load a checkpoint of the case that its folder is named after, and save what was loaded."""
+    import torch
+    from megatron.core import dist_checkpointing
+
+    (path,) = source.glob("iter_*")
+    common = dist_checkpointing.load_common_state_dict(str(path))
+    dtype = torch.bfloat16 if source.name.endswith("bf16") else torch.float32
+    name = source.name.removesuffix("-bf16")
+    args, model, optimizer = make(name, kind, rank, sizes, dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    if optimizer is not None:
+        # Without Transformer Engine, the distributed optimizer has a step count only after a step.
+        for parameter in model.parameters():
+            parameter.main_grad.zero_()
+        optimizer.step()
+    state = sharded_state(
+        args,
+        model,
+        optimizer,
+        dist_checkpointing.load_content_metadata(preloaded_state_dict=common),
+        **({} if optimizer is None else {"is_loading": True}),
+    )
+    loaded = dist_checkpointing.load(state, str(path))
+    model.load_state_dict(loaded["model"], strict=True)
+    if optimizer is not None:
+        optimizer.load_state_dict(loaded["optimizer"])
+    save(folder, args, model, optimizer, kind)
+
+
+def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> None:
+    """Save or load."""
+    os.environ.update(TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+    meeting = folder.with_name(f"{folder.name}.meeting")
+    cores.start(meeting, rank, sizes.world, sizes.tensor, sizes.pipeline)
+    without_gpu()
+    with_step_counts()
+    if mode == "load":
+        load(folder, Path(rest[0]), rest[1], rank, sizes)
+    for name in rest if mode == "save" else ():
+        case, _, kind = name.rpartition("/")
+        write(folder, case, kind, rank, sizes)
+
+
+if __name__ == "__main__":
+    main(
+        sys.argv[1],
+        Path(sys.argv[2]),
+        int(sys.argv[3]),
+        Sizes(*map(int, sys.argv[4:7])),
+        sys.argv[7:],
+    )
