@@ -93,7 +93,7 @@ def note_forced(monkeypatch: pytest.MonkeyPatch, fault: str | None) -> tuple[Dat
     """Rules of a main process in which all job batches have a fault, and a list of forced jobs."""
     calls: list[tuple[str, str]] = []
 
-    def find(batch: Path, folder: str) -> str | None:
+    def find(batch: Path, folder: str, **_: object) -> str | None:
         calls.append((str(batch), folder))
         return fault
 
@@ -154,7 +154,7 @@ def test_an_intact_batch_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_job_rebuilds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_module, "find_batch_fault", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(data_module, "find_batch_fault", lambda *_, **__: pytest.fail("looked"))
     touch("results/data/batches/tokenize/code-00001.json")
     make_rules(None).tokenize_inputs(wildcards(batch="code-00001"))
 
@@ -163,7 +163,9 @@ def test_shards_are_looked_for_in_their_folder_and_merged_datasets_in_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folders: list[str] = []
-    monkeypatch.setattr(data_module, "find_batch_fault", lambda _, folder: folders.append(folder))
+    monkeypatch.setattr(
+        data_module, "find_batch_fault", lambda _, folder, **__: folders.append(folder)
+    )
     rules = make_rules(lambda _: None)
     touch("results/data/metadata.json")
     touch("results/data/batches/merge/code-00000.json")

@@ -116,7 +116,10 @@ rule tokenize:
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
     output:
-        DATA_SET.batch_file("tokenize", "{batch}"),
+        # Temporary if shards are: a merge that runs again then tokenizes them again.
+        DATA_SET.batch_file("tokenize", "{batch}")
+        if CONFIG.shared.plan.keep_shards
+        else temp(DATA_SET.batch_file("tokenize", "{batch}")),
     log:
         f"{DATA_SET.logs}/tokenize/{{batch}}.log",
     benchmark:
@@ -146,6 +149,7 @@ rule merge:
         f"{DATA_SET.logs}/merge/{{batch}}.log",
     benchmark:
         f"{DATA_SET.benchmarks}/merge/{{batch}}.tsv"
+    priority: 0 if CONFIG.shared.plan.keep_shards else 1  # shards should not wait for their deletion
     params:
         pairs=data_rules.merges_digest,
         plan=PLAN,

@@ -84,6 +84,10 @@ class PlanSettings(Settings):
     one job."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Approximate bytes of the .bin file of a merged dataset."""
+    keep_shards: bool = True
+    """Keep shards after they are merged. false: delete the shards of a merged dataset once its
+    files are verified, which saves half of the disk that tokens take. A merged dataset that is lost
+    later needs its raw files again."""
     token_bytes_per_text_byte: Annotated[float, Field(gt=0)] = 0.5
     """Estimated .bin bytes per byte of uncompressed jsonl. About 0.5 for vocabularies below 65,500
     entries (2 bytes per token, 4 bytes of text per token), 1.0 for larger ones."""

@@ -188,10 +188,16 @@ def _planned(folder: Path, data_set: DataSet, stage: str) -> list[StageJob]:
         return [StageJob(stage, f"{data_set.folder}/batches/{stage}", logs)]
     plan = read_plan(path)
     batches = plan.tokenize_batches if stage == "tokenize" else plan.merge_batches
-    return [
-        StageJob(stage, data_set.batch_file(stage, batch.name), f"{logs}/{batch.name}.log")
-        for batch in batches
-    ]
+    products = {batch.name: data_set.batch_file(stage, batch.name) for batch in batches}
+    if stage == "tokenize" and not plan.keep_shards:
+        # Its batch files are temporary. Later, those of `merge` show that they were made.
+        merges = {merged: batch.name for batch in plan.merge_batches for merged in batch.members}
+        made = {shard: merges[merge.name] for merge in plan.merged for shard in merge.shards}
+        for batch in batches:
+            merged_file = data_set.batch_file("merge", made[batch.members[0]])
+            if (folder / merged_file).exists() and not (folder / products[batch.name]).exists():
+                products[batch.name] = merged_file
+    return [StageJob(stage, products[batch.name], f"{logs}/{batch.name}.log") for batch in batches]
 
 
 def jobs(folder: Path, stages: Iterable[StageJob]) -> list[JobState]:

@@ -1,13 +1,14 @@
 """Inputs and options of the rules that make data: from raw files to a run's sample index."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from tokamake import files
 from tokamake.data.corpus.fetch_batch import ALL
-from tokamake.data.indexed.job_batch import find_batch_fault
+from tokamake.data.corpus.plan_file import shard_prefixes
+from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.workflow.config import WorkflowConfig, held_out_splits
 from tokamake.workflow.paths import split_weights
@@ -28,6 +29,7 @@ class DataRules:
         self._data_set = config.data_set
         self._force_job = force_job
         batches, merges = config.tokenize_batches, config.merge_batches
+        self._deleted: dict[str, bool] = {}
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
         self._merge_batch = {
             shard: name
@@ -92,17 +94,44 @@ class DataRules:
 
     def tokenize_inputs(self, wildcards: Any) -> list[str]:
         """Raw files of a job batch, once it is known whether its shards are still complete."""
-        first = self._config.tokenize_batches[wildcards.batch][0]
-        product = self._data_set.batch_file("merge", self._merge_batch[first])
-        self._redo_if_broken("tokenize", wildcards.batch, product=product)
+        shards = self._config.tokenize_batches[wildcards.batch]
+        product = self._data_set.batch_file("merge", self._merge_batch[shards[0]])
+        deleted = {
+            str(prefix)
+            for name in {self._merge_batch[shard] for shard in shards}
+            if self._has_deleted_shards(name)
+            for merged in self._config.merge_batches[name]
+            for prefix in shard_prefixes(self._config.merged[merged], Path())
+        }
+        batch = Path(self._data_set.batch_file("tokenize", wildcards.batch))
+        if not deleted or batch.exists():
+            self._redo_if_broken("tokenize", wildcards.batch, product=product, deleted=deleted)
         return self.raw_files(wildcards)
+
+    def _has_deleted_shards(self, batch: str) -> bool:
+        """Whether the shards of the merged datasets of a job batch were deleted on purpose."""
+        if batch not in self._deleted:
+            file = Path(self._data_set.batch_file("merge", batch))
+            self._deleted[batch] = file.exists() and has_deleted_inputs(file)
+        return self._deleted[batch]
 
     def merge_inputs(self, wildcards: Any) -> list[str]:
         """Batch files of the shards that the merged datasets of a job batch are made from."""
+        merged = [self._config.merged[name] for name in self._config.merge_batches[wildcards.batch]]
+        batches = sorted(
+            {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
+        )
+        files = [self._data_set.batch_file("tokenize", batch) for batch in batches]
         self._redo_if_broken("merge", wildcards.batch, product=self._data_set.metadata)
-        merged = (self._config.merged[name] for name in self._config.merge_batches[wildcards.batch])
-        batches = {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
-        return [self._data_set.batch_file("tokenize", batch) for batch in sorted(batches)]
+        if files and not self._config.shared.plan.keep_shards:
+            self._delete_kept_shards(wildcards.batch)
+        return files
+
+    def _delete_kept_shards(self, batch: str) -> None:
+        """Run a finished `merge` job again that has kept its shards; it deletes them."""
+        file = self._data_set.batch_file("merge", batch)
+        if self._force_job and Path(file).exists() and not self._has_deleted_shards(batch):
+            self._force_job(file)
 
     def merge_files(self) -> list[str]:
         """Batch files of all merged datasets."""
@@ -214,17 +243,25 @@ class DataRules:
         tests = "test" in splits
         return [name for name in self._config.splits if (name == "test") == tests]
 
-    def _redo_if_broken(self, stage: str, name: str, *, product: str) -> None:
+    def _redo_if_broken(
+        self, stage: str, name: str, *, product: str, deleted: Container[str] = ()
+    ) -> None:
         """Redo a finished job batch if one of its datasets was damaged or deleted since.
 
         Snakemake looks at times of batch files only, and not at all at a missing one whose product
         exists. The job writes again what is broken, no more.
+
+        Args:
+            stage: `tokenize` or `merge`.
+            name: of the job batch.
+            product: file that a later job makes from it.
+            deleted: prefixes of shards that were deleted on purpose.
         """
         batch = self._data_set.batch_file(stage, name)
         folder = f"{self._data_set.folder}/{'shards' if stage == 'tokenize' else 'merged'}"
         if self._force_job is None or not (Path(batch).exists() or Path(product).exists()):
             return
-        if fault := find_batch_fault(Path(batch), folder):
+        if fault := find_batch_fault(Path(batch), folder, deleted=deleted):
             if Path(batch).exists():  # new raw files may explain a missing one
                 print(f"tokamake: {fault}: rebuilding it", file=sys.stderr)
             self._force_job(batch)

@@ -88,6 +88,7 @@ def _keep_while_training(previous: Plan, plan: Plan, *, runs: Iterable[str]) -> 
     With the new plan, the training would have other inputs, so the executor would delete its job.
     """
     training = runs_in_training(list(runs))
+    previous = previous._replace(keep_shards=plan.keep_shards)
     if not training or previous == plan or _datasets(previous) != _datasets(plan):
         return plan
     print(

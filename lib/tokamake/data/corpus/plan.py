@@ -96,8 +96,8 @@ def make_plan(
         UserError: a pattern matches no file.
     """
     rows = list(corpora)
-    # max_jobs is left out: another number of jobs changes no shard.
-    sizes = settings.model_dump(exclude={"max_jobs"})
+    # Another number of jobs changes no shard, and neither does deleting them.
+    sizes = settings.model_dump(exclude={"max_jobs", "keep_shards"})
     extended = previous if previous and previous.settings == sizes else None
     downloads = _list_downloads(rows, previous)
     remote = {address: [entry.file for entry in listed] for address, listed in downloads.items()}
@@ -141,6 +141,7 @@ def make_plan(
         tuple(merged),
         tuple(shards),
         tuple(entry for listed in downloads.values() for entry in listed),
+        settings.keep_shards,
     )
 
 

@@ -121,6 +121,8 @@ class Plan(NamedTuple):
     """All shards."""
     downloads: tuple[PlannedDownload, ...] = ()
     """Raw files behind addresses."""
+    keep_shards: bool = True
+    """Whether shards stay after they are merged."""
 
 
 _ITEM_TYPES: dict[str, type[Any]] = {

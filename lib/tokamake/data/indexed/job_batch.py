@@ -5,7 +5,7 @@ workflow asks for batch files only: 100,000 shards are a few hundred files to Sn
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from tokamake.data.indexed.manifest import find_fault, read_manifest
 from tokamake.errors import UserError
 
 Member = TypeVar("Member")
+_DELETED = "deleted_inputs"
+"""Key of a batch file: its datasets were made from shards that were deleted on purpose."""
 
 
 def make_each(members: Iterable[Member], make: Callable[[Member], None]) -> None:
@@ -40,18 +42,29 @@ def finished(prefixes: Iterable[Path], request: str) -> bool:
     )
 
 
-def write_batch(path: Path, name: str, *, folder: Path, prefixes: Iterable[Path]) -> None:
+def write_batch(
+    path: Path, name: str, *, folder: Path, prefixes: Iterable[Path], keep_inputs: bool = True
+) -> None:
     """Write the batch file of datasets below `folder`.
 
     Keys: `batch`, the name; `members`, a list of `prefix` (relative to the folder), `bytes` and
-    `sha256` of each file, `documents` and `tokens`.
+    `sha256` of each file, `documents` and `tokens`; `deleted_inputs`, if shards were deleted.
     """
     members = []
     for prefix in prefixes:
         manifest = read_manifest(prefix)
         copied = {key: manifest[key] for key in ("bytes", "sha256", "documents", "tokens")}
         members.append({"prefix": str(prefix.relative_to(folder)), **copied})
-    files.write_json(path, {"batch": name, "members": members})
+    deleted = {} if keep_inputs else {_DELETED: True}
+    files.write_json(path, {"batch": name, "members": members, **deleted})
+
+
+def has_deleted_inputs(path: Path) -> bool:
+    """Whether a batch file says that the shards which its datasets were made from were deleted."""
+    try:
+        return bool(_read_batch(path).get(_DELETED))
+    except UserError:
+        return False
 
 
 def _read_batch(path: Path) -> dict[str, Any]:
@@ -66,7 +79,7 @@ def _read_batch(path: Path) -> dict[str, Any]:
     return batch
 
 
-def find_batch_fault(path: Path, folder: str) -> str | None:
+def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -> str | None:
     """Return the first fault of a finished batch, or None if all its datasets are intact.
 
     A file counts as intact if its size is the one in the batch file and it is not newer than the
@@ -75,10 +88,13 @@ def find_batch_fault(path: Path, folder: str) -> str | None:
     Args:
         path: the batch file.
         folder: folder that the prefixes in the batch file are relative to.
+        deleted: prefixes of datasets that may be missing.
     """
     try:
         written = path.stat().st_mtime_ns
         for member in _read_batch(path)["members"]:
+            if member["prefix"] in deleted:
+                continue
             prefix = f"{folder}/{member['prefix']}"
             if not _unchanged(prefix, member["bytes"], written=written):
                 if fault := find_fault(Path(prefix)):

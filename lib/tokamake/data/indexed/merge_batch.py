@@ -17,10 +17,10 @@ def merge_batch(
 ) -> None:
     """Make the merged datasets of a job batch; those that are complete are kept.
 
-    Shards are merged. A dataset of a corpus with the format indexed, which exists already, is
-    checked: its index, its tokens against the vocabulary, and the end of each document. The merged
-    dataset then links to its files. Only an index in TNTIDX and floating-point tokens are converted
-    to new files.
+    Shards are merged. If the plan says so, they are deleted after the merged dataset is verified.
+    A dataset of a corpus with the format indexed, which exists already, is checked: its index, its
+    tokens against the vocabulary, and the end of each document. The merged dataset then links to
+    its files. Only an index in TNTIDX and floating-point tokens are converted to new files.
 
     Args:
         plan: plan.json of the workflow.
@@ -35,8 +35,14 @@ def merge_batch(
         UserError: a shard or a dataset is missing, is damaged, or was made with another tokenizer.
     """
     # These modules import numpy, and `--help` should be instant.
-    from tokamake.data.corpus.plan_file import PlannedMerge, batch_merged, shard_prefixes
+    from tokamake.data.corpus.plan_file import (
+        PlannedMerge,
+        batch_merged,
+        read_plan,
+        shard_prefixes,
+    )
     from tokamake.data.indexed import job_batch
+    from tokamake.data.indexed.deleted_shards import delete_merged_shards
     from tokamake.data.indexed.linked_dataset import remove_links, write_linked
     from tokamake.data.indexed.manifest import read_manifest
     from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
@@ -81,6 +87,8 @@ def merge_batch(
 
     groups = batch_merged(plan, batch)
     job_batch.make_each(groups, make)
-    job_batch.write_batch(
-        summary, batch, folder=output, prefixes=[output / group.name for group in groups]
-    )
+    keep_shards = read_plan(plan).keep_shards
+    if not keep_shards:
+        delete_merged_shards(groups, input, merged=output)
+    prefixes = [output / group.name for group in groups]
+    job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes, keep_inputs=keep_shards)

@@ -12,6 +12,7 @@ from tokamake import __version__
 from tokamake.data.indexed.concatenate import concatenate
 from tokamake.data.indexed.dataset import IndexWriter
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
+from tokamake.data.indexed.kernel_copy import shared_bytes
 from tokamake.data.indexed.manifest import (
     HashedRange,
     joined_sha256,
@@ -97,7 +98,9 @@ def write_merged(
         parts = {"parts": [list(hashed) for hashed in flat]}
         write_manifest(manifest, {"request": request, **merged, **stated, **hashes, **parts})
     tokens = sum(dataset.tokens for dataset in inputs)
-    print(f"{output}: {counted(len(inputs), 'dataset')}, {counted(tokens, 'token')}")
+    shared = shared_bytes(bin_path(output))
+    saved = f", of which {shared / 1e9:,.2f} GB share the disk blocks of the inputs" * bool(shared)
+    print(f"{output}: {counted(len(inputs), 'dataset')}, {counted(tokens, 'token')}{saved}")
 
 
 def refuse_overwrite(output: Path, inputs: list[MergeInput]) -> None:
