@@ -26,7 +26,7 @@ _SPLIT_WORDS = {
     "test": "test|testing|eval|evaluation",
 }
 """Words in paths that name a split, if a card names no files; `datasets` takes the same."""
-_DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$")
+_DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|csv|tsv)(\.(gz|zst|xz|bz2))?$")
 """Ends of names of data, where neither the user nor a card names the files."""
 _COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""

@@ -61,8 +61,8 @@ def test_a_given_format_overrides_detection(tmp_path: Path) -> None:
     path.write_bytes(LINES)
     assert read(path, format="text") == [LINES.decode()]
     assert sniff(path) == ("jsonl", "")
-    with pytest.raises(UserError, match="no data/readers plug-in is called 'csv'"):
-        open_input(path, format="csv")
+    with pytest.raises(UserError, match="no data/readers plug-in is called 'xml'"):
+        open_input(path, format="xml")
 
 
 @pytest.mark.parametrize(

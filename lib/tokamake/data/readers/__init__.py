@@ -1,8 +1,9 @@
 """Readers of raw files, one module per format. A reader yields blocks of documents in file order.
 
 The format is detected from the file's content. A reader module defines `UNIT` (what documents are
-counted in: line or row), `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges),
-`accepts(head, path)` and `read(input, keys)`.
+counted in: line or row), `HAS_MAGIC` (whether content alone identifies the format),
+`HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
+`read(input, keys)`.
 """
 
 import re

@@ -47,12 +47,11 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
-    if not any(reader.accepts(head, path) for reader in readers().values() if reader.UNIT == "row"):
+    if not any(reader.accepts(head, path) for reader in readers().values() if reader.HAS_MAGIC):
         _refuse_unsupported(head, path)
     for name, reader in readers().items():
-        # A given format is trusted, except for tables: their magic bytes are unambiguous.
-        is_table = reader.UNIT == "row"
-        if (is_table or not format) and reader.accepts(head, path):
+        # A given format is trusted, unless magic bytes contradict it.
+        if (reader.HAS_MAGIC or not format) and reader.accepts(head, path):
             if format not in ("", name):
                 raise UserError(f"{path}: is {name}, not {format}; fix or leave out the format")
             return name, packing, head

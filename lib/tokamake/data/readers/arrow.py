@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "row"
+HAS_MAGIC = True
 HAS_BYTE_RANGES = False
 
 _CONTINUATION = b"\xff\xff\xff\xff"  # begins each message of a stream; its length follows

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "line"
+HAS_MAGIC = False
 HAS_BYTE_RANGES = True
 
 _BOM = b"\xef\xbb\xbf"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "row"
+HAS_MAGIC = True
 HAS_BYTE_RANGES = True
 
 _MAX_BATCH_ROWS = 1 << 14

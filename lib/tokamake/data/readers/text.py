@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
 
 UNIT = "line"
+HAS_MAGIC = False
 HAS_BYTE_RANGES = False
 
 NAMES = {".txt", ".text", ".md", ".rst", ".tex"}

@@ -35,7 +35,7 @@ def tokenize(
     nothing if a file is damaged.
 
     Args:
-        files: jsonl, parquet, Arrow (as `datasets` saves) or plain text files, compressed or not;
+        files: jsonl, parquet, Arrow (as `datasets` saves), csv or plain text, compressed or not;
             folders of them; glob patterns; or the name of one corpus in the table of corpora.
         output: prefix of the indexed dataset: PREFIX.bin, PREFIX.idx, PREFIX.sources and
             PREFIX.json (the manifest). Several keys give one dataset each, PREFIX_KEY.
