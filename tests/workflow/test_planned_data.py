@@ -7,9 +7,10 @@ import pytest
 
 from tests.support.workflow_configs import RAW_TABLE, add_raw, read_config
 from tokamake.config.data_set import DataSet
-from tokamake.data.corpus.plan_file import write_plan
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.plan_file import Plan, PlannedMerge, write_plan
 from tokamake.errors import UserError
-from tokamake.workflow.planned_data import read_previous
+from tokamake.workflow.planned_data import check_repeated, read_previous
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -67,3 +68,25 @@ def test_a_corpus_without_bytes_is_refused() -> None:
         UserError, match=r'corpora.tsv:2: corpus "web" is empty: raw/\*.jsonl holds'
     ):
         read_config(table=RAW_TABLE, is_main_process=True)
+
+
+def test_a_dataset_in_two_corpora_that_a_run_trains_on_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    (tmp_path / "link.bin").symlink_to("a.bin")
+    merged = tuple(
+        PlannedMerge(f"{corpus}-0000_text_document", corpus, "", (), str(tmp_path / name))
+        for corpus, name in (("one", "a"), ("two", "link"), ("three", "other"))
+    )
+    plan = Plan({}, "", (), (), (), merged, ())
+
+    def corpora(*names: str, **settings: str) -> list[Corpus]:
+        return [
+            Corpus(corpus=name, files=name, format="indexed", weight=1, **settings)
+            for name in names
+        ]
+
+    # Two runs may give it two names, and two sets may share it.
+    check_repeated([corpora("one", "three"), corpora("two", "three")], plan)
+    check_repeated([[*corpora("one"), *corpora("two", sets="valid")]], plan)
+    with pytest.raises(UserError, match=r'corpus "two": .*/link is in corpus "one" .* leave it o'):
+        check_repeated([corpora("one", "three", "two")], plan)

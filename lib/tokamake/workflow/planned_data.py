@@ -1,5 +1,6 @@
 """The plan of a config: shards, merged datasets and job batches, decided before any job runs."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,33 @@ def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
                 f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
                 "files, or remove the row"
             )
+
+
+def check_repeated(tables: Iterable[Iterable[Corpus]], plan: Plan) -> None:
+    """Check that a run trains on each existing dataset once, also by way of links.
+
+    Args:
+        tables: corpora of each run.
+        plan: with the datasets of all corpora.
+
+    Raises:
+        UserError: a dataset belongs to two corpora that a run trains on.
+    """
+    datasets: dict[str, list[str]] = {}
+    for merge in plan.merged:
+        if merge.dataset:
+            datasets.setdefault(merge.corpus, []).append(merge.dataset)
+    for table in tables if datasets else ():
+        owners: dict[str, Corpus] = {}
+        for corpus in (corpus for corpus in table if corpus.trains):
+            for dataset in datasets.get(corpus.corpus, ()):
+                owner = owners.setdefault(os.path.realpath(f"{dataset}.bin"), corpus)
+                if owner.corpus != corpus.corpus:
+                    raise UserError(
+                        f'{corpus.where}: corpus "{corpus.corpus}": {dataset} is in corpus '
+                        f'"{owner.corpus}" ({owner.where}), too, and a run would draw from it '
+                        "twice; leave it out of one"
+                    )
 
 
 def _keep_while_training(previous: Plan, plan: Plan, *, runs: Iterable[str]) -> Plan:
