@@ -143,14 +143,20 @@ def killed_in_backward() -> None:
     torch.autograd.backward = backward_or_die
 
 
-def killed_in_save(number: int, rank: int) -> None:
-    """Kill a rank instead of one of `CALLS` while step 4's checkpoint is saved and put in place."""
+def killed_in_save(number: int, rank: int, step: int = 4) -> None:
+    """Kill a rank instead of one of `CALLS` while a checkpoint is saved and put in place.
+
+    Args:
+        number: number of the call, from 1.
+        rank: the rank.
+        step: of the checkpoint; later checkpoints are saved without a kill.
+    """
     begin, finish = CheckpointSaver.begin, CheckpointSaver.finish
     calls = [number]
     originals = {name: getattr(os, name) for name in CALLS}
 
     def begin_dying(saver: CheckpointSaver, state: ResumeState) -> None:
-        if state.step == 4 and dist.get_rank() == rank:
+        if state.step == step and dist.get_rank() == rank:
             for name, function in originals.items():
                 setattr(os, name, dying(function, calls))
         begin(saver, state)

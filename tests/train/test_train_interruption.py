@@ -4,6 +4,7 @@ The kills are real, at layouts that `test_trainer.py` does not kill; ranks come 
 """
 
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ from tokamake.config.resolved_run import read_run
 from tokamake.runtime.exit_status import Stopped
 
 Settings = dict[str, Any]
+STEPS = 40
+"""Steps of a run that is killed in its saves; more than two for each operation of a save."""
 
 
 @pytest.fixture
 def own_root(tmp_path: Path) -> Path:
     """Folder with a dataset, an index and an initial checkpoint, for the runs of one test."""
-    return prepare(tmp_path)
+    return prepare(tmp_path, train_samples=8 * STEPS)
 
 
 @pytest.mark.fault("kill in a step")
@@ -124,37 +127,52 @@ def test_a_rank_that_exits_in_a_step(root: Path) -> None:
 
 def assert_survives_each_kill_in_a_save(
     root: Path, *, ranks: int, rank: int, settings: Settings, inject: Inject
-) -> list[str]:
-    """Kill a rank at each file operation of a save; return `latest` after each kill."""
+) -> list[int]:
+    """Kill a rank at each file operation of a save, one in each start of a long run.
+
+    Each start continues at the newest checkpoint and is killed in its first save, one operation
+    later than the start before it.
+
+    Returns:
+        Step of `latest` after each kill, from the first save on; a kill before `latest` moves
+        leaves that of the start.
+    """
+    settings = {**settings, "train_steps": STEPS}
     expected = make_run(root, "whole", **settings)
     train(expected, ranks=ranks)
-    latests = []
-    for number in range(1, 80):
-        config = make_run(root, f"killed-{number}", **settings)
-        inject()
-        with Started(config, ranks=ranks, fault=partial(killed_in_save, number, rank)) as started:
+    config = make_run(root, "killed", **settings)
+    train(config, ranks=ranks, fault=partial(killed_in_save, 1, rank, 4), code=-9)
+    inject()
+    steps = [2]
+    for number in range(2, 80):
+        assert latest(config) == f"global_step{steps[-1]}"
+        fault = partial(killed_in_save, number, rank, steps[-1] + 2)
+        with Started(config, ranks=ranks, fault=fault) as started:
             codes = started.ended()
+        assert f"continuing at step {steps[-1]}" in started.printed
         if codes == [0] * ranks:
             break
+        inject()
         assert codes[rank] == -9, started.printed
-        latests.append(latest(config))
-        printed = train(config, ranks=ranks)
-        assert f"continuing at step {latests[-1].removeprefix('global_step')}" in printed
-        assert_same_end(config, expected)
+        steps.append(int(latest(config).removeprefix("global_step")))
     assert codes == [0] * ranks
-    return latests
+    assert_same_end(config, expected)
+    # Each kill before `latest` moves leaves it; each later one moves it by a save.
+    moves = [after - before for before, after in pairwise(steps)]
+    assert {*moves} <= {0, 2}
+    assert moves == sorted(moves)
+    return steps
 
 
 @pytest.mark.fault("kill in a save")
 @pytest.mark.grid
 def test_a_kill_at_any_file_operation_of_a_save(own_root: Path, inject: Inject) -> None:
-    latests = assert_survives_each_kill_in_a_save(
+    steps = assert_survives_each_kill_in_a_save(
         own_root, ranks=1, rank=0, settings={}, inject=inject
     )
     # Some kills come before `latest` moves, some after.
-    assert latests == sorted(latests)
-    assert latests.count("global_step2") > 3
-    assert latests.count("global_step4") > 1
+    assert steps.count(2) > 3
+    assert steps[-1] > 4
 
 
 @pytest.mark.fault("kill in a save")
@@ -167,8 +185,6 @@ def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(
 ) -> None:
     ranks, settings = GRID[layout]
     place = ranks - 1 if rank == "last" else 0
-    latests = assert_survives_each_kill_in_a_save(
+    assert assert_survives_each_kill_in_a_save(
         own_root, ranks=ranks, rank=place, settings=settings, inject=inject
     )
-    assert latests
-    assert latests == sorted(latests)
