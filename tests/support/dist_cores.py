@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.support import cores
 
-LR = 1e-3
+LR, DECAY = 1e-3, 0.1
 WITHOUT = ("none", "plain", "layers")
 """Kinds of checkpoints without a distributed optimizer: without states, with them, and with a
 tensor for each layer. All other kinds are of a distributed one."""
@@ -108,7 +108,7 @@ def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any
     config = OptimizerConfig(
         optimizer="adam",
         lr=LR,
-        weight_decay=0.0,
+        weight_decay=DECAY,
         adam_beta1=0.5,
         adam_beta2=0.75,
         clip_grad=0.0,
@@ -118,7 +118,10 @@ def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
     )
-    return args, model, get_megatron_optimizer(config, [wrapped])
+    optimizer = get_megatron_optimizer(config, [wrapped])
+    for group in optimizer.param_groups:  # as Megatron's scheduler does before each step
+        group["weight_decay"] = DECAY * group["wd_mult"]
+    return args, model, optimizer
 
 
 def sharded_state(
@@ -223,6 +226,10 @@ def load(folder: Path, source: Path, kind: str, rank: int, sizes: Sizes) -> None
     loaded = dist_checkpointing.load(state, str(path))
     model.load_state_dict(loaded["model"], strict=True)
     if optimizer is not None:
+        if kind == "plain":
+            # torch's Adam counts steps of each parameter, that of Transformer Engine of each group.
+            saved = loaded["optimizer"].get("optimizer", loaded["optimizer"])
+            saved["state"]["common_step"] = torch.tensor(float(saved["param_groups"][0]["step"]))
         optimizer.load_state_dict(loaded["optimizer"])
     save(folder, args, model, optimizer, kind)
 

@@ -102,7 +102,7 @@ def test_a_lost_merged_dataset_is_made_again(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_failed_merge_finds_its_shards(folder: Path) -> None:
     """A full disk, for example: the shards of merged datasets that are not made stay."""
-    blocked = folder / "results/data/merged/web-0001_title_document.bin"
+    blocked = folder / "results/data/merged/web-0001_text_document.bin"
     blocked.mkdir(parents=True)
     result = snakemake(folder, "--keep-going", *MINE, "data")
     assert result.returncode == 1

@@ -312,6 +312,16 @@ class TrainSettings(Settings):
         return self.train_steps if samples is None else sizes.whole_steps(samples)
 
     @property
+    def learning_rates(self) -> tuple[float, float]:
+        """Highest and lowest learning rate of the schedule."""
+        peak = self.optimizer.used("learning_rate")
+        if self.schedule.min_learning_rate is not None:
+            return peak, self.schedule.min_learning_rate
+        # A schedule without a minimum stays at its peak.
+        share = self.schedule.min_ratio
+        return peak, peak if share is None else share * peak
+
+    @property
     def num_samples(self) -> int | None:
         """Samples of the whole run; None if the epochs of the corpora give its length."""
         steps = self.num_steps

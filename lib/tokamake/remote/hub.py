@@ -26,8 +26,10 @@ _SPLIT_WORDS = {
     "test": "test|testing|eval|evaluation",
 }
 """Words in paths that name a split, if a card names no files; `datasets` takes the same."""
-_DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|csv|tsv)(\.(gz|zst|xz|bz2))?$")
+_DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$")
 """Ends of names of data, where neither the user nor a card names the files."""
+_TABLES = re.compile(r"\.(csv|tsv)(\.(gz|zst|xz|bz2))?$")
+"""The same for tables of text. Beside other data, they are statistics and the like."""
 _COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""
 _FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
@@ -309,6 +311,7 @@ def _match(patterns: Iterable[str], names: list[str]) -> list[str]:
 def _splits_by_name(names: list[str]) -> dict[str, list[str]]:
     """Files of each split by words in their paths; without such words, all are for training."""
     data = [name for name in names if _DATA.search(name)]
+    data = data or [name for name in names if _TABLES.search(name)]
     splits = {}
     for split, words in _SPLIT_WORDS.items():
         expression = re.compile(rf"(^|[-_./ ])({words})([-_./ 0-9]|$)")

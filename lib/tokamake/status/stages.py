@@ -192,11 +192,16 @@ def _planned(folder: Path, data_set: DataSet, stage: str) -> list[StageJob]:
     if stage == "tokenize" and not plan.keep_shards:
         # Its batch files are temporary. Later, those of `merge` show that they were made.
         merges = {merged: batch.name for batch in plan.merge_batches for merged in batch.members}
-        made = {shard: merges[merge.name] for merge in plan.merged for shard in merge.shards}
+        made: dict[str, set[str]] = {}
+        for merge in plan.merged:
+            for shard in merge.shards:
+                made.setdefault(shard, set()).add(data_set.batch_file("merge", merges[merge.name]))
         for batch in batches:
-            merged_file = data_set.batch_file("merge", made[batch.members[0]])
-            if (folder / merged_file).exists() and not (folder / products[batch.name]).exists():
-                products[batch.name] = merged_file
+            merged_files = sorted({path for shard in batch.members for path in made[shard]})
+            if not (folder / products[batch.name]).exists() and all(
+                (folder / path).exists() for path in merged_files
+            ):
+                products[batch.name] = merged_files[0]
     return [StageJob(stage, products[batch.name], f"{logs}/{batch.name}.log") for batch in batches]
 
 

@@ -31,12 +31,12 @@ class DataRules:
         batches, merges = config.tokenize_batches, config.merge_batches
         self._deleted: dict[str, bool] = {}
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
-        self._merge_batch = {
-            shard: name
-            for name in merges
-            for merged in merges[name]
-            for shard in config.merged[merged].shards
-        }
+        # A shard with several text keys is part of several merged datasets.
+        self._merge_batches: dict[str, set[str]] = {}
+        for name in merges:
+            for merged in merges[name]:
+                for shard in config.merged[merged].shards:
+                    self._merge_batches.setdefault(shard, set()).add(name)
 
     def made_files(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.
@@ -95,10 +95,11 @@ class DataRules:
     def tokenize_inputs(self, wildcards: Any) -> list[str]:
         """Raw files of a job batch, once it is known whether its shards are still complete."""
         shards = self._config.tokenize_batches[wildcards.batch]
-        product = self._data_set.batch_file("merge", self._merge_batch[shards[0]])
+        merges = sorted({name for shard in shards for name in self._merge_batches[shard]})
+        product = self._data_set.batch_file("merge", merges[0])
         deleted = {
             str(prefix)
-            for name in {self._merge_batch[shard] for shard in shards}
+            for name in merges
             if self._has_deleted_shards(name)
             for merged in self._config.merge_batches[name]
             for prefix in shard_prefixes(self._config.merged[merged], Path())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tokamake.checkpoint.megatron_model import optimizer_buffers
 from tokamake.checkpoint.megatron_model.optimizer_buffers import (
+    BufferedParameter,
     fill_buckets,
     fill_buffer,
     range_chunks,
@@ -20,7 +20,7 @@ def tensor(name: str, *shape: int, is_replica: bool = False) -> TensorSlice:
 TENSORS = [tensor("a", 4, 16), tensor("b", 70), tensor("c", 5, 3), tensor("d", 64)]
 
 
-def starts(bucket: list[optimizer_buffers.BufferedParameter]) -> list[tuple[str, int]]:
+def starts(bucket: list[BufferedParameter]) -> list[tuple[str, int]]:
     return [(each.tensor.chunks[0].key.removeprefix("model."), each.start) for each in bucket]
 
 
@@ -42,14 +42,15 @@ def test_buckets_of_other_sizes_are_refused(sizes: list[int]) -> None:
         fill_buckets(TENSORS, sizes)
 
 
-def test_gaps_in_a_buffer_that_may_have_several_buckets_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(optimizer_buffers, "_MIN_BUCKET_ELEMENTS", 320)
-    with pytest.raises(ValueError, match="buckets are not known"):
-        fill_buffer(TENSORS, 320)
-    whole = [tensor("a", 64), tensor("b", 2, 128)]
-    assert starts(fill_buffer(whole, 320)) == [("b", 0), ("a", 256)]
+def test_buckets_that_end_elsewhere_than_at_multiples_of_64_are_refused() -> None:
+    sizes = [[320], [79, 192]], [[64, 256], [320]]
+    for first, second in sizes:
+        layouts = [fill_buckets(TENSORS, each) for each in (first, second)]
+        assert [sum(len(bucket) for bucket in layout) for layout in layouts] == [4, 4]
+    assert sum([79, 192]) != 320
+    with pytest.raises(ValueError, match="a bucket of 271 elements"):
+        fill_buffer(TENSORS, 79 + 192)
+    assert starts(fill_buffer(TENSORS, 64 + 256))[-1] == ("a", 256)
 
 
 def test_ranges_give_each_element_once_without_gaps_and_replicas() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
+from tokamake.checkpoint.torch_dist import format as torch_dist
 from tokamake.errors import UserError
 
 ONE = Sizes(1, 1, 1)
@@ -70,8 +72,10 @@ TWO_RANKS = {
         ("llama-tied:bf16/dp_reshardable", "qwen3:bf16/fully_reshardable"),
     ),
     "data": (Sizes(1, 1, 2), ("qwen3:bf16/dp_reshardable",)),
+    "both": (Sizes(2, 2, 1), ("qwen3:bf16/dp_reshardable", "gpt/dp_reshardable")),
 }
-"""Checkpoints of two tensor-parallel ranks, two pipeline ranks, two data-parallel ranks."""
+"""Checkpoints of two tensor-parallel ranks, two pipeline ranks, two data-parallel ranks, and of
+four ranks of two kinds."""
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +177,13 @@ def assert_tensors_of_megatron(folder: Path) -> None:
         is_rounded = weight.dtype != torch.float32
         exact = source.read(f"master.{name}") if is_rounded else weight
         assert torch.equal(exact.to(weight.dtype), weight)
+        decay = 1 - dist_cores.LR * dist_cores.DECAY if weight.dim() > 1 else 1
         step = dist_cores.LR * gradient / (gradient.abs() + 1e-8)
-        torch.testing.assert_close(exact, gradient - step, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(exact, gradient * decay - step, rtol=1e-5, atol=1e-6, msg=name)
     if kinds:
-        settings = {"lr": dist_cores.LR, "betas": [0.5, 0.75], "eps": 1e-8, "weight_decay": 0.0}
-        assert checkpoint.notes[OPTIMIZER_SETTINGS] == settings
+        settings = {"lr": dist_cores.LR, "weight_decay": dist_cores.DECAY}
+        expected_notes = {**settings, "betas": [0.5, 0.75], "eps": 1e-8}
+        assert checkpoint.notes[OPTIMIZER_SETTINGS] == expected_notes
 
 
 SAVED = (
@@ -203,6 +209,8 @@ def test_all_tensors_are_those_that_megatron_core_has_saved(name: str, folder: P
         pytest.param("pipeline/llama-tied-dp_reshardable-bf16", marks=pytest.mark.grid),
         pytest.param("pipeline/qwen3-fully_reshardable-bf16", marks=pytest.mark.grid),
         pytest.param("data/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
+        pytest.param("both/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
+        pytest.param("both/gpt-dp_reshardable", marks=pytest.mark.grid),
     ],
 )
 def test_all_tensors_of_two_ranks_are_those_that_megatron_core_has_saved(
@@ -380,7 +388,7 @@ def without(name: str) -> Callable[[Path], None]:
             r"iter_0000007: has no metadata\.json, which Megatron-LM writes la",
         ),
         (without("common.pt"), r"common\.pt: no such file; fetch or write"),
-        (without(".metadata"), r"no complete checkpoint \(.*No such file.*\.metadata"),
+        (without(".metadata"), r"\.metadata: no such file; name another checkpoint"),
         (without("__0_1.distcp"), r"__0_1\.distcp: no such file; name another checkpoint"),
         (
             lambda path: os.truncate(path / "__0_1.distcp", 1000),
@@ -432,3 +440,38 @@ def test_metadata_says_how_the_optimizer_is_sharded(folder: Path, tmp_path: Path
     assert state["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
     assert state["args"].no_save_rng
     assert not state["args"].no_save_optim
+
+
+@pytest.mark.parametrize("rates", [{"max_lr": 3e-4, "min_lr": 3e-5}, {"max_lr": 3e-4}, {}])
+def test_groups_have_the_learning_rates_by_which_megatron_finds_them(
+    rates: dict[str, float], folder: Path, tmp_path: Path
+) -> None:
+    """Megatron-LM since 2026 compares max_lr and min_lr with --lr and --min-lr."""
+    start = open_any(folder / "llama-plain-bf16")
+    start = replace(start, notes={**start.notes, "lr_scheduler": rates})
+    writer.write(tmp_path / "a", start, "torch_dist", Target())
+    (path,) = tmp_path.glob("a/iter_*")
+    state = torch.load(path / "common.pt", weights_only=False)
+    for group, decays in zip(state["optimizer"]["optimizer"]["param_groups"], (1, 0), strict=True):
+        assert {name: group[name] for name in ("max_lr", "min_lr") if name in group} == rates
+        assert group["weight_decay"] == dist_cores.DECAY * decays
+        assert (group["wd_mult"], group["step"]) == (decays, 1)
+    # The Adam of Transformer Engine refuses step counts of parameters.
+    assert state["optimizer"]["optimizer"]["state"] == {}
+    warned = [line for line in torch_dist.warnings(start) if "of its schedule" in line]
+    assert len(warned) == (len(rates) < 2)
+
+
+def test_a_checkpoint_without_states_says_what_megatron_needs(folder: Path) -> None:
+    (warning,) = torch_dist.warnings(open_any(folder / "llama-none"))
+    assert "has no optimizer states: give Megatron-LM --no-load-optim or --finetune" in warning
+
+
+def test_fewer_key_value_heads_than_ranks_leave_out_states_in_buckets(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "llama-dp_reshardable", tmp_path / "a")
+    edited(tensor_model_parallel_size=8)(tmp_path / "a/iter_0000007")
+    checkpoint = open_any(tmp_path / "a")
+    assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
+    assert checkpoint.unread == ("optimizer states of 1 model-parallel ranks",)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.data.indexed.deleted_shards import delete_shards
+from tokamake.data.corpus.plan_file import PlannedMerge
+from tokamake.data.indexed.deleted_shards import delete_merged_shards
 from tokamake.data.indexed.merge import merge
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
@@ -12,7 +13,7 @@ from tokamake.errors import UserError
 
 @pytest.fixture
 def pair(tmp_path: Path, sampled: Path) -> list[Path]:
-    """Two shards, one with a quarantined document, merged into a dataset."""
+    """Two shards, one with a quarantined document, and a merged dataset of each."""
     prefixes = []
     for number in range(2):
         raw = tmp_path / f"{number}.jsonl"
@@ -25,8 +26,14 @@ def pair(tmp_path: Path, sampled: Path) -> list[Path]:
             on_bad_document="quarantine",
         )
         prefixes.append(prefix)
-    merge(prefixes, output=tmp_path / "merged")
+    (tmp_path / "merged").mkdir()
+    for number, prefix in enumerate(prefixes):
+        merge([prefix], output=tmp_path / f"merged/{number}")
     return prefixes
+
+
+GROUPS = [PlannedMerge(f"{number}", "web", "", (f"{number}",)) for number in range(2)]
+"""Two merged datasets, each of a single shard."""
 
 
 def names(folder: Path) -> set[str]:
@@ -36,10 +43,12 @@ def names(folder: Path) -> set[str]:
 def test_datasets_go_and_quarantined_documents_stay(
     pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    delete_shards(pair, tmp_path / "merged")
+    assert len(pair) == 2
+    delete_merged_shards(GROUPS, tmp_path / "shards", merged=tmp_path / "merged")
     assert names(tmp_path / "shards") == {"1.quarantine.jsonl"}
-    assert "merged: deleted 2 shards, 0.00 GB" in capsys.readouterr().out
-    delete_shards(pair, tmp_path / "merged")  # a job that continues
+    assert "merged/1: deleted 1 shard, 0.0 MB" in capsys.readouterr().out
+    # A job that continues.
+    delete_merged_shards(GROUPS, tmp_path / "shards", merged=tmp_path / "merged")
     assert "deleted" not in capsys.readouterr().out
 
 
@@ -47,13 +56,15 @@ def test_datasets_go_and_quarantined_documents_stay(
 def test_a_damaged_merged_dataset_keeps_its_shards(
     name: str, pair: list[Path], tmp_path: Path
 ) -> None:
+    """Also those of the other datasets of the job, which would be made again."""
+    assert len(pair) == 2
     before = names(tmp_path / "shards")
-    file = tmp_path / f"merged.{name}"
+    file = tmp_path / f"merged/1.{name}"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(
-        UserError, match=rf"merged\.{name}: damaged, .* not deleted; remove the data"
+        UserError, match=rf"merged/1\.{name}: damaged, .* not deleted; remove the data"
     ):
-        delete_shards(pair, tmp_path / "merged")
+        delete_merged_shards(GROUPS, tmp_path / "shards", merged=tmp_path / "merged")
     assert names(tmp_path / "shards") == before

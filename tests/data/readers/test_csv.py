@@ -10,6 +10,7 @@ import pandas
 import pytest
 
 from tests.support.readings import small_steps
+from tokamake.data.readers import csv as reader
 from tokamake.data.readers import open_input, sniff
 from tokamake.data.readers._records import BadRecord
 from tokamake.errors import UserError
@@ -76,9 +77,9 @@ def test_rows_of_another_length_and_other_encodings_are_bad_documents(tmp_path: 
     bad = {number: record for number, record in enumerate(read) if isinstance(record, BadRecord)}
     assert numbers == list(range(6))
     assert {number: record.reason.partition(";")[0] for number, record in bad.items()} == {
-        1: "has 3 fields, the header has 2",
-        2: "has 1 fields, the header has 2",
-        3: "not valid UTF-8 (character 3 of the value)",
+        1: "line 3 has 3 fields, the header 2",
+        2: "line 4 has 1 field, the header 2",
+        3: "line 5 is not valid UTF-8 (character 3 of the value)",
     }
     assert bad[1].raw == b"2,two,three"
     assert bad[3].raw == b"caf\xe9"
@@ -90,12 +91,18 @@ def test_rows_of_another_length_and_other_encodings_are_bad_documents(tmp_path: 
     ("content", "message"),
     [
         (b"", r"a\.csv: is empty; a csv file begins with the names of columns"),
-        (b"id,body\n1,x\n", r'no column "text" among id, body; fix text_key'),
+        (
+            b"id;text\n1;x\n",
+            r'no column "text"; its first line names the columns "id;text"; fix tex',
+        ),
         (b"text,text\n1,x\n", r'more than one column "text"'),
-        (b'id,text\n1,"never\nclosed\n', r"a\.csv:3: not valid csv \(unexpected end of data\)"),
+        (
+            b'id,text\n1,"never\nclosed\n',
+            r"a\.csv:2: not valid csv \(unexpected end of data\) in the row that ",
+        ),
         (
             b'id,text\n1,"a"b\n2,c\n',
-            r"a\.csv:2: not valid csv \(.*expected after.*\); fix the quotes",
+            r"a\.csv:2: not valid csv \(.*expected after.*\) in the row that be",
         ),
     ],
 )
@@ -123,3 +130,18 @@ def test_other_encodings_and_archives_are_refused_by_name(tmp_path: Path) -> Non
     (tmp_path / "b.csv").write_bytes(b"PK\x03\x04 and more")
     with pytest.raises(UserError, match="is a zip archive; unpack it"):
         open_input(tmp_path / "b.csv")
+
+
+def test_a_quarantined_row_of_a_tsv_stays_a_line_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b'text\tid\n"a ""b"""\t1\tmore\n')
+    ((bad,), _) = rows(tmp_path / "a.tsv", "text")
+    assert bad.raw == b'"a ""b"""\t1\tmore'
+
+
+def test_a_line_without_an_end_takes_no_memory_without_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LONGEST_BYTES", 1000)
+    (tmp_path / "a.csv").write_bytes(b"x" * 5000)
+    with small_steps(64), pytest.raises(UserError, match="a line of more than 1,000 bytes"):
+        rows(tmp_path / "a.csv", "text")

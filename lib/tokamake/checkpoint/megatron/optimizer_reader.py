@@ -149,7 +149,7 @@ def _add_buffers(
     states.extents += extents
     names = {parameter_name(chunk.key) for extent in extents for chunk in extent.chunks}
     states.values |= dict.fromkeys((f"optimizer.{STEP}.{name}" for name in names), step)
-    states.notes |= settings_note(groups) | _loss_scale_note(file, saved)
+    states.notes = settings_note(groups) | _loss_scale_note(file, saved) | states.notes
     return True
 
 

@@ -10,6 +10,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     parameter_name,
     state_chunks,
 )
+from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
@@ -64,9 +65,17 @@ def has_loadable_states(checkpoint: Checkpoint) -> bool:
 
 def unloadable_states_warnings(checkpoint: Checkpoint) -> list[str]:
     """Return a warning if Megatron-LM cannot resume from a checkpoint's optimizer states."""
-    problem = adam_problem(checkpoint) if has_states(checkpoint) else None
-    message = f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"
-    return [message] if problem else []
+    if not has_states(checkpoint):
+        return []
+    if problem := adam_problem(checkpoint):
+        return [f"{checkpoint.path}: {problem}: Megatron-LM cannot resume from its states"]
+    schedule = checkpoint.notes.get(LR_SCHEDULER, {})
+    if missing := [name for name in RATES if schedule.get(name) is None]:
+        return [
+            f"{checkpoint.path}: does not record {' and '.join(missing)} of its schedule: "
+            "Megatron-LM of 2026 and later refuses its optimizer states; give it --no-load-optim"
+        ]
+    return []
 
 
 def planned_moment(weights: PlannedTensor, kind: str) -> PlannedTensor:
@@ -88,6 +97,7 @@ def planned_master(weights: PlannedTensor, source: TensorSource) -> PlannedTenso
 def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
     """Return the settings of a parameter group of Megatron's optimizer, without its parameters."""
     settings, source = checkpoint.notes[OPTIMIZER_SETTINGS], checkpoint.source
+    schedule = checkpoint.notes.get(LR_SCHEDULER, {})
     # All parameters have the same step count (`adam_problem`).
     step = next(key for key in source if key.startswith(f"optimizer.{STEP}."))
     return {
@@ -98,6 +108,8 @@ def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
         "lr_mult": 1.0,
         "is_expert_parallel": False,
         "is_decoupled_lr": False,
+        # Megatron-LM since 2026 finds a group by these; they are those of --lr and --min-lr.
+        **{name: schedule[name] for name in RATES if schedule.get(name) is not None},
         "default_config": True,
         "bias_correction": True,
         "amsgrad": False,

@@ -14,8 +14,6 @@ from tokamake.checkpoint.tensors.extents import Chunk
 from tokamake.checkpoint.tensors.flat_ranges import cut
 
 _ALIGNMENT = 64
-_MIN_BUCKET_ELEMENTS = 40_000_000
-"""A smaller buffer has a single bucket."""
 
 
 class BufferedParameter(NamedTuple):
@@ -61,6 +59,9 @@ def fill_buckets(
 def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParameter]:
     """Return the parameters of a buffer whose buckets have lost their padding.
 
+    A bucket that does not end at a multiple of 64 elements makes the buffer shorter than one bucket
+    would be. So the size says whether all buckets have the places of one.
+
     Args:
         tensors: parameters in the order in which Megatron makes them.
         size: number of elements of the buffer.
@@ -69,10 +70,6 @@ def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParam
         ValueError: the parameters do not fill it, or their places depend on unknown buckets.
     """
     (bucket,) = fill_buckets(tensors, [size])
-    # Without gaps, the places are the same for any buckets.
-    has_gaps = sum(math.prod(tensor.shape) for tensor in tensors) != size
-    if has_gaps and size >= _MIN_BUCKET_ELEMENTS:
-        raise ValueError("parameters between gaps, whose buckets are not known")
     return bucket
 
 

@@ -78,11 +78,12 @@ def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
 
 
 def settings_note(groups: Any) -> dict[str, Any]:
-    """Return the note with the settings of torch's optimizer: those of its first group.
+    """Return the note with the settings of torch's optimizer: those of the group that decays most.
 
-    Weights decay in the first group, norms and biases are in the others.
+    Weights decay; norms and biases are in other groups.
     """
-    first = groups[0] if isinstance(groups, list) and groups else {}
+    known = [group for group in groups if isinstance(group, Mapping)] if groups else []
+    first = max(known, key=_weight_decay, default={})
     settings: dict[str, Any] = {}
     for name in ("lr", "betas", "eps", "weight_decay"):
         match first.get(name):
@@ -91,3 +92,8 @@ def settings_note(groups: Any) -> dict[str, Any]:
             case (float() as beta1, float() as beta2):
                 settings[name] = [beta1, beta2]
     return {OPTIMIZER_SETTINGS: settings} if settings else {}
+
+
+def _weight_decay(group: Mapping[str, Any]) -> float:
+    value = group.get("weight_decay")
+    return value if isinstance(value, int | float) else 0.0

@@ -7,6 +7,8 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 
 LR_SCHEDULER = "lr_scheduler"
 """Key of the state of Megatron's scheduler in DeepSpeed's files, and in `Checkpoint.notes`."""
+RATES = ("max_lr", "min_lr")
+"""Keys of the highest and the lowest learning rate of a schedule."""
 OPT_PARAM_SCHEDULER = "opt_param_scheduler"
 """The same key in Megatron-LM's files, since its scheduler also sets the weight decay."""
 
@@ -28,7 +30,7 @@ def scheduler_state(checkpoint: Checkpoint) -> dict[str, Any]:
     Megatron reads all keys. Unknown settings are None; --override-opt_param-scheduler makes
     Megatron ignore them and take those of the new run.
     """
-    rates = ("max_lr", "min_lr", "lr_decay_style")
+    rates = (*RATES, "lr_decay_style")
     lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")
     progress = checkpoint.progress
     position = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}

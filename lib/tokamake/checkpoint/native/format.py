@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed_files
+from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
 from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
@@ -30,9 +31,9 @@ NUMBERED_FOLDER: str | None = None
 NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 
 _WEIGHTS, _STATES = "model.", "optimizer."
-_NOTES = ("world_size", "optimizer", OPTIMIZER_SETTINGS, "loss_scale", "eos_token_id")
+_OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS, LR_SCHEDULER)
+_NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", "eos_token_id")
 """Fields of the description that are notes of the open checkpoint."""
-_OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS)
 _NO_RANKS = 0
 """World size of a converted checkpoint: no number of ranks finds its own rank state in it."""
 

@@ -75,8 +75,10 @@ _TORCH_DIST = {
     "common_backend_version": 1,
 }
 _EMBEDDING = "embedding.word_embeddings.weight"
+_STEP = "tokamake_optimizer_step"
+"""Key of the common state that only tokamake writes."""
 _EXTRA_STATE = "_extra_state"
-"""State of a module of Transformer Engine, for weights in 8 bit; Megatron asks for it always."""
+"""State of a module of Transformer Engine. Megatron always loads it; weights in 8 bit use it."""
 _LAYER_MODULES = (
     *("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.core_attention"),
     *("self_attention.q_layernorm", "self_attention.k_layernorm"),
@@ -164,7 +166,7 @@ def _check_dtypes(folder: Path, stored: Mapping[str, WholeTensor]) -> None:
 
 
 def _layout(args: Any, file: Path) -> ParallelLayout:
-    """Return the layout of the run that saved the checkpoint, which only its buckets depend on."""
+    """Return the layout of the run that saved the checkpoint; it matters for buckets only."""
     names = (
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
@@ -188,7 +190,12 @@ def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
 
 def warnings(checkpoint: Checkpoint) -> list[str]:
     """Return warnings: states that cannot be loaded, settings that Megatron-LM lacks."""
+    missing = (
+        f"{checkpoint.path}: has no optimizer states: give Megatron-LM --no-load-optim or "
+        "--finetune"
+    )
     return [
+        *([] if adam.has_states(checkpoint) else [missing]),
         *adam.unloadable_states_warnings(checkpoint),
         *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
     ]
@@ -197,8 +204,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors, with Adam's states if any.
 
-    Both of Megatron's optimizers load the states, if the distributed one is made
-    --dist-ckpt-optim-fully-reshardable: fp32 weights have the names of both.
+    Both of Megatron's optimizers load the states: fp32 weights have the names of both.
     """
     step, with_states = checkpoint.progress.iteration, adam.has_loadable_states(checkpoint)
     (rank,) = target_ranks(checkpoint.architecture, target)
@@ -304,9 +310,10 @@ def _common_state(
     }
     if not with_states:
         return state
-    step = next(key for key in checkpoint.source if key.startswith(f"optimizer.{adam.STEP}."))
+    # The groups have the number of updates. That of torch's Adam would be with the parameters, too,
+    # which the Adam of Transformer Engine, Megatron's default, refuses.
     inner = {
-        "state": {"common_step": PlannedTensor((), FLOAT32, (Chunk(step, ()),))},
+        "state": {},
         "param_groups": [adam.param_group(checkpoint, decays=decays) for decays in (True, False)],
     }
     stored = {each.tensor.dtype for each in weights}
@@ -318,7 +325,13 @@ def _common_state(
     if stored == {FLOAT32}:
         # The optimizer for fp32 weights, unless it is distributed, wraps no other one.
         saved = inner | saved
-    return state | {adam.OPTIMIZER: saved, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
+    step = next(key for key in checkpoint.source if key.startswith(f"optimizer.{adam.STEP}."))
+    return state | {
+        adam.OPTIMIZER: saved,
+        OPT_PARAM_SCHEDULER: scheduler_state(checkpoint),
+        # The same number as a tensor. Megatron ignores it.
+        _STEP: PlannedTensor((), FLOAT32, (Chunk(step, ()),)),
+    }
 
 
 if TYPE_CHECKING:

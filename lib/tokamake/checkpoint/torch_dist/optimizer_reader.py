@@ -42,8 +42,7 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 SHARDING, FULLY_RESHARDABLE = "param_state_sharding_type", "fully_reshardable"
-"""Key of the way in which a distributed optimizer has saved, and the way that holds tensors like
-those of the model."""
+"""Key that says how a distributed optimizer was saved, and its value for sharded tensors."""
 STATE_PREFIX = "optimizer.state."
 MASTERS = ("fp32_param", "param")
 """Kinds of states that are fp32 weights: of the optimizer for 16-bit weights, and of the
@@ -157,11 +156,11 @@ def _add_settings(
         states: to which they are added.
         place: object that holds them.
         saved: state of Megatron's optimizer in it.
-        extents: of the states of the parameters that they are about.
+        extents: states of the parameters that are counted.
     """
     inner = saved.get(OPTIMIZER, saved) if isinstance(saved, Mapping) else {}
     groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
-    states.notes |= settings_note(groups)
+    states.notes = settings_note(groups) | states.notes
     steps = [group.get(STEP) for group in groups or () if isinstance(group, Mapping)]
     state = inner.get("state") if isinstance(inner, Mapping) else None
     if isinstance(state, Mapping):
@@ -224,18 +223,16 @@ def _filled(
 ) -> Iterator[tuple[Mapping[str, str], list[BufferedParameter]]]:
     """Yield the keys of the states in each bucket of a model-parallel rank, and its parameters."""
     pipeline_rank, number = divmod(group, model.layout.tensor_parallel_size)
-    rank = TensorParallelRank(
-        model.architecture,
-        Axis(number, model.layout.tensor_parallel_size),
-        model.padded_vocab_size,
-    )
     layout = model.layout
     try:
+        rank = TensorParallelRank(
+            model.architecture, Axis(number, layout.tensor_parallel_size), model.padded_vocab_size
+        )
         layers = module_tree.even_layers(
             model.architecture, layout.pipeline_parallel_size * layout.virtual_pipeline_size
         )
-    except UserError:
-        raise _UnreadError("optimizer states of unequal pipeline stages") from None
+    except UserError as error:
+        raise _UnreadError(f"optimizer states in buckets ({error})") from None
     trees = module_tree.rank_trees(rank, layout, pipeline_rank=pipeline_rank, layers=layers)
     for buffer, tree in enumerate(trees):
         keys = [buckets[at] for at in sorted(buckets) if at[0] == buffer]

@@ -211,6 +211,8 @@ def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
             raise ValueError(f"{FILE} has {size:,} bytes, over {limit:,}")
         unpickler = _Unpickler(file.read_bytes())
         return _contents(unpickler.load(), unpickler.kinds, may_share=may_share)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; name another checkpoint") from None
     except _Refused as error:
         raise UserError(
             f"{file}: asks for {_line(error)}, which no checkpoint of tokamake or Megatron-LM "

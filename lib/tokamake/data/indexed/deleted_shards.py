@@ -14,31 +14,26 @@ _FILES = ("json", "bin", "idx", "sources")
 
 
 def delete_merged_shards(groups: Iterable[PlannedMerge], shards: Path, *, merged: Path) -> None:
-    """Delete the shards of merged datasets; see `delete_shards`.
-
-    Args:
-        groups: the merged datasets. All of them are complete, so that a job that fails at one of
-            them tokenizes nothing again.
-        shards: folder of shards.
-        merged: folder of merged datasets.
-    """
-    for group in groups:
-        if not group.dataset:
-            delete_shards(shard_prefixes(group, shards), merged / group.name)
-
-
-def delete_shards(shards: Iterable[Path], merged: Path) -> None:
-    """Delete shards after the files of the dataset that they were merged into are read once more.
+    """Delete the shards of merged datasets, after all files of these are read once more.
 
     Quarantined documents stay: they are in no merged dataset.
 
     Args:
-        shards: prefixes of the shards.
-        merged: prefix of the merged dataset, which is complete.
+        groups: the merged datasets. All of them are complete.
+        shards: folder of shards.
+        merged: folder of merged datasets.
 
     Raises:
-        UserError: the merged dataset is damaged; no shard is deleted.
+        UserError: a merged dataset is damaged; no shard is deleted, also not of the others.
     """
+    made = [group for group in groups if not group.dataset]
+    for group in made:
+        _verify(merged / group.name)
+    for group in made:
+        _delete(shard_prefixes(group, shards), merged / group.name)
+
+
+def _verify(merged: Path) -> None:
     manifest = read_manifest(merged)
     for name in manifest["bytes"]:
         if differs_from_manifest(merged, manifest, name=name):
@@ -46,6 +41,9 @@ def delete_shards(shards: Iterable[Path], merged: Path) -> None:
                 f"{file_path(merged, name)}: damaged, it differs from its manifest, so its shards "
                 "are not deleted; remove the dataset and start the workflow again"
             )
+
+
+def _delete(shards: Iterable[Path], merged: Path) -> None:
     num_deleted = num_bytes = 0
     for shard in shards:
         paths = [path for name in _FILES if (path := file_path(shard, name)).is_file()]
@@ -54,4 +52,4 @@ def delete_shards(shards: Iterable[Path], merged: Path) -> None:
         for path in paths:
             path.unlink()
     if num_deleted:
-        print(f"{merged}: deleted {counted(num_deleted, 'shard')}, {num_bytes / 1e9:,.2f} GB")
+        print(f"{merged}: deleted {counted(num_deleted, 'shard')}, {num_bytes / 1e6:,.1f} MB")

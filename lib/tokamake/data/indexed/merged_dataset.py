@@ -99,7 +99,7 @@ def write_merged(
         write_manifest(manifest, {"request": request, **merged, **stated, **hashes, **parts})
     tokens = sum(dataset.tokens for dataset in inputs)
     shared = shared_bytes(bin_path(output))
-    saved = f", of which {shared / 1e9:,.2f} GB share the disk blocks of the inputs" * bool(shared)
+    saved = f"; {shared / 1e6:,.1f} MB share the disk blocks of the inputs" * bool(shared)
     print(f"{output}: {counted(len(inputs), 'dataset')}, {counted(tokens, 'token')}{saved}")
 
 

@@ -149,7 +149,7 @@ def _raw_text(
         return f"({path} has changed since: it has another size)"
     if raw["format"] == "text":
         return "(the whole file)"
-    if raw["compression"]:
+    if raw["compression"] and raw["unit"] == "line":
         tool, name = _DECOMPRESSORS[raw["compression"]], shlex.quote(str(path))
         return f"(compressed; {tool} {name} | sed -n {location.number}p)"
     if raw["unit"] == "row":

@@ -1,4 +1,4 @@
-"""Code shared by the readers of parquet and Arrow: turns columns of tables into blocks."""
+"""Code shared by the readers of tables: turns columns of tables into blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

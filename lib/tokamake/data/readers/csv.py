@@ -4,6 +4,7 @@ All values are texts. A field in double quotes may hold separators and line feed
 """
 
 import csv
+import io
 import itertools
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from tokamake.data.readers._detect import content_suffix
 from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
 from tokamake.data.readers._table import BLOCK_BYTES, check_columns
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
@@ -44,19 +46,22 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     csv.field_size_limit(LONGEST_BYTES)
     separator = _SEPARATORS.get(content_suffix(raw.path), ",")
     rows = csv.reader(_lines(raw), delimiter=separator, strict=True)
-    number = 0
+    number, line = 0, 1
     try:
-        header = next(rows, None)
-        if header is None:
+        if (header := next(rows, None)) is None:
             raise UserError(f"{raw.path}: is empty; a csv file begins with the names of columns")
-        check_columns(raw, header, keys=keys)
+        _check_header(raw, header, keys=keys)
         columns = [header.index(key) for key in keys]
         records: list[dict[str, Any] | BadRecord] = []
-        size = 0
+        size, line = 0, rows.line_num + 1
         for row in rows:
-            if not row:  # a blank line
-                continue
-            records.append(_record(row, keys, columns=columns, num_fields=len(header)))
+            if len(row) == len(header):
+                records.append(_record(row, keys, columns=columns, line=line))
+            elif row:  # a blank line is no row
+                reason = f"line {line} has {counted(len(row), 'field')}, the header {len(header)}"
+                content = _joined(row, separator)
+                records.append(BadRecord(f"{reason}; fix or remove the row", content))
+            line = rows.line_num + 1
             size += sum(map(len, row)) + _OVERHEAD
             if size >= BLOCK_BYTES:
                 yield _block(records, number)
@@ -64,20 +69,46 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         if records:
             yield _block(records, number)
     except csv.Error as error:
+        raise _broken(f"{raw.path}:{line}", error) from None
+
+
+def _check_header(raw: "Input", header: list[str], *, keys: tuple[str, ...]) -> None:
+    if not {*keys} & {*header}:
+        names = ", ".join(f'"{name}"' for name in header[:20])
         raise UserError(
-            f"{raw.path}:{rows.line_num}: not valid csv ({error}); fix the quotes: the rows after "
-            "this line cannot be told apart"
-        ) from None
+            f'{raw.path}: no column "{keys[0]}"; its first line names the columns {names}; fix '
+            "text_key, or the separator: a comma in .csv, a tab in .tsv"
+        )
+    check_columns(raw, header, keys=keys)
+
+
+def _broken(place: str, error: csv.Error) -> UserError:
+    """Return the error for a row that begins at a place."""
+    if "new-line" in str(error):
+        return UserError(
+            f"{place}: has a carriage return (\\r) without a line feed outside of quotes; convert "
+            "the ends of lines: tr '\\r' '\\n' < FILE > NEW"
+        )
+    return UserError(
+        f"{place}: not valid csv ({error}) in the row that begins here; fix its quotes: no later "
+        "row is certain"
+    )
 
 
 def _lines(raw: "Input") -> Iterator[str]:
     """Yield the lines with their ends; bytes that are not UTF-8 become surrogates."""
     parts: list[bytes] = []  # of a line that goes on in the next chunk
-    mark = BOM_UTF8
+    num_bytes, mark = 0, BOM_UTF8
     for chunk in itertools.chain(raw.chunks(), [b""]):
         *lines, rest = chunk.split(b"\n")
         if not lines and chunk:
             parts.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > LONGEST_BYTES:
+                raise UserError(
+                    f"{raw.path}: has a line of more than {LONGEST_BYTES:,} bytes; no csv file has "
+                    "such lines: fix the file, or name its format"
+                )
             continue
         for line in lines or [b""]:
             whole = b"".join([*parts, line]).removeprefix(mark)
@@ -85,16 +116,19 @@ def _lines(raw: "Input") -> Iterator[str]:
             if lines or whole:
                 yield whole.decode(errors="surrogateescape") + "\n" * bool(lines)
         parts = [rest] if rest else []
+        num_bytes = len(rest)
+
+
+def _joined(row: Sequence[str], separator: str) -> bytes:
+    """Return a row as a line of the file, without its end."""
+    line = io.StringIO()
+    csv.writer(line, delimiter=separator, lineterminator="").writerow(row)
+    return line.getvalue().encode(errors="surrogateescape")
 
 
 def _record(
-    row: Sequence[str], keys: tuple[str, ...], *, columns: Sequence[int], num_fields: int
+    row: Sequence[str], keys: tuple[str, ...], *, columns: Sequence[int], line: int
 ) -> dict[str, Any] | BadRecord:
-    if len(row) != num_fields:
-        content = ",".join(row).encode(errors="surrogateescape")
-        return BadRecord(
-            f"has {len(row)} fields, the header has {num_fields}; fix or remove the row", content
-        )
     for column in columns:
         if not row[column].isascii():
             try:
@@ -102,8 +136,8 @@ def _record(
             except UnicodeEncodeError as error:
                 value = row[column].encode(errors="surrogateescape")
                 return BadRecord(
-                    f"not valid UTF-8 (character {error.start} of the value); fix or remove the "
-                    "row",
+                    f"line {line} is not valid UTF-8 (character {error.start} of the value); fix "
+                    "or remove the row",
                     value,
                 )
     return {key: row[column] for key, column in zip(keys, columns, strict=True)}

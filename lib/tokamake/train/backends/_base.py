@@ -17,6 +17,7 @@ from torch import Tensor
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
+from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.checkpoint.native.folder import read_description
@@ -219,6 +220,7 @@ class EngineBase(ABC):
             "architecture": self._run.architecture.model_dump(mode="json"),
             "optimizer": self._run.train.optimizer.name,
             **settings_note(self.optimizer.param_groups),
+            LR_SCHEDULER: dict(zip(RATES, self._run.train.learning_rates, strict=True)),
             "loss_scale": self._loss_scale.state,
             "loss_scale_tolerated": self._loss_scale.num_tolerated,
         }
