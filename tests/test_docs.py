@@ -39,6 +39,8 @@ PLANNED = {
     "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
 }
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
+QUICKLY_PLANNED = ("aurora", "hub")
+"""Those of them that `make test` plans; `make test-all` plans all."""
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
     "existing-datasets": (
@@ -151,7 +153,13 @@ def hub(server: Server, sampled: Path) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize("how_to", PLANNED)
+@pytest.mark.parametrize(
+    "how_to",
+    [
+        name if name in QUICKLY_PLANNED else pytest.param(name, marks=pytest.mark.grid)
+        for name in PLANNED
+    ],
+)
 def test_commands_of_a_how_to_plan_its_jobs(site: Path, how_to: str) -> None:
     files = pages.script(TUTORIAL).partition("snakemake")[0]
     pages.run(files, site)

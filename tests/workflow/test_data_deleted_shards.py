@@ -53,6 +53,7 @@ def shards(folder: Path) -> list[str]:
     return sorted(state(folder, "shards"))
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_shards_are_deleted_and_nothing_is_made_twice(folder: Path) -> None:
     planned = build(folder)

@@ -163,7 +163,10 @@ def pbs(tmp_path: Path) -> Iterator[Pbs]:
     server.stop()
 
 
-@pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
+@pytest.mark.parametrize(
+    "profile",
+    ["aurora", *(pytest.param(name, marks=pytest.mark.grid) for name in ("polaris", "sunspot"))],
+)
 def test_a_pbs_profile_runs_a_rule_of_the_workflow(tmp_path: Path, pbs: Pbs, profile: str) -> None:
     (tmp_path / "work").mkdir()
     folder = make_workspace(tmp_path / "work")

@@ -66,7 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TWO_RANKS = {
-    "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable", "llama:bf16/plain")),
+    "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable",)),
+    "tensors": (Sizes(2, 1, 1), ("llama:bf16/plain",)),
     "pipeline": (
         Sizes(1, 2, 1),
         ("llama-tied:bf16/dp_reshardable", "qwen3:bf16/fully_reshardable"),
@@ -205,7 +206,8 @@ def test_all_tensors_are_those_that_megatron_core_has_saved(name: str, folder: P
 @pytest.mark.parametrize(
     "name",
     [
-        *("tensor/gpt-dp_reshardable", "tensor/llama-plain-bf16"),
+        "tensor/gpt-dp_reshardable",
+        pytest.param("tensors/llama-plain-bf16", marks=pytest.mark.grid),
         pytest.param("pipeline/llama-tied-dp_reshardable-bf16", marks=pytest.mark.grid),
         pytest.param("pipeline/qwen3-fully_reshardable-bf16", marks=pytest.mark.grid),
         pytest.param("data/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
@@ -246,7 +248,9 @@ def assert_same(first: Checkpoint, second: Checkpoint) -> None:
     assert first.progress == second.progress
 
 
-@pytest.mark.parametrize("kind", ["plain", "fully_reshardable"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.grid), "fully_reshardable"]
+)
 def test_megatron_core_loads_weights_and_states_that_are_written(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -475,3 +479,9 @@ def test_fewer_key_value_heads_than_ranks_leave_out_states_in_buckets(
     checkpoint = open_any(tmp_path / "a")
     assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
     assert checkpoint.unread == ("optimizer states of 1 model-parallel ranks",)
+
+
+def test_another_folder_with_a_file_of_that_name_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(UserError, match="no checkpoint of a known format"):
+        open_any(tmp_path)

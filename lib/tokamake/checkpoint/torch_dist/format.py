@@ -90,7 +90,13 @@ _LAYER_MODULES = (
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
     folders = candidates(path, POINTER, NUMBERED_FOLDER)
-    return next((folder for folder in folders if (folder / _KIND).is_file()), None)
+    return next(filter(_is_checkpoint, folders), None)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    # Other folders have a metadata.json, too, such as that of the datasets of a run.
+    beside = (dcp_metadata.FILE, common_state.FILE)
+    return (folder / _KIND).is_file() and any((folder / name).is_file() for name in beside)
 
 
 def list_files(path: Path) -> list[Path]:
