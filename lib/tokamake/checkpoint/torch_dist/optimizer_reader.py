@@ -136,7 +136,10 @@ def _from_tensors(
     for extent in dcp_archives.locate(folder, {key: stored[key] for key in owners}):
         prefix, owner = owners[extent.name]
         if (size := stored[extent.name].size) != owner.shape:
-            extent = unflattened(extent, size, tensor=owner)
+            try:
+                extent = unflattened(extent, size, tensor=owner)
+            except ValueError as error:
+                raise _UnreadError(f"optimizer states in {extent.name} ({error})") from None
         states.extents.append(to_whole_tensors(extent, owner, prefix=prefix))
     _add_settings(states, common, saved=common.value.get(OPTIMIZER), extents=states.extents)
     return states
@@ -233,7 +236,10 @@ def _filled(
         )
     except UserError as error:
         raise _UnreadError(f"optimizer states in buckets ({error})") from None
-    trees = module_tree.rank_trees(rank, layout, pipeline_rank=pipeline_rank, layers=layers)
+    trees = [*module_tree.rank_trees(rank, layout, pipeline_rank=pipeline_rank, layers=layers)]
+    if {buffer for buffer, _ in buckets} != {*range(len(trees))}:
+        # One for each stage, unless weights have several dtypes.
+        raise _UnreadError("optimizer states in buckets of an unknown number of buffers")
     for buffer, tree in enumerate(trees):
         keys = [buckets[at] for at in sorted(buckets) if at[0] == buffer]
         tensors = [stored[next(iter(each.values()))] for each in keys]
