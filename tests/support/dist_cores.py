@@ -1,11 +1,11 @@
 """Distributed checkpoints of megatron.core on CPU ranks; a program of its own.
 
     python dist_cores.py save FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE NAME...
-    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM KIND
+    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM KIND...
 
 `save` writes a checkpoint FOLDER/CASE-KIND for each NAME, with states of one step of Adam whose
 gradients were the weights: the first moments are half of these. Afterwards, fp32 weights are not
-rounded. `load` loads a checkpoint as Megatron-LM does, and saves what it has loaded.
+rounded. `load` loads a checkpoint as Megatron-LM does, and saves what it has loaded in FOLDER/KIND.
 """
 
 import os
@@ -228,8 +228,10 @@ def load(folder: Path, source: Path, kind: str, rank: int, sizes: Sizes) -> None
     if optimizer is not None:
         if kind == "plain":
             # torch's Adam counts steps of each parameter, that of Transformer Engine of each group.
-            saved = loaded["optimizer"].get("optimizer", loaded["optimizer"])
-            saved["state"]["common_step"] = torch.tensor(float(saved["param_groups"][0]["step"]))
+            # The optimizer for fp32 weights wraps no other one.
+            saved = loaded["optimizer"]
+            inner = saved if dtype == torch.float32 else saved["optimizer"]
+            inner["state"]["common_step"] = torch.tensor(float(inner["param_groups"][0]["step"]))
         optimizer.load_state_dict(loaded["optimizer"])
     save(folder, args, model, optimizer, kind)
 
@@ -241,8 +243,8 @@ def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> N
     cores.start(meeting, rank, sizes.world, sizes.tensor, sizes.pipeline)
     without_gpu()
     with_step_counts()
-    if mode == "load":
-        load(folder, Path(rest[0]), rest[1], rank, sizes)
+    for kind in rest[1:] if mode == "load" else ():
+        load(folder / kind, Path(rest[0]), kind, rank, sizes)
     for name in rest if mode == "save" else ():
         case, _, kind = name.rpartition("/")
         write(folder, case, kind, rank, sizes)
