@@ -265,6 +265,7 @@ TESTED_THROUGH = {
     "checkpoint/torch_dist/test_format.py": [
         *("checkpoint/torch_dist/common_state", "checkpoint/torch_dist/optimizer_reader"),
         *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
+        "checkpoint/torch_files/dcp_metadata_writer",
     ],
     "checkpoint/native/test_format.py": [
         *("checkpoint/native/archive_tensors", "checkpoint/native/dcp_reader"),

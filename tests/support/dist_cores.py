@@ -9,7 +9,6 @@ rounded. `load` loads a checkpoint as Megatron-LM does, and saves what it has lo
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +86,7 @@ def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any
 
     args = cores.arguments(name)
     args.tensor_model_parallel_size, args.pipeline_model_parallel_size = sizes[:2]
-    args.params_dtype, args.exit_signal = dtype, signal.SIGTERM
+    args.params_dtype = dtype
     stage = parallel_state.get_pipeline_model_parallel_rank()
     model = cores.model_of(
         args,

@@ -19,7 +19,7 @@ from tests.support.python_pickles import PYTHONS, at_hand
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.dcp_writer import DcpWriter
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata, dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
 
@@ -174,7 +174,7 @@ def test_bytes_do_not_depend_on_the_python(tmp_path: Path, monkeypatch: pytest.M
 
 
 OTHERS = ("_StorageInfo", "BytesStorageMetadata")
-"""Records of another module, and of objects, of which a native checkpoint has none."""
+"""Classes that the test names itself, or that native checkpoints do not use."""
 
 
 @pytest.mark.usefixtures("lone_rank")
@@ -184,7 +184,7 @@ def test_metadata_is_independent_of_python_and_folder(tmp_path: Path) -> None:
     assert codes[0] == ("PROTO", 2)
     names = {argument for code, argument in codes if code == "GLOBAL"}
     assert names == {
-        *(f"{MODULE} {name}" for name in dcp_metadata._RECORDS if name not in OTHERS),
+        *(f"{MODULE} {name}" for name in dcp_metadata.RECORDS if name not in OTHERS),
         "torch.distributed.checkpoint.filesystem _StorageInfo",
         "torch.serialization _get_layout",
         *(f"torch {name}" for name in ("Size", "float16", "int8", "float32", "uint8")),
@@ -215,7 +215,7 @@ def test_many_names_are_written_once(tmp_path: Path) -> None:
         )
         for n in range(1000)
     }
-    dcp_metadata.write(tmp_path, tensors)
+    dcp_metadata_writer.write(tmp_path, tensors)
     content = (tmp_path / ".metadata").read_bytes()
     assert dcp_metadata.read(tmp_path) == tensors
     assert content.count(b"TensorProperties") == content.count(b"model.999") == 1

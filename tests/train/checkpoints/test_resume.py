@@ -7,7 +7,7 @@ import pytest
 
 from tokamake import files
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
 from tokamake.train.checkpoints import resume
@@ -30,7 +30,9 @@ def write_native(folder: Path, step: int, text: str) -> None:
     """Write the least that a native checkpoint has, with a text as its only tensor."""
     location = StorageLocation("file", 0, len(text))
     chunk = StoredChunk((0,), (len(text),), location)
-    dcp_metadata.write(folder, {"x": WholeTensor((len(text),), dtypes.named("uint8"), (chunk,))})
+    dcp_metadata_writer.write(
+        folder, {"x": WholeTensor((len(text),), dtypes.named("uint8"), (chunk,))}
+    )
     description = {"version": 1, "world_size": 1, "architecture": {}, "iteration": step}
     files.write_json(folder / "tokamake.json", {**description, "loss_scale": [1.0, 0]})
     (folder / "file").write_text(text)

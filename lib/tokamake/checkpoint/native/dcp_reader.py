@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from tokamake.checkpoint.native.archive_tensors import ArchiveTensors
-from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata, dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, WholeTensor
 from tokamake.errors import UserError
 from tokamake.runtime.torch_internals import narrowed, storage_info
@@ -71,7 +71,7 @@ class DcpReader(dcp.FileSystemReader):
                 if chunk.location is not None
             },
             storage_meta=StorageMeta(load_id=self.load_id),
-            version=dcp_metadata.VERSION,
+            version=dcp_metadata_writer.VERSION,
         )
 
 

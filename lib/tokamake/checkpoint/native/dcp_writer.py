@@ -12,12 +12,12 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.torch_files import dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 
 
 class DcpWriter(dcp.FileSystemWriter):
-    """DCP's writer to a folder, with `.metadata` written by `dcp_metadata`."""
+    """DCP's writer to a folder, with `.metadata` written by `dcp_metadata_writer`."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write `.metadata`. One rank calls it, after all ranks have written their tensors."""
@@ -30,7 +30,7 @@ class DcpWriter(dcp.FileSystemWriter):
             key: _whole_tensor(key, record, locations=locations)
             for key, record in metadata.state_dict_metadata.items()
         }
-        dcp_metadata.write(Path(self.path), tensors)
+        dcp_metadata_writer.write(Path(self.path), tensors)
 
 
 def _whole_tensor(key: str, record: Any, *, locations: dict[Any, Any]) -> WholeTensor:

@@ -14,7 +14,7 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
-from tokamake.checkpoint.torch_files import dcp_archives, dcp_metadata
+from tokamake.checkpoint.torch_files import dcp_archives, dcp_metadata, dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_archives import PlannedArchive
 
 TITLE = "tokamake (torch distributed checkpoint)"
@@ -96,7 +96,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     files.write_json(folder / DESCRIPTION, _description(checkpoint))
     planned = _plan(checkpoint.source, target=target)
     tensors, extents = dcp_archives.lay_out(folder, planned, max_shard_bytes=target.max_shard_bytes)
-    dcp_metadata.write(folder, tensors)
+    dcp_metadata_writer.write(folder, tensors)
     return extents
 
 

@@ -45,7 +45,12 @@ from tokamake.checkpoint.torch_dist.sharded_tensors import (
     sharded_tensors,
     to_whole_tensors,
 )
-from tokamake.checkpoint.torch_files import dcp_archives, dcp_metadata, torch_archive
+from tokamake.checkpoint.torch_files import (
+    dcp_archives,
+    dcp_metadata,
+    dcp_metadata_writer,
+    torch_archive,
+)
 from tokamake.checkpoint.torch_files.dcp_archives import PlannedArchive
 from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
 from tokamake.errors import UserError
@@ -227,7 +232,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         tensors |= _second_names(tensors)
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
-    dcp_metadata.write(step_folder, tensors, dict.fromkeys(_extra_states(checkpoint), location))
+    objects = dict.fromkeys(_extra_states(checkpoint), location)
+    dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
         checkpoint,
         weights,

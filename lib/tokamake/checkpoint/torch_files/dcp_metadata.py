@@ -1,42 +1,36 @@
 """`.metadata` of torch's distributed checkpoint (DCP): a pickle that says which file holds what.
 
-Reading runs no code of the pickle: only stand-ins for DCP's records and plain values are made.
-Writing gives the same bytes in every version of Python. Neither needs torch.
+Reading runs no code of the pickle: only stand-ins for DCP's records and plain values are made. It
+needs no torch. `dcp_metadata_writer` writes the file.
 """
 
 import io
-import itertools
 import math
 import pickle
 import reprlib
-import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake import files
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import overlap
 from tokamake.checkpoint.torch_files import pickle_bounds, pickle_writer
-from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance, Items
 from tokamake.errors import UserError
 
 SUFFIX = ".distcp"
 """Suffix of DCP's data files, which are concatenated archives of torch.save."""
 FILE = ".metadata"
 """Name of the metadata in the folder of a checkpoint."""
-VERSION = "1.0.0"
-"""Version of DCP's records that tokamake writes."""
 
 _OF_METADATA, _OF_FILES = (
     f"torch.distributed.checkpoint.{name}" for name in ("metadata", "filesystem")
 )
 _OF_PLANS = "torch.distributed.checkpoint.planner"
 _OF_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
-_RECORDS = {
+RECORDS = {
     "Metadata": _OF_METADATA,
     "MetadataIndex": _OF_METADATA,
     "StorageMeta": _OF_METADATA,
@@ -151,12 +145,12 @@ class _Unpickler(pickle.Unpickler):
         bases = {"TensorProperties": _Properties, **dict.fromkeys(_ENUMS, _Enum)}
         self.kinds = {
             name: type(name, (bases.get(name, _Record),), {})
-            for name in (*_RECORDS, *_PLANS, "path")
+            for name in (*RECORDS, *_PLANS, "path")
         }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a global."""
-        if module in (_RECORDS.get(name), _PLANS.get(name)):
+        if module in (RECORDS.get(name), _PLANS.get(name)):
             return self.kinds[name]
         if (module, name) in pickle_writer.GETATTR:
             return _Member()
@@ -361,74 +355,3 @@ def _check_complete(key: str, shape: tuple[int, ...], *, chunks: Sequence[Stored
     num_covered, num_elements = sum(math.prod(chunk.size) for chunk in chunks), math.prod(shape)
     if num_covered != num_elements:
         raise ValueError(f"{FILE} has {num_covered:,} of {num_elements:,} elements of {key}")
-
-
-def write(
-    folder: Path,
-    tensors: Mapping[str, WholeTensor],
-    objects: Mapping[str, StorageLocation] = types.MappingProxyType({}),
-) -> None:
-    """Write `.metadata`.
-
-    Args:
-        folder: of the checkpoint.
-        tensors: by key. Each of their chunks is in a file.
-        objects: archives of other objects, by key.
-    """
-    chunks = (
-        (
-            _record("MetadataIndex", fqn=key, offset=_size(chunk.offset), index=number),
-            _storage_info(chunk.location),
-        )
-        for key, tensor in tensors.items()
-        for number, chunk in enumerate(tensor.chunks)
-    )
-    places = (
-        (_record("MetadataIndex", fqn=key, offset=None, index=None), _storage_info(location))
-        for key, location in objects.items()
-    )
-    content = _record(
-        "Metadata",
-        state_dict_metadata={
-            **{key: _tensor_record(tensor) for key, tensor in tensors.items()},
-            **{key: _record("BytesStorageMetadata") for key in objects},
-        },
-        planner_data={key: (key,) for key in (*tensors, *objects)},
-        storage_data=Items(itertools.chain(chunks, places)),
-        storage_meta=_record(
-            "StorageMeta", checkpoint_id=None, save_id=None, load_id=None, modules=[]
-        ),
-        version=VERSION,
-    )
-    with files.atomic(folder / FILE) as (temporary,):
-        temporary.write_bytes(pickle_writer.dumps(content, references=True))
-
-
-def _record(name: str, **values: Any) -> Instance:
-    return Instance(Global(_RECORDS[name], name), values)
-
-
-def _size(numbers: tuple[int, ...]) -> Call:
-    return Call(Global("torch", "Size"), (numbers,))
-
-
-def _tensor_record(tensor: WholeTensor) -> Instance:
-    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    contiguous = Call(Global(_OF_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
-    dtype = Global("torch", tensor.dtype.name)
-    properties = Global(_OF_METADATA, "TensorProperties")
-    return _record(
-        "TensorStorageMetadata",
-        properties=Instance(properties, (dtype, layout, False, contiguous, False)),
-        size=_size(tensor.size),
-        chunks=[
-            _record("ChunkStorageMetadata", offsets=_size(chunk.offset), sizes=_size(chunk.size))
-            for chunk in tensor.chunks
-        ],
-    )
-
-
-def _storage_info(location: StorageLocation | None) -> Instance:
-    assert location is not None, "each chunk to be written is in a file"
-    file, offset, length = location
-    return _record("_StorageInfo", relative_path=file, offset=offset, length=length)
