@@ -74,6 +74,24 @@ def test_without_a_card_words_in_names_tell_splits(hub: Server) -> None:
     assert names(NAME) == ["a.jsonl", "b.jsonl"]
 
 
+def test_archives_are_taken_if_there_is_no_other_data(hub: Server) -> None:
+    files = {"train.zip": b"1", "test-0.tar": b"2", "LICENSE": b"3"}
+    hub.repositories["datasets/org/texts"] = files
+    assert names(NAME) == ["train.zip"]
+    assert names(f"{NAME}?split=test") == ["test-0.tar"]
+    hub.repositories["datasets/org/texts"] = {**files, "train.jsonl": b"4"}
+    assert names(NAME) == ["train.jsonl"]
+
+
+def test_a_dataset_made_by_a_script_is_refused_with_its_converted_form(hub: Server) -> None:
+    hub.repositories["datasets/org/texts"] = {"texts.py": b"", "README.md": b"text"}
+    with pytest.raises(UserError, match=r"a script makes .*org/texts@refs%2Fconvert%2Fparquet$"):
+        list_files(NAME)
+    converted = {"default/train/0000.parquet": b"1", "default/test/0000.parquet": b"2"}
+    hub.repositories["datasets/org/texts"] = converted
+    assert names(f"{NAME}@refs%2Fconvert%2Fparquet") == ["default/train/0000.parquet"]
+
+
 def test_no_other_split_is_taken_for_training(hub: Server) -> None:
     hub.repositories["datasets/org/texts"] = {"test.jsonl": b"", "validation.jsonl": b""}
     with pytest.raises(UserError, match="no file of split train; it has the splits validation, te"):

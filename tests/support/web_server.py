@@ -69,6 +69,10 @@ def serving() -> Iterator[Server]:
         server.server_close()
 
 
+_REFS = ("main", "refs/convert/parquet")
+"""Names of revisions that each repository has."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     state: Server
     protocol_version = "HTTP/1.1"
@@ -127,22 +131,23 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def _answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        quoted = urlsplit(self.path).path  # a revision with slashes is one part of it
+        path = unquote(quoted)
         wanted = self.headers.get("Range", "")
         with self.state.lock:
             self.state.requests.append(f"{self.command} {path} {wanted}".strip())
         if api := re.fullmatch(
-            r"/api/(datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)(/.*)?", path
+            r"/api/(datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)(/.*)?", quoted
         ):
-            self._answer_api(*api.groups())
-        elif hub := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._answer_hub(*hub.groups())
+            self._answer_api(*(unquote(part or "") for part in api.groups()))
+        elif hub := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", quoted):
+            self._answer_hub(*(unquote(part or "") for part in hub.groups()))
         elif path in self.state.files:
             self._send_file(self.state.files[path], etag=None)
         else:
             self._send(404)
 
-    def _answer_api(self, kind: str, name: str, what: str, revision: str, _: str | None) -> None:
+    def _answer_api(self, kind: str, name: str, what: str, revision: str, _: str) -> None:
         repository = f"{kind}/{name}"
         if not self._check(repository, revision):
             return
@@ -159,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
             entries.append(entry)
         self._send_json(entries)
 
-    def _answer_hub(self, dataset: str | None, name: str, revision: str, path: str) -> None:
+    def _answer_hub(self, dataset: str, name: str, revision: str, path: str) -> None:
         repository = f"{'datasets' if dataset else 'models'}/{name}"
         if not self._check(repository, revision):
             return
@@ -176,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"X-Error-Code": "RepoNotFound"})
         elif repository in self.state.private and not self.headers.get("Authorization"):
             self._send(401, {"X-Error-Code": "GatedRepo"})
-        elif revision not in ("main", self.state.commit(repository)):
+        elif revision not in (*_REFS, self.state.commit(repository)):
             self._send(404, {"X-Error-Code": "RevisionNotFound"})
         else:
             return True

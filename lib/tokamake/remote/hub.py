@@ -30,6 +30,8 @@ _DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$")
 """Ends of names of data, where neither the user nor a card names the files."""
 _TABLES = re.compile(r"\.(csv|tsv)(\.(gz|zst|xz|bz2))?$")
 """The same for tables of text. Beside other data, they are statistics and the like."""
+_ARCHIVES = re.compile(r"\.(zip|tar|tgz|tar\.gz)$")
+"""The same for archives. Beside other data, they are the same data once more, or pictures."""
 _COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""
 _FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
@@ -245,13 +247,17 @@ def _of_configs(
     else:
         splits = _splits_by_name(names)
     split = parsed.split or "train"
-    if not splits.get(split):
+    if splits.get(split):
+        return splits[split]
+    if f"{parsed.repository.partition('/')[2]}.py" in names and not any(splits.values()):
         raise UserError(
-            f"{address}: no file of split {split}; it has the splits "
-            f"{', '.join(splits) or 'none'}; add ?split=NAME, or name files: "
-            "hf://datasets/ORG/NAME/PATH"
+            f"{address}: a script makes this dataset, and tokamake runs none; the Hub may have "
+            f"converted it: hf://datasets/{parsed.repository}@refs%2Fconvert%2Fparquet"
         )
-    return splits[split]
+    raise UserError(
+        f"{address}: no file of split {split}; it has the splits {', '.join(splits) or 'none'}; "
+        "add ?split=NAME, or name files: hf://datasets/ORG/NAME/PATH"
+    )
 
 
 def _card_configs(
@@ -310,8 +316,8 @@ def _match(patterns: Iterable[str], names: list[str]) -> list[str]:
 
 def _splits_by_name(names: list[str]) -> dict[str, list[str]]:
     """Files of each split by words in their paths; without such words, all are for training."""
-    data = [name for name in names if _DATA.search(name)]
-    data = data or [name for name in names if _TABLES.search(name)]
+    kinds = ([n for n in names if kind.search(n)] for kind in (_DATA, _TABLES, _ARCHIVES))
+    data = next(filter(None, kinds), [])
     splits = {}
     for split, words in _SPLIT_WORDS.items():
         expression = re.compile(rf"(^|[-_./ ])({words})([-_./ 0-9]|$)")

@@ -127,8 +127,8 @@ def test_other_encodings_and_archives_are_refused_by_name(tmp_path: Path) -> Non
     (tmp_path / "a.csv").write_bytes("id,text\n1,one\n".encode("utf-16"))
     with pytest.raises(UserError, match="is UTF-16, not UTF-8; convert it: iconv"):
         open_input(tmp_path / "a.csv")
-    (tmp_path / "b.csv").write_bytes(b"PK\x03\x04 and more")
-    with pytest.raises(UserError, match="is a zip archive; unpack it"):
+    (tmp_path / "b.csv").write_bytes(b"7z\xbc\xaf\x27\x1c and more")
+    with pytest.raises(UserError, match="is a 7z archive; unpack it"):
         open_input(tmp_path / "b.csv")
 
 

@@ -210,7 +210,7 @@ def test_tables_are_refused_with_a_remedy(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(UserError, match="a parquet file inside gz cannot be read; unpack it"):
         records(open_input(packed))
-    with pytest.raises(UserError, match="is parquet, not jsonl; fix or leave out the format"):
+    with pytest.raises(UserError, match="has the format parquet, not jsonl; fix or leave"):
         open_input(path, format="jsonl")
     with pytest.raises(UserError, match="byte range"):
         open_input(path, byte_range=(0, 1 << 40))

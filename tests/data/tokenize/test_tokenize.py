@@ -1,10 +1,13 @@
 """`tokenize` writes the reference tokenizer's tokens in Megatron's format with any workers."""
 
 import gzip
+import io
 import itertools
 import json
 import random
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +163,25 @@ def test_the_bytes_do_not_depend_on_workers_and_compression(workspace: Path) -> 
                 (str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=workers
             )
             written.add((bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()))
+    assert len(written) == 1
+
+
+def test_json_arrays_and_archives_give_the_bytes_of_jsonl(workspace: Path) -> None:
+    raw = workspace / "raw/docs/docs-00.jsonl"
+    texts = [json.loads(line)["text"] for line in raw.read_bytes().splitlines()]
+    (workspace / "a.json").write_text(json.dumps([{"text": text} for text in texts], indent=1))
+    with zipfile.ZipFile(workspace / "a.zip", "w") as archive:
+        archive.write(raw, "docs.jsonl")
+    with tarfile.open(workspace / "a.tar", "w") as archive:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number:06d}.text")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    written = set()
+    for path in (raw, *(workspace / f"a.{suffix}" for suffix in ("json", "zip", "tar"))):
+        prefix = workspace / f"out-{path.name}"
+        tokenize((str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=2)
+        written.add((bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()))
     assert len(written) == 1
 
 

@@ -55,7 +55,8 @@ CASES: dict[str, tuple[bytes, tuple[int, int, int] | str]] = {
     ),
     "empty file": (b"", (0, 0, 0)),
     "only blank lines": (b"\n\n\n", (0, 0, 0)),
-    "array": (b"[" + ONE + b"," + TWO + b"]", "a JSON array"),
+    "array": (b"[" + ONE + b"," + TWO + b",3]", (2, 1, 0)),
+    "cut array": (b"[" + ONE + b"," + TWO, "some.jsonl:3: not valid JSON"),
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)), "no known format"),
 }  # fmt: skip
 
@@ -95,7 +96,7 @@ def test_every_document_is_counted_or_the_error_names_the_file(workspace: Path, 
             assert len(quarantine.read_text().splitlines()) == expected[1]
         (workspace / "out/pair.json").unlink()
         if expected[1]:
-            with pytest.raises(UserError, match=r"some\.jsonl:\d+: .*; "):
+            with pytest.raises(UserError, match=r"some\.jsonl(:\d+|: row \d+): .*; "):
                 run(workspace, path, "stop")
             assert not (workspace / "out/pair.json").exists()
         else:

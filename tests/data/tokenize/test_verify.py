@@ -1,8 +1,10 @@
 """`verify` compares raw files, whole or in byte ranges, with the hashes in the manifests."""
 
+import json
 import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pyarrow as arrow
@@ -64,7 +66,7 @@ def test_byte_ranges_are_compared_alone(workspace: Path) -> None:
         verify(prefixes[:1])
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow"])
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".json", ".zip"])
 def test_raw_files_of_other_formats_are_compared(workspace: Path, suffix: str) -> None:
     raw = workspace / f"other{suffix}"
     table = arrow.table({"text": ["some text", "more text"]})
@@ -73,6 +75,11 @@ def test_raw_files_of_other_formats_are_compared(workspace: Path, suffix: str) -
     elif suffix == ".arrow":
         with arrow.ipc.new_stream(raw, table.schema) as stream:
             stream.write_table(table)
+    elif suffix == ".json":
+        raw.write_text(json.dumps(table.to_pylist()))
+    elif suffix == ".zip":
+        with zipfile.ZipFile(raw, "w") as archive:
+            archive.writestr("a.json", json.dumps(table.to_pylist()))
     else:
         shutil.copy(workspace / "raw/docs/docs-00.jsonl", workspace / "other.jsonl")
         subprocess.run(["gzip", workspace / "other.jsonl"], check=True)

@@ -1,5 +1,6 @@
 """Divide raw files into shards of about equal size, and shards into merged datasets."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,12 @@ _EXPANSION = {".gz": 3.5, ".zst": 4.0, ".xz": 5.0, ".bz2": 4.5, ".parquet": 3.0}
 def cut_shards(
     corpus: Corpus, files: list[RawFile], *, settings: PlanSettings, first: int
 ) -> list[PlannedShard]:
-    """Group small files into shards, and cut large files into byte ranges where readers can."""
+    """Group small files into shards, and cut large files into byte ranges where readers can.
+
+    Raises:
+        UserError: no reader reads a file.
+    """
+    _check_formats(files, corpus.format)
     parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
     group: list[RawFile] = []
     group_bytes = 0
@@ -41,6 +47,20 @@ def cut_shards(
         )
         for number, (members, byte_range, size) in enumerate(parts, first)
     ]
+
+
+def _check_formats(files: Iterable[RawFile], format: str) -> None:
+    """Look at the first file of each suffix, so that a dry run finds files that no reader reads.
+
+    Raises:
+        UserError: such a file has another format, or none that is known.
+    """
+    first: dict[str, RawFile] = {}
+    for file in files:
+        first.setdefault(_extension(file.path), file)
+    for file in first.values():
+        if file.modified is not None:  # else there is no content to look at yet
+            sniff(Path(file.path), format)
 
 
 def make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -> PlannedShard:

@@ -56,8 +56,8 @@ def train_tokenizer(
         text_key: key or column that holds the text (default "text"); the tokenizer learns from the
             texts of several keys.
         template: joins several keys to one text: {title}\\n\\n{text}.
-        format: format of the files: jsonl, parquet, arrow, csv or text; empty: detected for each
-            file.
+        format: format of the files: jsonl, json, parquet, arrow, csv, archive or text; empty:
+            detected for each file.
         kind: bpe: byte-level BPE as in GPT-2, lossless; wordpiece: WordPiece as in BERT,
             lower-cased; unigram: Unigram over bytes, lossless; ids: nothing is trained, no file is
             needed, and text is token ids separated by spaces.

@@ -3,6 +3,9 @@
 from codecs import BOM_UTF8
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from tokamake import plugins
 from tokamake.data.readers._compression import SUFFIXES, compression, unpack
@@ -13,7 +16,6 @@ HEAD_BYTES = 1 << 16
 """Number of decompressed bytes that detection reads."""
 
 _UNSUPPORTED = {
-    b"PK\x03\x04": "a zip archive; unpack it",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
     b"\x04\x22\x4d\x18": "lz4; unpack it, or compress it with zstd",
     b"\x1f\x9d": "compressed by `compress`; unpack it",
@@ -53,7 +55,9 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
         # A given format is trusted, unless magic bytes contradict it.
         if (reader.HAS_MAGIC or not format) and reader.accepts(head, path):
             if format not in ("", name):
-                raise UserError(f"{path}: is {name}, not {format}; fix or leave out the format")
+                raise UserError(
+                    f"{path}: has the format {name}, not {format}; fix or leave out the format"
+                )
             return name, packing, head
     if format:
         return plugins.check("data/readers", format), packing, head
@@ -92,8 +96,6 @@ def _refuse_unsupported(head: bytes, path: Path) -> None:
     for magic, remedy in _UNSUPPORTED.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {remedy}")
-    if head[257:262] == b"ustar":
-        raise UserError(f"{path}: is a tar archive; unpack it")
     if encoding := _wide_encoding(head):
         raise UserError(
             f"{path}: is {encoding}, not UTF-8; convert it: "
@@ -124,6 +126,14 @@ def first_line(head: bytes) -> tuple[bytes, bool]:
     """Return the first nonblank line without byte order mark, and whether it is complete."""
     line, feed, _ = head.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     return line, bool(feed) or len(head) < HEAD_BYTES
+
+
+def parse_json_line(line: bytes) -> Any:
+    """Return the value of a line; None if it is not JSON."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def content_suffix(path: Path) -> str:

@@ -37,7 +37,7 @@ class Input:
 
     path: Path
     format: str
-    """Name of the reader: jsonl, parquet, arrow, csv, text."""
+    """Name of the reader: jsonl, json, parquet, arrow, csv, archive, text."""
     compression: str
     """gz, zst, xz, bz2, or empty."""
     head: Bytes

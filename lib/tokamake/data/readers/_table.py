@@ -94,17 +94,18 @@ def _value(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
-        return _not_utf8(error)
+        return not_utf8(error)
 
 
 def _text(value: bytes) -> str | BadRecord:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        return _not_utf8(error)
+        return not_utf8(error)
 
 
-def _not_utf8(error: UnicodeDecodeError) -> BadRecord:
+def not_utf8(error: UnicodeDecodeError) -> BadRecord:
+    """Return what takes the place of a row with a value that is not UTF-8."""
     return BadRecord(
         f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start} of the value); "
         "fix or remove the row",

@@ -26,7 +26,7 @@ UNIT = "row"
 HAS_MAGIC = False
 HAS_BYTE_RANGES = False
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+NAMES = {".csv": ",", ".tsv": "\t"}
 """Suffixes, and what separates fields. Content alone cannot identify these files."""
 _OVERHEAD = 32
 """Bytes that a row counts for in a block beside its characters."""
@@ -34,7 +34,7 @@ _OVERHEAD = 32
 
 def accepts(head: bytes, path: Path) -> bool:
     """Accept names of csv and tsv files."""
-    return content_suffix(path) in _SEPARATORS
+    return content_suffix(path) in NAMES
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
@@ -44,7 +44,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         UserError: a column is missing, or a quote is not closed, so that no later row is certain.
     """
     csv.field_size_limit(LONGEST_BYTES)
-    separator = _SEPARATORS.get(content_suffix(raw.path), ",")
+    separator = NAMES.get(content_suffix(raw.path), ",")
     rows = csv.reader(_lines(raw), delimiter=separator, strict=True)
     number, line = 0, 1
     try:

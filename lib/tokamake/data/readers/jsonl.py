@@ -11,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tokamake._csrc import json_texts
-from tokamake.data.readers._detect import content_suffix, first_line
+from tokamake.data.readers._detect import content_suffix, first_line, parse_json_line
 from tokamake.data.readers._input import CHUNK_BYTES, reading
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
@@ -21,6 +21,7 @@ from tokamake.data.readers._records import (
     RecordBlock,
     Utf8,
 )
+from tokamake.data.readers.json import accepts as is_json
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
@@ -44,14 +45,17 @@ def accepts(head: bytes, path: Path) -> bool:
     line, is_complete = first_line(head)
     if content_suffix(path) in TEXT_NAMES:
         # TeX and Markdown may begin with a brace too: the line must be a JSON object.
-        return line.startswith(b"{") and (not is_complete or isinstance(_loads(line), dict))
+        return line.startswith(b"{") and (
+            not is_complete or isinstance(parse_json_line(line), dict)
+        )
     has_json_name = content_suffix(path) in (".jsonl", ".ndjson", ".json")
     return line[:1] in (b"{", b"[", b"") or (has_json_name and b"\0" not in head)
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks."""
-    _refuse_multiline_json(raw)
+    if is_json(raw.head, raw.path):  # and its format is given
+        raise UserError(f"{raw.path}: is not one JSON object per line; give it the format json")
     position, end = _line_range(raw)
     raw.first_byte = position
     number = 1
@@ -99,31 +103,6 @@ class _LazyRecords(LazySequence[dict[str, Any] | BadRecord]):
 
     def item(self, index: int) -> dict[str, Any] | BadRecord:
         return (_parse([self._lines[index]]) or [])[0]
-
-
-def _refuse_multiline_json(raw: "Input") -> None:
-    """Refuse JSON that is not one object per line, before it is read into memory as one line."""
-    line, is_complete = first_line(raw.head)
-    if line.startswith(b"["):
-        items = _loads(line) if is_complete else None
-        # A line with a list of other values is a bad document like any other.
-        if not isinstance(items, list) or any(isinstance(item, dict) for item in items):
-            raise UserError(
-                f"{raw.path}: is a JSON array, not one JSON object per line; convert it: "
-                f"jq -c '.[]' {raw.path} > NEW.jsonl"
-            )
-    if is_complete and line.rstrip() == b"{":
-        raise UserError(
-            f"{raw.path}: its JSON objects span several lines; convert it: "
-            f"jq -c . {raw.path} > NEW.jsonl"
-        )
-
-
-def _loads(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _line_range(raw: "Input") -> tuple[int, int | None]:

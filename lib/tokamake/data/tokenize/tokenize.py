@@ -35,8 +35,9 @@ def tokenize(
     nothing if a file is damaged.
 
     Args:
-        files: jsonl, parquet, Arrow (as `datasets` saves), csv or plain text, compressed or not;
-            folders of them; glob patterns; or the name of one corpus in the table of corpora.
+        files: jsonl, JSON, parquet, Arrow (as `datasets` saves), csv, zip and tar archives, or
+            plain text, compressed or not; folders of them; glob patterns; or the name of one corpus
+            in the table of corpora.
         output: prefix of the indexed dataset: PREFIX.bin, PREFIX.idx, PREFIX.sources and
             PREFIX.json (the manifest). Several keys give one dataset each, PREFIX_KEY.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
@@ -44,7 +45,7 @@ def tokenize(
         text_key: key or column that holds the text (default "text"). Repeat the option or separate
             keys with commas to write one dataset per key.
         template: text of a document as a combination of keys: "{title}\\n\\n{text}".
-        format: format of the files, if it cannot be detected.
+        format: format of the files, if it cannot be detected: jsonl, json, csv or text.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
         split_sentences: make each sentence a sequence.
