@@ -38,6 +38,9 @@ CONTEXT.set_forkserver_preload(
         "pytest",
         "cyclopts",
         "deepspeed",
+        # What `deepspeed.initialize` imports: most of it takes half a second on each rank.
+        "deepspeed.module_inject.auto_ep_layer",
+        "torch._inductor.compile_fx",
         "tokamake.models.llama.model",
         "tokamake.optim.adamw",
         "tokamake.train.backends.deepspeed",

@@ -58,7 +58,7 @@ def wide_sums(config: Path, all_changes: list[dict[str, Any]]) -> None:
     """Gradients of bf16 passes add up in fp32: few of these sums can be represented in bf16."""
     for changes in all_changes:
         run = laid_out(read_run(config), {"precision": "bf16", "micro_batch_size": 1, **changes})
-        first, *_ = train_layout(run)["gradients"]
+        (first,) = train_layout(run, num_steps=1)["gradients"]
         values = torch.cat([tensor.flatten() for _, _, _, tensor in first])
         values = values[values != 0]
         assert values.dtype == torch.float32
@@ -134,7 +134,7 @@ def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) 
     ]
     together: dict[str, bool] = dict.fromkeys(APART, False)
     (alone,) = spawn(train_layouts, 1, [(with_ends, APART), (with_ends, together)])
-    assert np.abs(np.array(alone[0]["losses"]) / alone[1]["losses"] - 1).max() > 1e-3
+    assert np.abs(np.array(alone[0]["losses"]) / alone[1]["losses"] - 1).max() > 1e-4
     for of_rank in spawn(train_layouts, 2, [(with_ends, APART | changes) for changes in layouts]):
         for changes, result in zip(layouts, of_rank, strict=True):
             for key in ("losses", "norms", "validation"):
