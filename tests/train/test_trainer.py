@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from tests.support.forked import train
 from tests.support.interrupted_runs import assert_same_end
+from tests.support.megatron_logs import megatron_lines
 from tests.support.proofs import loss_of
 from tests.support.runs import (
     ARCHITECTURE,
@@ -34,7 +35,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.exit_status import Stopped
 from tokamake.schedules import cosine
 from tokamake.train import trainer
-from tokamake.train.metrics import Metrics, Record
+from tokamake.train.metrics import Metrics, Record, read
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -160,6 +161,28 @@ def test_other_settings_move_the_old_run_aside(
     assert (aside / "global_step6" / "state.json").is_file()
     assert losses(config)[0] == losses(single)[0]
     assert losses(config)[5] != losses(single)[5]
+
+
+def test_a_parser_of_megatrons_logs_reads_the_metrics(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_run(root, "megatron", log_style="megatron", evaluation_interval=3)
+    capsys.readouterr()
+    assert train_here(config) == 0
+    lines = megatron_lines(capsys.readouterr().out)
+    records = read(read_run(config).output / "metrics.jsonl")
+    assert len(lines) == len(records) > 6
+    for line, record in zip(lines, records, strict=True):
+        assert line["iteration"] == record["step"]
+        if "loss" in record:
+            assert line["train iterations"] == 6
+            assert line["consumed samples"] == record["consumed_samples"]
+            assert line["global batch size"] == record["batch_size"] == 8
+            assert line["lm loss"] == pytest.approx(record["loss"], rel=1e-6)
+            assert line["learning rate"] == pytest.approx(record["learning_rate"], rel=1e-6)
+            assert line["grad norm"] == pytest.approx(record["grad_norm"], abs=5e-4)
+        else:
+            assert line["lm loss value"] == pytest.approx(record["validation_loss"], rel=1e-6)
 
 
 def test_settings_without_effect_on_weights_do_not_restart_the_run(

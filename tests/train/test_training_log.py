@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.support.megatron_logs import megatron_lines
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.checkpoints.resume_state import ResumeState
@@ -45,9 +47,12 @@ def log(
     rank: int = 0,
     done: int = 0,
     precision: str = "bf16",
+    log_style: str = "plain",
     stragglers: Any = None,
 ) -> TrainingLog:
-    train = SimpleNamespace(train_steps=10, sequence_length=16, precision=precision)
+    train = SimpleNamespace(
+        train_steps=10, sequence_length=16, precision=precision, log_style=log_style
+    )
     run: Any = SimpleNamespace(output=folder, train=train)
     stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])
     return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, stragglers=stragglers)
@@ -57,10 +62,10 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path)
-    training_log.count_step(8, 3.0)
+    training_log.count_step(RESULT, 8, seconds=3.0)
     training_log.training(state(1), RESULT, 0.01)
-    training_log.count_step(8, 1.0)
-    training_log.count_step(24, 3.0)
+    training_log.count_step(RESULT, 8, seconds=1.0)
+    training_log.count_step(RESULT, 24, seconds=3.0)
     training_log.training(state(3), RESULT._replace(loss=1.5), 0.02)
     training_log.sync()
     training_log.close()
@@ -70,6 +75,7 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
         "step": 3,
         "consumed_samples": 24,
         "consumed_tokens": 384,
+        "batch_size": 24,
         "loss": 1.5,
         "learning_rate": 0.02,
         "grad_norm": 0.5,
@@ -89,10 +95,10 @@ def test_slow_ranks_are_named_before_the_record(
 ) -> None:
     stragglers = Lagging()
     training_log = log(tmp_path, stragglers=stragglers)
-    training_log.count_step(8, 1.0, reading=0.25)
-    training_log.count_step(8, 2.0, reading=0.5)
+    training_log.count_step(RESULT, 8, seconds=1.0, reading=0.25)
+    training_log.count_step(RESULT, 8, seconds=2.0, reading=0.5)
     training_log.training(state(2), RESULT, 0.01)
-    training_log.count_step(8, 4.0)
+    training_log.count_step(RESULT, 8, seconds=4.0)
     training_log.training(state(3), RESULT, 0.01)
     training_log.close()
     assert stragglers.looks == [(2, 0.375, 1.5), (3, 0.0, 4.0)]
@@ -104,7 +110,7 @@ def test_slow_ranks_are_named_before_the_record(
 
 def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     training_log = log(tmp_path)
-    training_log.count_step(8, 1.0)
+    training_log.count_step(RESULT, 8, seconds=1.0)
     training_log.training(state(1), RESULT._replace(grad_norm=math.inf, skipped=True), 0.01)
     training_log.close()
     assert "grad_norm" not in read(tmp_path / "metrics.jsonl")[0]
@@ -113,7 +119,7 @@ def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
 def test_fp16_records_its_loss_scale(tmp_path: Path) -> None:
     for precision, expected in (("bf16", None), ("fp16", 128.0)):
         training_log = log(tmp_path / precision, precision=precision)
-        training_log.count_step(8, 1.0)
+        training_log.count_step(RESULT, 8, seconds=1.0)
         training_log.training(state(1), RESULT._replace(loss_scale=128.0), 0.01)
         training_log.close()
         assert read(tmp_path / precision / "metrics.jsonl")[0].get("loss_scale") == expected
@@ -136,7 +142,7 @@ def test_records_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
     for done, steps in ((0, (1, 2, 3)), (2, (3,))):
         training_log = log(tmp_path, done=done)
         for step in steps:
-            training_log.count_step(8, 1.0)
+            training_log.count_step(RESULT, 8, seconds=1.0)
             training_log.training(state(step), RESULT._replace(loss=10.0 * done + step), 0.01)
         training_log.close()
     assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 23]
@@ -146,10 +152,67 @@ def test_other_ranks_write_and_print_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path, rank=1)
-    training_log.count_step(8, 1.0)
+    training_log.count_step(RESULT, 8, seconds=1.0)
     training_log.training(state(1), RESULT, 0.01)
     training_log.validation(1, {"valid": 2.0})
     training_log.sync()
     training_log.close()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
+
+
+def test_megatron_style_averages_over_the_steps_since_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path, precision="fp16", log_style="megatron")
+    training_log.count_step(RESULT._replace(loss=3.0), 8, seconds=1.0)
+    training_log.count_step(RESULT._replace(loss=9.0, skipped=True), 8, seconds=1.0)
+    training_log.count_step(RESULT._replace(loss=math.nan), 8, seconds=1.0)
+    last = RESULT._replace(loss=2.0, loss_scale=128.0)
+    training_log.count_step(last, 16, seconds=1.0)
+    training_log.training(state(4), last, 0.01)
+    training_log.count_step(last, 16, seconds=0.5)
+    training_log.training(state(5), last, 0.01)
+    training_log.validation(5, {"valid": 2.0, "hard": 30.0})
+    training_log.close()
+    first, second, *validation = megatron_lines(capsys.readouterr().out)
+    assert first == {
+        "iteration": 4,
+        "train iterations": 10,
+        "consumed samples": 32,
+        "elapsed time per iteration (ms)": 1000.0,
+        "learning rate": 0.01,
+        "global batch size": 16,
+        "lm loss": 2.5,
+        "loss scale": 128.0,
+        "grad norm": 0.5,
+        "number of skipped iterations": 1,
+        "number of nan iterations": 1,
+        "throughput per GPU (TFLOP/s/GPU)": 0.0,
+    }
+    counts = ("lm loss", "number of skipped iterations", "number of nan iterations")
+    assert [second[name] for name in counts] == [2.0, 0, 0]
+    assert validation == [
+        {"split": "", "iteration": 5, "lm loss value": 2.0, "lm loss PPL": 7.389056},
+        {"split": "-hard", "iteration": 5, "lm loss value": 30.0, "lm loss PPL": 485165200.0},
+    ]
+    assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")[:2]] == [2.0, 2.0]
+
+
+def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
+    for done in (0, 2):
+        training_log = log(tmp_path, done=done, log_style="megatron")
+        for step in range(done + 1, done + 4):
+            training_log.count_step(RESULT, 8, seconds=1.0)
+            training_log.training(state(step), RESULT._replace(loss=float(step)), 0.01)
+        training_log.validation(done + 3, {"valid": 2.0, "hard": 3.0})
+        training_log.sync()
+        training_log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {
+        *("learning-rate", "batch-size", "lm loss", "grad-norm", "iteration-time"),
+        *("learning-rate vs samples", "batch-size vs samples", "lm loss vs samples"),
+        *("grad-norm vs samples", "lm loss validation", "lm loss validation-hard"),
+    }
+    losses = sorted((event.step, event.value) for event in events.Scalars("lm loss vs samples"))
+    assert losses == [(8, 1), (16, 2), (24, 3), (24, 3), (32, 4), (40, 5)]

@@ -154,6 +154,9 @@ class TrainSettings(Settings):
     waits for a checkpoint."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
+    log_style: Literal["plain", "megatron"] = "plain"
+    """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
+    its logs. metrics.jsonl is the same."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
     """Steps between measurements of the validation loss."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, int | float]
 """A line of metrics.jsonl: `step`, and what was measured there."""
-
+Scalars = dict[tuple[str, int], int | float]
+"""Value of each TensorBoard tag at a step."""
 
 FILE = "metrics.jsonl"
 """Name of the file in the output folder of a run."""
@@ -49,6 +50,12 @@ def _parse(line: bytes) -> Record | None:
 def read(path: Path) -> list[Record]:
     """Read the records of metrics.jsonl, without damaged lines; none if there is no file."""
     return parse(path.read_bytes())[0] if path.is_file() else []
+
+
+def record_scalars(record: Record) -> Scalars:
+    """Return the entries of a record as values of TensorBoard tags."""
+    step = int(record["step"])
+    return {(name, step): value for name, value in record.items() if name != "step"}
 
 
 class RecordFile:
@@ -103,12 +110,16 @@ class Metrics:
         folder: output folder of the run.
         done: finished steps in the checkpoint that training resumes from; records of later steps
             are dropped, or all records where it is 0.
+        scalars: function that returns the value of each TensorBoard tag and step.
     """
 
-    def __init__(self, folder: Path, *, done: int) -> None:
+    def __init__(
+        self, folder: Path, *, done: int, scalars: Callable[[Record], Scalars] = record_scalars
+    ) -> None:
         self.path = folder / FILE
         self._file = RecordFile(self.path, lambda record: 0 < done >= record["step"])
         self._unsynced = list[Record]()
+        self._scalars = scalars
         self._folder = folder / "tensorboard"
         self._events = self._open_events(done + 1 if done else 0)
 
@@ -143,12 +154,13 @@ class Metrics:
     def _open_events(self, purge_step: int | None) -> "SummaryWriter":
         from torch.utils.tensorboard import SummaryWriter
 
+        # TensorBoard would purge by step also where a tag counts samples: Megatron's purge nothing.
+        purge_step = purge_step if self._scalars is record_scalars else None
         return SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def _add_event(self, record: Record) -> None:
-        for name, value in record.items():
-            if name != "step":
-                self._events.add_scalar(name, value, int(record["step"]))
+        for (tag, step), value in self._scalars(record).items():
+            self._events.add_scalar(tag, value, step)
 
     def _repeat_events(self) -> None:
         """Write events to a new file: TensorBoard's writer never recovers from a full disk."""

@@ -281,7 +281,7 @@ class Trainer:
         self.guard.note(self.state.step + 1, result)
         self.state = self.state.after_step(batch.global_batch_size, seconds)
         self.state = self.state._replace(guard=self.guard.state)
-        self.log.count_step(batch.global_batch_size, seconds, reading=reading)
+        self.log.count_step(result, batch.global_batch_size, seconds=seconds, reading=reading)
         self.heartbeat.end_step(self.state.step)
         return result
 

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from datetime import datetime
 
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train import metrics
+from tokamake.train import megatron_log, metrics
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.stability.stragglers import Stragglers
@@ -21,6 +22,17 @@ class _Interval:
     samples: int = 0
     seconds: float = 0.0
     reading: float = 0.0
+    batch_size: int = 0
+    """Samples of the last step."""
+    losses: float = 0.0
+    """Sum of the losses of the steps that updated the weights."""
+    updates: int = 0
+    skipped: int = 0
+    nans: int = 0
+
+    def for_megatron(self) -> megatron_log.Interval:
+        mean = self.losses / self.updates if self.updates else math.nan
+        return megatron_log.Interval(mean, self.skipped, self.nans)
 
 
 class TrainingLog:
@@ -40,13 +52,18 @@ class TrainingLog:
         self._train, self._ranks, self._stragglers = run.train, ranks, stragglers
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
+        self._is_megatron = run.train.log_style == "megatron"
+        scalars = megatron_log.scalars if self._is_megatron else metrics.record_scalars
         with raise_on_all_ranks():
-            self._metrics = None if ranks.rank else Metrics(run.output, done=done)
+            self._metrics = None if ranks.rank else Metrics(run.output, done=done, scalars=scalars)
 
-    def count_step(self, samples: int, seconds: float, *, reading: float = 0.0) -> None:
+    def count_step(
+        self, result: StepResult, samples: int, *, seconds: float, reading: float = 0.0
+    ) -> None:
         """Add a step to the interval that the next record describes.
 
         Args:
+            result: what the step measured.
             samples: samples of the step, over all ranks.
             seconds: time of the step.
             reading: time of it that this rank waited for its samples.
@@ -56,6 +73,12 @@ class TrainingLog:
         interval.samples += samples
         interval.seconds += seconds
         interval.reading += reading
+        interval.batch_size = samples
+        interval.skipped += result.skipped
+        interval.nans += not math.isfinite(result.loss)
+        if math.isfinite(result.loss) and not result.skipped:
+            interval.losses += result.loss
+            interval.updates += 1
 
     def training(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
         """Record the last step, with the mean speed since the last record."""
@@ -68,6 +91,16 @@ class TrainingLog:
         record = self._record(state, result, learning_rate=learning_rate, interval=interval)
         self._metrics.add(record)
         train_steps = self._train.train_steps
+        if self._is_megatron:
+            line = megatron_log.training_line(
+                record,
+                interval.for_megatron(),
+                train_steps=train_steps,
+                num_devices=self._ranks.world_size,
+                now=datetime.now(),
+            )
+            self._ranks.print_once(line)
+            return
         seconds_left = (train_steps - state.step) * record["step_seconds"]
         self._ranks.print_once(
             metrics.console_line(record, train_steps=train_steps, seconds_left=seconds_left)
@@ -82,6 +115,7 @@ class TrainingLog:
             "step": state.step,
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": state.consumed_samples * sequence_length,
+            "batch_size": interval.batch_size,
             "loss": result.loss,
             "learning_rate": learning_rate,
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
@@ -95,6 +129,10 @@ class TrainingLog:
         """Record the loss of each validation split."""
         if self._metrics:
             self._metrics.add({"step": step, **metrics.validation(losses)})
+        if self._is_megatron:
+            for line in megatron_log.validation_lines(step, losses):
+                self._ranks.print_once(line)
+            return
         parts = (f"{metrics.title(name)} {loss:.4f}" for name, loss in losses.items())
         self._ranks.print_once(f"step {step}/{self._train.train_steps} | {' | '.join(parts)}")
 

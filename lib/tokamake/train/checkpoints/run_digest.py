@@ -26,6 +26,7 @@ WITHOUT_EFFECT = {
     "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
     "verify_data",
     "log_interval",
+    "log_style",
     "save_interval",
     "keep_last",
     "keep_every",
