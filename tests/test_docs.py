@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 import pytest
 import yaml
 
 from tests.support import pages
 from tests.support.paths import ROOT
+from tests.support.readings import PACK
 from tests.support.web_server import Server
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
@@ -34,6 +37,7 @@ PLANNED = {
         "4 files behind addresses",
         "fetch",
         "tokenize",
+        "proteins.parquet",
     ),
     "module": ("tokamake_train", "deploy"),
     "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
@@ -121,9 +125,10 @@ def site(tmp_path: Path, sampled: Path) -> Path:
     """A home folder with a clone, and the data, tokenizer and checkpoint that how-tos name."""
     clone, folder = pages.make_clone(tmp_path), tmp_path / "site"
     (clone / "logs").mkdir()  # as of a workflow that has begun, for `status`
-    for name in ("web/a.jsonl.zst", "code/a.parquet"):  # planned only, not read
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(b"text")
+    (folder / "web").mkdir(parents=True)
+    (folder / "code").mkdir()
+    (folder / "web/a.jsonl.zst").write_bytes(PACK["zst"](b'{"text": "planned only"}\n'))
+    parquet.write_table(arrow.table({"text": ["planned only"]}), folder / "code/a.parquet")
     shutil.copytree(sampled / "tokenizer", folder / "gpt2-tokenizer")
     architecture = tmp_path / "architecture.yaml"
     architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
@@ -146,6 +151,7 @@ def hub(server: Server, sampled: Path) -> None:
         "README.md": card,
         "20231101.en/train-00000-of-00001.parquet": b"planned only",
     }
+    server.repositories["datasets/my-org/proteins"] = {"train/0.fasta": b">a first\nMKV\nLLA\n"}
     server.repositories["models/openai-community/gpt2"] = {
         "model.safetensors": b"not fetched",
         **{path.name: path.read_bytes() for path in (sampled / "tokenizer").iterdir()},

@@ -75,21 +75,38 @@ def test_without_a_card_words_in_names_tell_splits(hub: Server) -> None:
 
 
 def test_archives_are_taken_if_there_is_no_other_data(hub: Server) -> None:
-    files = {"train.zip": b"1", "test-0.tar": b"2", "LICENSE": b"3"}
+    files = {"train.zip": b"1", "test-0.tar.zst": b"2", "LICENSE": b"3"}
     hub.repositories["datasets/org/texts"] = files
     assert names(NAME) == ["train.zip"]
-    assert names(f"{NAME}?split=test") == ["test-0.tar"]
+    assert names(f"{NAME}?split=test") == ["test-0.tar.zst"]
     hub.repositories["datasets/org/texts"] = {**files, "train.jsonl": b"4"}
     assert names(NAME) == ["train.jsonl"]
 
 
+CONVERTED = f"{NAME}@refs%2Fconvert%2Fparquet"
+
+
 def test_a_dataset_made_by_a_script_is_refused_with_its_converted_form(hub: Server) -> None:
-    hub.repositories["datasets/org/texts"] = {"texts.py": b"", "README.md": b"text"}
+    hub.repositories["datasets/org/texts"] = {"texts.py": b"", "data.zip": b"", "a.csv": b""}
     with pytest.raises(UserError, match=r"a script makes .*org/texts@refs%2Fconvert%2Fparquet$"):
         list_files(NAME)
-    converted = {"default/train/0000.parquet": b"1", "default/test/0000.parquet": b"2"}
-    hub.repositories["datasets/org/texts"] = converted
-    assert names(f"{NAME}@refs%2Fconvert%2Fparquet") == ["default/train/0000.parquet"]
+
+
+def test_the_converted_form_of_a_dataset_has_configurations_and_splits(hub: Server) -> None:
+    files = ("default/train/0.parquet", "default/train/1.parquet", "default/test/0.parquet")
+    hub.repositories["datasets/org/texts"] = dict.fromkeys(files, b"")
+    assert names(CONVERTED) == [*files[:2]]
+    assert names(f"{CONVERTED}?split=test") == [files[2]]
+    files = ("en/train/0.parquet", "de/train/0.parquet", "de/partial-test/0.parquet")
+    hub.repositories["datasets/org/texts"] = dict.fromkeys(files, b"")
+    assert names(f"{CONVERTED}?config=de") == [files[1]]
+    with pytest.raises(UserError, match=r"configurations de, en; add \?config=NAME"):
+        list_files(CONVERTED)
+    with pytest.raises(
+        UserError, match=r"only a part of split test; \?split=partial-test takes it"
+    ):
+        list_files(f"{CONVERTED}?config=de&split=test")
+    assert names(f"{CONVERTED}?config=de&split=partial-test") == [files[2]]
 
 
 def test_no_other_split_is_taken_for_training(hub: Server) -> None:

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.state.lock:
             self.state.requests.append(f"{self.command} {path} {wanted}".strip())
         if api := re.fullmatch(
-            r"/api/(datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)(/.*)?", quoted
+            r"/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(/.*)?)?", quoted
         ):
             self._answer_api(*(unquote(part or "") for part in api.groups()))
         elif hub := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", quoted):
@@ -147,22 +147,35 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(404)
 
-    def _answer_api(self, kind: str, name: str, what: str, revision: str, _: str) -> None:
+    def _answer_api(self, kind: str, name: str, what: str, revision: str, folder: str) -> None:
         repository = f"{kind}/{name}"
-        if not self._check(repository, revision):
+        if not self._check(repository, revision or "main"):
             return
         commit = self.state.commit(repository)
-        if what == "revision":
+        if what != "tree":
             self._send_json({"_id": "1", "id": name, "sha": commit, "private": False, "tags": []})
             return
-        entries = []
+        self._send_json(self._tree(repository, folder.strip("/")))
+
+    def _tree(self, repository: str, folder: str) -> list[dict[str, Any]]:
+        """Files below a folder; if the request is not recursive, its files and folders."""
+        is_recursive = "recursive=true" in urlsplit(self.path).query.lower()
+        entries: dict[str, dict[str, Any]] = {}
         for path, content in self.state.repositories[repository].items():
+            inside = path.removeprefix(f"{folder}/" if folder else "")
+            if folder and inside == path:
+                continue
+            child, slash, _ = inside.partition("/")
+            if slash and not is_recursive:
+                child = f"{folder}/{child}".lstrip("/")
+                entries[child] = {"type": "directory", "path": child, "oid": git_hash(b"")}
+                continue
             entry = {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
             if path in self.state.large:
                 sha256 = hashlib.sha256(content).hexdigest()
                 entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
-            entries.append(entry)
-        self._send_json(entries)
+            entries[path] = entry
+        return list(entries.values())
 
     def _answer_hub(self, dataset: str, name: str, revision: str, path: str) -> None:
         repository = f"{'datasets' if dataset else 'models'}/{name}"

@@ -30,8 +30,10 @@ _DATA = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$")
 """Ends of names of data, where neither the user nor a card names the files."""
 _TABLES = re.compile(r"\.(csv|tsv)(\.(gz|zst|xz|bz2))?$")
 """The same for tables of text. Beside other data, they are statistics and the like."""
-_ARCHIVES = re.compile(r"\.(zip|tar|tgz|tar\.gz)$")
-"""The same for archives. Beside other data, they are the same data once more, or pictures."""
+_ARCHIVES = re.compile(r"\.(zip|tgz|tar(\.(gz|zst|xz|bz2))?)$")
+"""The same for archives. Beside other data, they hold pictures, or the same data."""
+_CONVERTED = "refs/convert/parquet"
+"""Revision to which the Hub converts datasets; its files are CONFIG/SPLIT/0000.parquet."""
 _COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""
 _FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
@@ -240,20 +242,28 @@ def _of_configs(
     parsed: HubAddress, names: list[str], *, configs: list[dict[str, Any]], address: str
 ) -> list[str]:
     """Return the files of a configuration and a split of a dataset."""
+    is_converted = parsed.revision == _CONVERTED
+    if is_converted:
+        configs = _converted_configs(names)
     chosen = _choose_config(configs, parsed.config, address=address)
     if chosen:
         patterns = _split_patterns(chosen["data_files"], chosen.get("data_dir", ""))
         splits = {split: _match(members, names) for split, members in patterns.items()}
-    else:
-        splits = _splits_by_name(names)
-    split = parsed.split or "train"
-    if splits.get(split):
-        return splits[split]
-    if f"{parsed.repository.partition('/')[2]}.py" in names and not any(splits.values()):
+    elif _script(parsed) in names and not any(map(_DATA.search, names)):
         raise UserError(
             f"{address}: a script makes this dataset, and tokamake runs none; the Hub may have "
             f"converted it: hf://datasets/{parsed.repository}@refs%2Fconvert%2Fparquet"
         )
+    else:
+        splits = _splits_by_name(names)
+    split = parsed.split or "train"
+    if is_converted and not splits.get(split) and splits.get(f"partial-{split}"):
+        raise UserError(
+            f"{address}: the Hub has converted only a part of split {split}; "
+            f"?split=partial-{split} takes it"
+        )
+    if splits.get(split):
+        return splits[split]
     raise UserError(
         f"{address}: no file of split {split}; it has the splits {', '.join(splits) or 'none'}; "
         "add ?split=NAME, or name files: hf://datasets/ORG/NAME/PATH"
@@ -277,6 +287,27 @@ def _card_configs(
         raise TypeError(_first_line(error)) from None
     configs = [entry for entry in metadata.get("configs") or [] if "data_files" in entry]
     return [{"config_name": "default", **entry} for entry in configs]
+
+
+def _converted_configs(names: list[str]) -> list[dict[str, Any]]:
+    """Return configurations as a card would name them, from folders CONFIG/SPLIT."""
+    configs: dict[str, dict[str, str]] = {}
+    for name in names:
+        match name.split("/"):
+            case [config, split, _]:
+                configs.setdefault(config, {})[split] = f"{config}/{split}/*.parquet"
+    return [
+        {
+            "config_name": config,
+            "data_files": [{"split": split, "path": path} for split, path in splits.items()],
+        }
+        for config, splits in configs.items()
+    ]
+
+
+def _script(parsed: HubAddress) -> str:
+    """Name of the script that makes a dataset, if there is one."""
+    return f"{parsed.repository.partition('/')[2]}.py"
 
 
 def _choose_config(

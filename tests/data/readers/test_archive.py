@@ -1,42 +1,45 @@
-"""Archives give the documents of their members, in the order of `datasets`."""
+"""Archives give the documents of their members, each once and unchanged."""
 
+import bz2
 import gzip
 import hashlib
-import importlib.metadata
 import io
 import json
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.readings import TEXTS, records
-from tokamake.data.readers import BadRecord, open_input
+from tests.support.readings import PACK, TEXTS, records, small_steps
+from tokamake.data.readers import BadRecord, _input, open_input
 from tokamake.data.readers import archive as reader
 from tokamake.errors import UserError
 
-ROWS = [{"text": text, "id": number} for number, text in enumerate(TEXTS)]
-JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+JSONL = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+FIRST = JSONL.index(b"\n") + 1
 
 
-def zipped(path: Path, **members: str | bytes) -> Path:
-    """Write a zip archive; __ in a name stands for a dot, and _in_ for a folder."""
+def zipped(path: Path, members: Mapping[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(name.replace("_in_", "/").replace("__", "."), content)
+            archive.writestr(name, content)
     return path
 
 
-def tarred(path: Path, members: dict[str, bytes]) -> Path:
+def tar(members: Mapping[str, bytes]) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    data = content.getvalue()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return content.getvalue()
+
+
+def tarred(path: Path, members: Mapping[str, bytes]) -> Path:
+    path.write_bytes(tar(members))
     return path
 
 
@@ -47,18 +50,27 @@ def texts(path: Path, key: str = "text") -> list[object]:
     ]
 
 
-FIRST = JSONL.index("\n") + 1
-ZIPS: dict[str, dict[str, str | bytes]] = {
-    "jsonl": {"a__jsonl": JSONL},
-    "two files": {"data_in_a__jsonl": JSONL[:FIRST], "data_in_b__json": JSONL[FIRST:]},
-    "array": {"a__json": json.dumps(ROWS, indent=1)},
-    "hidden": {"a__jsonl": JSONL, "__DS_Store": "x", "sub_in___b__jsonl": "{"},
+MEMBERS: dict[str, dict[str, bytes]] = {
+    "jsonl": {"a.jsonl": JSONL},
+    "files in natural order": {"data/2.jsonl": JSONL[:FIRST], "data/10.jsonl": JSONL[FIRST:]},
+    "an empty file": {"a.jsonl": b"", "b.jsonl": JSONL},
+    "array": {"a.json": json.dumps([{"text": text} for text in TEXTS], indent=1).encode()},
+    "text": {f"{number:02d}.md": text.encode() for number, text in enumerate(TEXTS)},
+    "packed files": {f"a{n}.jsonl.{n}": pack(JSONL) for n, pack in PACK.items() if n == "gz"},
+    "hidden files": {"a.jsonl": JSONL, "__MACOSX/._a.jsonl": b"x", "d/.DS_Store": b"y"},
+    "types": {"a.jsonl": JSONL[:FIRST], "b.json": b"[]", "c.jsonl": JSONL[FIRST:]},
 }
 
 
-@pytest.mark.parametrize("name", ZIPS)
-def test_a_zip_archive_gives_its_documents(tmp_path: Path, name: str) -> None:
-    path = zipped(tmp_path / "a [1]*.zip", **ZIPS[name])
+@pytest.mark.parametrize("kind", ["zip", "tar", *(f"tar.{name}" for name in PACK)])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_an_archive_gives_the_documents_of_its_files(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / f"a::[1]*.{kind}"
+    if kind == "zip":
+        zipped(path, dict(reversed(MEMBERS[name].items())))
+    else:
+        content = tar({f"./{member}": data for member, data in MEMBERS[name].items()})
+        path.write_bytes(PACK[kind[4:]](content) if kind != "tar" else content)
     raw = open_input(path)
     assert [record["text"] for record in records(raw)] == TEXTS
     assert (raw.format, raw.documents, raw.bytes) == ("archive", 7, path.stat().st_size)
@@ -66,91 +78,189 @@ def test_a_zip_archive_gives_its_documents(tmp_path: Path, name: str) -> None:
     assert raw.place(3) == f"{path}: row 3"
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
-def test_a_tar_archive_of_webdataset_gives_its_samples(tmp_path: Path, name: str) -> None:
+def test_texts_stay_as_they_are_in_all_members(tmp_path: Path) -> None:
+    """Also texts that look like a number or a date, after a member with other types."""
+    lines = ['{"text": "a"}', '{"text": "2020-01-01T10:00:00Z"}', '{"text": "NA"}', '{"text": "1"}']
+    members = {f"{number}.jsonl": f"{line}\n".encode() for number, line in enumerate(lines)}
+    members["z.jsonl"] = b'{"text": 3}\n{"text": {"b": 1}}\n'
+    expected = ["a", "2020-01-01T10:00:00Z", "NA", "1", 3, {"b": 1}]
+    assert texts(zipped(tmp_path / "a.zip", members)) == expected
+    assert texts(tarred(tmp_path / "a.tar", members)) == expected
+
+
+def test_documents_of_large_members_are_all_there(tmp_path: Path) -> None:
+    rows = [{"text": f"{number} " + "x" * (number % 700)} for number in range(5000)]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    tarred(tmp_path / "a.tar", {"a.jsonl": data, "b.jsonl": data})
+    with small_steps(4096):
+        raw = open_input(tmp_path / "a.tar")
+        blocks = list(raw.blocks(("text",)))
+    assert [record["text"] for block in blocks for record in block.records] == [
+        row["text"] for row in rows * 2
+    ]
+    assert [n for block in blocks for n in block.numbers.tolist()] == list(range(10000))
+    assert {offset for block in blocks for offset in block.offsets.tolist()} == {-1}
+
+
+# ---- WebDataset ----
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 22])
+def test_samples_of_webdataset_are_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
     members = {}
     for number, text in enumerate(TEXTS):
-        members[f"{number:03d}.txt"] = text.encode()
-        members[f"{number:03d}.png"] = b"\x89PNG is not decoded"
-    path = tarred(tmp_path / name, members)
+        members[f"d.1/{number:03d}.json"] = b'{"text": "not read"}'
+        members[f"d.1/{number:03d}.png"] = b"\x89PNG\0"
+        members[f"d.1/{number:03d}.txt"] = text.encode()
+        members[f"d.1/{number:03d}.title.en"] = f"title {number}".encode()
+    path = tarred(tmp_path / "a.tar", members)
     assert texts(path, "txt") == TEXTS
-    with pytest.raises(UserError, match=r'a\.tar.*: no column "text" among txt, png.*; fix text_'):
+    both = records(open_input(path), "title.en", "txt")
+    assert both[3] == {"title.en": "title 3", "txt": TEXTS[3]}
+    with pytest.raises(UserError, match=r"a\.tar/d\.1/000\.png: a member of unknown format, not"):
         texts(path)
 
 
-@pytest.mark.parametrize("size", [512 * 8, 512 * 8 + 300, 512 * 15])
-def test_a_cut_tar_archive_is_an_error(tmp_path: Path, size: int) -> None:
-    path = tarred(tmp_path / "a.tar", {f"{number}.txt": b"x" for number in range(9)})
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UserError, match=r"a\.tar: cannot be read .*fetch it again"):
-        texts(path, "txt")
+def test_samples_without_text_and_bytes_that_are_no_text_are_bad_documents(tmp_path: Path) -> None:
+    members = {"0.txt": b"good", "1.txt": b"\xff bad", "2.cls": b"1", "3.txt": b"\xef\xbb\xbfgood"}
+    good, bad, missing, marked = texts(tarred(tmp_path / "a.tar", members), "txt")
+    assert (good, missing, marked) == ("good", None, "good")
+    assert isinstance(bad, BadRecord)
+    assert bad.raw == b"\xff bad"
+    assert bad.reason.startswith("1.txt: not valid UTF-8 (0xff at byte 0")
 
 
-def test_a_cut_download_is_an_error(tmp_path: Path) -> None:
-    for path in (
-        zipped(tmp_path / "a.zip", a__jsonl=JSONL * 50),
-        tarred(tmp_path / "a.tar.gz", {f"{number}.txt": bytes([number]) for number in range(99)}),
-    ):
-        path.write_bytes(path.read_bytes()[:-200])
-        with pytest.raises(UserError, match=r"fetch it again"):
-            texts(path, "text" if path.suffix == ".zip" else "txt")
+def test_a_sample_that_has_a_text_twice_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", mode="w") as archive:
+        for _ in range(2):
+            archive.addfile(tarfile.TarInfo("0.txt"))
+    with pytest.raises(UserError, match=r"0\.txt twice"):
+        texts(tmp_path / "a.tar", "txt")
 
 
-def test_one_number_among_texts_does_not_change_the_texts(tmp_path: Path) -> None:
-    """`datasets` would turn the other texts into JSON strings, in quotes."""
-    path = zipped(tmp_path / "a.zip", a__jsonl='{"text": "a"}\n{"text": 3}\n')
-    with pytest.raises(UserError, match=r"from string to number in row 1.*or unpack it"):
+# ---- Damage ----
+
+TEN = {f"{number}.txt": b"document %d" % number for number in range(10)}
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+DAMAGED = {
+    "a damaged header": lambda: flipped(tar(TEN), 6 * 1024 + 20),
+    "cut between members": lambda: tar(TEN)[: 7 * 1024],
+    "cut in a header": lambda: tar(TEN)[: 7 * 1024 + 100],
+    "cut in a member": lambda: tar(TEN)[: 7 * 1024 + 515],
+    "two archives in one file": lambda: tar(TEN) + tar(TEN),
+}
+
+
+@pytest.mark.parametrize("pack", ["", "gz"])
+@pytest.mark.parametrize("key", ["text", "txt"])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_tar_archive_is_an_error(tmp_path: Path, name: str, key: str, pack: str) -> None:
+    content = DAMAGED[name]()
+    path = tmp_path / "a.tar"
+    path.write_bytes(gzip.compress(content) if pack else content)
+    with pytest.raises(UserError, match=r"a\.tar: cannot be read as archive .*fetch it again"):
+        texts(path, key)
+
+
+@pytest.mark.parametrize("cut", [3 * 1024, 3 * 1024 + 100])
+def test_members_of_compression_may_end_anywhere(tmp_path: Path, cut: int) -> None:
+    content = tar(TEN)
+    for pack in (gzip.compress, bz2.compress):
+        (tmp_path / "a.tar").write_bytes(pack(content[:cut]) + pack(content[cut:]))
+        assert len(texts(tmp_path / "a.tar", "txt")) == 10
+
+
+@pytest.mark.parametrize("position", [60, -200, -30])
+def test_a_damaged_or_cut_zip_archive_is_an_error(tmp_path: Path, position: int) -> None:
+    path = zipped(tmp_path / "a.zip", {"a.jsonl": JSONL * 40})
+    content = path.read_bytes()
+    path.write_bytes(content[:position])
+    with pytest.raises(UserError, match=r"a\.zip: cannot be read as archive .*fetch it again"):
+        texts(path)
+    path.write_bytes(flipped(content, 60))
+    with pytest.raises(UserError, match=r"a\.zip: cannot be read as archive .*fetch it again"):
         texts(path)
 
 
-def test_missing_texts_and_bytes_that_are_no_text_are_bad_documents(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "a.zip", a__jsonl='{"text": "a"}\n{"id": 3}\n')
-    assert texts(path) == ["a", None]
-    path = tarred(tmp_path / "a.tar", {"0.data": b"good", "1.data": b"\xff bad"})
-    first, second = texts(path, "data")
-    assert first == "good"
-    assert isinstance(second, BadRecord)
-    assert second.raw == b"\xff bad"
+# ---- What is refused ----
+
+
+def test_a_bad_line_names_its_member(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"d/a.jsonl": b'{"text": "a"}\n\n{"text": \n'})
+    good, bad = texts(path)
+    assert good == "a"
+    assert isinstance(bad, BadRecord)
+    assert bad.reason.startswith("line 3 of d/a.jsonl: not valid JSON")
 
 
 @pytest.mark.parametrize(
-    ("members", "kinds"),
+    ("members", "message"),
     [
-        ({"a__jsonl": "", "b__csv": ""}, r"\.csv, \.jsonl"),
-        ({"a__jsonl__gz": ""}, r"\.gz"),
-        ({"a__txt": ""}, r"\.txt"),
-        ({"folder_in_": ""}, "nothing"),
+        ({"a.jsonl": JSONL, "b.parquet": b"PAR1"}, r"b\.parquet: a member of the format parquet"),
+        ({"a.jsonl": JSONL, "b.bin": b"\0\1"}, r"b\.bin: a member of unknown format"),
+        ({"a.jsonl": JSONL, "b.zip": b"PK\x03\x04"}, r"b\.zip: a member of the format archive"),
+        ({".hidden": b""}, "an archive without files"),
+        ({"b.csv": b"id\n1\n"}, r'b\.csv: no column "text"'),
     ],
 )
-def test_members_of_other_kinds_are_refused(
-    tmp_path: Path, members: dict[str, str], kinds: str
+def test_members_that_cannot_be_read_are_refused(
+    tmp_path: Path, members: dict[str, bytes], message: str
 ) -> None:
-    path = zipped(tmp_path / "a.zip", **members)
-    with pytest.raises(
-        UserError, match=f"members of the zip archive are named {kinds}, not .*unpack"
-    ):
-        texts(path)
+    for path in (zipped(tmp_path / "a.zip", members), tarred(tmp_path / "a.tar", members)):
+        with pytest.raises(UserError, match=message):
+            texts(path)
 
 
-def test_without_datasets_the_remedy_is_its_installation(
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
+def test_links_in_a_tar_archive_are_refused(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jsonl"))
+        link = tarfile.TarInfo("b.jsonl")
+        link.type, link.linkname = kind, "a.jsonl"
+        archive.addfile(link)
+    with pytest.raises(UserError, match=r"b\.jsonl is a link, not a file; unpack the archive"):
+        texts(tmp_path / "a.tar")
+
+
+def test_other_archives_are_refused(tmp_path: Path) -> None:
+    zipped(tmp_path / "a.zip", {"a.jsonl": JSONL})
+    (tmp_path / "a.zip.gz").write_bytes(gzip.compress((tmp_path / "a.zip").read_bytes()))
+    with pytest.raises(UserError, match="a zip archive inside gz; unpack it"):
+        texts(tmp_path / "a.zip.gz")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for header in (content.index(b"PK\x03\x04") + 6, content.index(b"PK\x01\x02") + 8):
+        content[header] |= 1  # encrypted
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot be read as archive .*password.*unpack it"):
+        texts(tmp_path / "a.zip")
+
+
+def test_the_content_of_a_long_sample_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    path = zipped(tmp_path / "a.zip", a__jsonl=JSONL)
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(UserError, match=r"pip install 'datasets>=5'`, or unpack the archive"):
-        open_input(path)
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "4.9.1")
-    with pytest.raises(UserError, match=r"pip install 'datasets>=5'`"):
-        open_input(path)
+    monkeypatch.setattr(reader, "LONGEST_BYTES", 5)
+    with pytest.raises(UserError, match=r"0\.txt is longer than 5 bytes; split it"):
+        texts(tarred(tmp_path / "a.tar", TEN), "txt")
 
 
-def test_rows_have_consecutive_numbers_in_all_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 100)
-    blocks = list(open_input(zipped(tmp_path / "a.zip", a__jsonl=JSONL)).blocks(("text",)))
-    assert len(blocks) > 1
-    assert [number for block in blocks for number in block.numbers.tolist()] == list(range(7))
+def test_the_format_archive_is_not_given_to_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(JSONL)
+    with pytest.raises(UserError, match="is no archive; leave out the format"):
+        records(open_input(tmp_path / "a.jsonl", format="archive"))
+
+
+def test_damage_that_the_reading_thread_meets_is_an_error(tmp_path: Path) -> None:
+    """Large files are read ahead by a thread."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(flipped(tar({f"{n}.txt": b"x" * 5000 for n in range(400)}), 100 * 5632 + 20))
+    assert path.stat().st_size > _input._SMALL_BYTES
+    with pytest.raises(UserError, match="fetch it again"):
+        texts(path, "txt")

@@ -60,6 +60,20 @@ def test_bad_rows_are_bad_documents_with_their_content(tmp_path: Path) -> None:
     assert surrogate.raw == b'{"text": "\\ud800"}'
 
 
+def test_integers_of_any_length_are_numbers_as_in_jsonl(tmp_path: Path) -> None:
+    row = '{\n"text": "a", "n": %s\n}\n'
+    for digits in ("18446744073709551616", "9" * 5000, "-9223372036854775809"):
+        (tmp_path / "a.json").write_text(row % digits + row % "1")
+        assert [row["text"] for row in records(open_input(tmp_path / "a.json"))] == ["a", "a"]
+
+
+@pytest.mark.parametrize("content", [b"[]", b"[\n]\n", b"[ ]"])
+def test_an_empty_array_has_no_documents(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    raw = open_input(tmp_path / "a.json")
+    assert (records(raw), raw.format) == ([], "json")
+
+
 BROKEN = {
     "cut": (b'[{"text": "a"},\n {"te', r"a\.json:2: not valid JSON .* lost documents"),
     "comma": (b'[{"text": "a"}\n {"text": "b"}]', r"a\.json:2: not valid JSON \(Expecting ','"),
@@ -83,6 +97,9 @@ def test_a_file_that_fills_the_memory_is_refused(
     (tmp_path / "a.json").write_bytes(b"[" + b" " * 1000 + b'{"text": "a"}]')
     with pytest.raises(UserError, match=r"more than 1,000 bytes .* convert it: jq -cn --stream"):
         records(open_input(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_bytes(b"{\n" + b" " * 1000 + b'"text": "a"}]')
+    with pytest.raises(UserError, match=r"convert it: jq -c \. "):
+        records(open_input(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize("name", ["notes.md", "a.txt", "table.csv"])
@@ -100,5 +117,7 @@ def test_an_array_of_other_values_stays_jsonl(tmp_path: Path) -> None:
 
 def test_an_array_is_not_read_as_jsonl(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(FILES["pretty.json"])
-    with pytest.raises(UserError, match="is not one JSON object per line; give it the format json"):
-        records(open_input(tmp_path / "a.json", format="jsonl"))
+    (tmp_path / "a.txt").write_bytes(FILES["array.json"])
+    for name in ("a.json", "a.txt"):
+        with pytest.raises(UserError, match="is not one JSON object per line; give it the format"):
+            records(open_input(tmp_path / name, format="jsonl"))

@@ -12,7 +12,15 @@ from tokamake.data.corpus.raw_files import RawFile, stamp, stamps
 from tokamake.data.readers import COMPRESSION_SUFFIXES, sniff
 
 # Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
-_EXPANSION = {".gz": 3.5, ".zst": 4.0, ".xz": 5.0, ".bz2": 4.5, ".parquet": 3.0}
+_EXPANSION = {
+    ".gz": 3.5,
+    ".tgz": 3.5,
+    ".zip": 3.5,
+    ".zst": 4.0,
+    ".xz": 5.0,
+    ".bz2": 4.5,
+    ".parquet": 3.0,
+}
 
 
 def cut_shards(
@@ -57,7 +65,10 @@ def _check_formats(files: Iterable[RawFile], format: str) -> None:
     """
     first: dict[str, RawFile] = {}
     for file in files:
-        first.setdefault(_extension(file.path), file)
+        extension = _extension(file.path)
+        if extension in COMPRESSION_SUFFIXES:
+            extension = _extension(file.path.removesuffix(extension)) + extension
+        first.setdefault(extension, file)
     for file in first.values():
         if file.modified is not None:  # else there is no content to look at yet
             sniff(Path(file.path), format)
@@ -85,7 +96,8 @@ def _has_byte_ranges(format: str) -> bool:
 
 
 def _extension(path: str) -> str:
-    return path[path.rfind(".") :]  # a Path for each of 100,000 files takes too long
+    name = path[path.rfind("/") + 1 :]  # a Path for each of 100,000 files takes too long
+    return name[name.rfind(".") :] if "." in name else ""
 
 
 def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:

@@ -49,18 +49,15 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
-    if not any(reader.accepts(head, path) for reader in readers().values() if reader.HAS_MAGIC):
-        _refuse_unsupported(head, path)
-    for name, reader in readers().items():
-        # A given format is trusted, unless magic bytes contradict it.
-        if (reader.HAS_MAGIC or not format) and reader.accepts(head, path):
-            if format not in ("", name):
-                raise UserError(
-                    f"{path}: has the format {name}, not {format}; fix or leave out the format"
-                )
-            return name, packing, head
-    if format:
+    found = find_format(head, path, magic_alone=bool(format))
+    if format:  # trusted, unless magic bytes contradict it
+        if found not in (None, format):
+            raise UserError(
+                f"{path}: has the format {found}, not {format}; fix or leave out the format"
+            )
         return plugins.check("data/readers", format), packing, head
+    if found:
+        return found, packing, head
     if not packing and path.suffix.lower() in SUFFIXES:
         raise UserError(
             f"{path}: is not a {path.suffix} file, although it is named so, nor in a format of raw "
@@ -70,6 +67,26 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
         f"{path}: has no known format "
         f"({', '.join(readers())}); convert it to jsonl, or name its format"
     )
+
+
+def find_format(head: bytes, path: Path, *, magic_alone: bool = False) -> str | None:
+    """Return the format of content that begins with `head`; None: no reader accepts it.
+
+    Args:
+        head: first bytes, decompressed.
+        path: name of the content.
+        magic_alone: leave out formats that the name or a guess decides.
+
+    Raises:
+        UserError: no reader can read this kind of content.
+    """
+    by_magic = [name for name, reader in readers().items() if reader.HAS_MAGIC]
+    others = [] if magic_alone else [name for name in readers() if name not in by_magic]
+    accepting = [name for name in by_magic if readers()[name].accepts(head, path)]
+    if not accepting:
+        _refuse_unsupported(head, path)
+        accepting = [name for name in others if readers()[name].accepts(head, path)]
+    return accepting[0] if accepting else None
 
 
 def _head(path: Path) -> tuple[str, bytes]:

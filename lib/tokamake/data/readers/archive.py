@@ -1,124 +1,280 @@
-"""Reader of zip archives and of WebDataset's tar archives, by `datasets`.
+"""Reader of archives: zip, and tar with or without compression. Nothing is unpacked to disk.
 
-`datasets` streams the members from disk; nothing is unpacked. It cannot set single rows aside: a
-row that it refuses makes the file an error.
+A member is read as a file of its name: jsonl, JSON, csv, tsv or text. In a tar archive of
+WebDataset (https://github.com/webdataset/webdataset), consecutive members whose names differ only
+after the first dot form a sample, and a key is such an end of a name.
 """
 
-import importlib.metadata
+import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from glob import escape
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
-from tokamake.data.readers._records import BadRecord, RecordBlock
-from tokamake.data.readers._table import BLOCK_BYTES, check_columns, damaged, not_utf8
+from tokamake.data.readers._compression import compression, unpack
+from tokamake.data.readers._detect import HEAD_BYTES, find_format
+from tokamake.data.readers._file_names import natural_key
+from tokamake.data.readers._input import CHUNK_BYTES, Input, readers
+from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
+from tokamake.data.readers._table import BLOCK_BYTES, damaged, not_utf8
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = True
 HAS_BYTE_RANGES = False
 
 _ZIP_MAGIC = b"PK\x03\x04"
-_TAR_END = bytes(1024)
-"""Last bytes of a tar archive. For `datasets`, an archive that was cut between members is whole."""
-_OVERHEAD = 32
-"""Bytes that a row counts for in a block beside its characters."""
-_FIRST_RELEASE = 5
-"""Release of `datasets` whose JSON builder has the options below."""
-_MEMBERS = {".json", ".jsonl", ".ndjson"}
-"""Suffixes of members of zip archives. `datasets` reads no others there as our readers read them:
-it turns texts such as NA into other values, changes line ends, or cannot open them."""
-# Without these, one number among the texts of a file turns all of them into JSON strings, and rows
-# that look like an agent's trace become other rows.
-_JSON = {"on_mixed_types": None, "parse_agent_traces": False}
+_TAR_BLOCK = 512
+_FORMATS = ("jsonl", "json", "csv", "text")
+"""Formats of members; parquet and Arrow need a file on disk."""
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept zip and tar archives.
+    """Accept zip and tar archives."""
+    return head.startswith(_ZIP_MAGIC) or _is_tar(head)
+
+
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+    """Yield the documents of all members as blocks. Rows count through the archive.
 
     Raises:
-        UserError: it is one, but `datasets` is not installed.
+        UserError: the archive is damaged, or has a member of another format.
     """
-    if is_archive := head.startswith(_ZIP_MAGIC) or _is_tar(head):
-        _check_installed(path)
-    return is_archive
+    number = 0
+    for block in _blocks(raw, keys):
+        numbers = np.arange(len(block.records), dtype=np.int64) + number
+        yield block._replace(numbers=numbers, offsets=np.full_like(numbers, -1))
+        number += len(numbers)
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the rows of a file as blocks.
-
-    Raises:
-        UserError: `datasets` cannot read the file, or a key is missing.
-    """
-    number, size = 0, 0
-    rows: list[dict[str, Any]] = []
-    for row in _rows(raw, keys):
-        rows.append({key: _text(row[key]) for key in keys})
-        size += _OVERHEAD + sum(len(value) for value in rows[-1].values() if isinstance(value, str))
-        if size >= BLOCK_BYTES:
-            yield _block(rows, number)
-            number, rows, size = number + len(rows), [], 0
-    if rows:
-        yield _block(rows, number)
-    tail = b""
-    for chunk in raw.chunks():  # also counts and hashes the file, and sees a cut compression
-        tail = (tail + chunk)[-len(_TAR_END) :]
-    if _is_tar(raw.head) and tail != _TAR_END:
-        raise damaged(raw, "it has no end: its download was cut")
-
-
-def _rows(raw: "Input", keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the keys of each row, as `datasets` reads them."""
-    import datasets
-
-    try:
-        module, options = _builder(raw)
-        # Even a stream leaves locks in the cache, which may be read-only on a compute node.
-        with TemporaryDirectory() as cache:
-            data = datasets.load_dataset(
-                module,
-                data_files={"train": [escape(str(raw.path.absolute()))]},
-                split="train",
-                streaming=True,
-                cache_dir=cache,
-                **options,
-            )
-        if data.features:
-            check_columns(raw, list(data.features), keys=keys)
-            data = data.select_columns(list(keys))  # images beside the texts are not decoded
-        for row in data:
-            check_columns(raw, list(row), keys=keys)
-            yield row
-    except UserError:
-        raise
-    except Exception as error:  # each of its builders raises the errors of other packages
-        raise UserError(
-            f"{raw.path}: cannot be read ({_cause(error)}); fetch it again, or unpack it: a bad "
-            "document of a single file is named"
-        ) from None
-
-
-def _builder(raw: "Input") -> tuple[str, Mapping[str, Any]]:
-    """Return the builder of `datasets` for a file, and its options."""
+def _blocks(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     if _is_tar(raw.head):
-        return "webdataset", {}
-    with zipfile.ZipFile(raw.path) as archive:
-        names = [name for name in archive.namelist() if not _is_hidden(name)]
-    suffixes = {Path(name).suffix.lower() for name in names}
-    if not suffixes or not suffixes <= _MEMBERS:
-        raise UserError(
-            f"{raw.path}: members of the zip archive are named "
-            f"{', '.join(sorted(suffixes)) or 'nothing'}, not {', '.join(sorted(_MEMBERS))}; "
-            "unpack it"
-        )
-    return "json", _JSON
+        is_webdataset = set(keys) <= _ends_of_first_sample(raw)
+        yield from _samples(raw, keys) if is_webdataset else _files(raw, keys, _tar_members(raw))
+    elif not raw.head.startswith(_ZIP_MAGIC):
+        raise UserError(f"{raw.path}: is no archive; leave out the format")
+    elif raw.compression:
+        raise UserError(f"{raw.path}: a zip archive inside {raw.compression}; unpack it")
+    else:
+        raw.count()
+        yield from _files(raw, keys, _zip_members(raw))
+
+
+# ---- Members as files ----
+
+
+class _Member(Input):
+    """A member, for the reader of its format."""
+
+    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+        first = next(pieces, b"")
+        pieces = chain([first], pieces)
+        if packing := compression(first):
+            pieces = unpack(pieces, packing, path=path, block_bytes=CHUNK_BYTES)
+        first = next(pieces, b"")
+        self._pieces = chain([first], pieces)
+        format = find_format(first[:HEAD_BYTES], path)
+        if format not in _FORMATS:
+            what = f"a member of the format {format}" if format else "a member of unknown format"
+            raise UserError(
+                f"{path}: {what}, not {', '.join(_FORMATS)}; unpack the archive, and name the "
+                "files of data"
+            )
+        super().__init__(path, format, compression=packing, head=first[:HEAD_BYTES])
+
+    def chunks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:  # noqa: ARG002
+        """Yield the decompressed bytes; a member has no byte ranges."""
+        return self._pieces
+
+
+def _files(
+    raw: Input, keys: tuple[str, ...], members: Iterable[tuple[str, IO[bytes]]]
+) -> Iterator[RecordBlock]:
+    """Yield the documents of members that are files of a format."""
+    count = 0
+    for name, stream in members:
+        member = _Member(raw.path / name, _pieces(raw, stream))
+        for block in readers()[member.format].read(member, keys):
+            yield _with_places(block, member, name=name)
+        raw.blank_lines += member.blank_lines
+        count += 1
+    if not count:
+        raise UserError(f"{raw.path}: an archive without files; fetch it again or leave it out")
+
+
+def _pieces(raw: Input, stream: IO[bytes]) -> Iterator[bytes]:
+    while True:
+        with _errors(raw):
+            piece = stream.read(CHUNK_BYTES)
+        if not piece:
+            return
+        yield piece
+
+
+def _with_places(block: RecordBlock, member: Input, *, name: str) -> RecordBlock:
+    """Name the member and the place in it in the reasons of bad records."""
+    if block.texts is not None:  # then all records are good
+        return block
+    records = [
+        record._replace(reason=f"{member.unit} {number} of {name}: {record.reason}")
+        if isinstance(record, BadRecord)
+        else record
+        for record, number in zip(block.records, block.numbers.tolist(), strict=True)
+    ]
+    return block._replace(records=records)
+
+
+def _zip_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and the content of each member, in natural order."""
+    with _errors(raw):
+        archive = zipfile.ZipFile(raw.path)
+    with archive:
+        for name in sorted(archive.namelist(), key=natural_key):
+            if not name.endswith("/") and not _is_hidden(name):
+                with _errors(raw):
+                    stream = archive.open(name)
+                with stream:
+                    yield name, stream
+
+
+# ---- Tar ----
+
+
+class _TarStream:
+    """Bytes of a tar archive for tarfile, which sees no damage between members.
+
+    Args:
+        chunks: decompressed content.
+    """
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, b""
+        self.size = self.last_byte = 0
+        """Bytes so far, and those up to the last one that is not zero."""
+
+    def read(self, count: int) -> bytes:
+        parts, missing = [], count
+        while missing and (chunk := self._rest or self._next()):
+            parts.append(chunk[:missing])
+            self._rest = chunk[missing:]
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def drain(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bytes:
+        chunk = next(self._chunks, b"")
+        if length := len(chunk.rstrip(b"\0")):
+            self.last_byte = self.size + length
+        self.size += len(chunk)
+        return chunk
+
+
+def _tar_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and the content of each member, in the order of the archive.
+
+    Raises:
+        UserError: a member is not a file, or anything but zeros follows the last member: tarfile
+            takes a damaged header for the end.
+    """
+    stream, end = _TarStream(raw.chunks()), 0
+    with _errors(raw):
+        archive = tarfile.TarFile.open(fileobj=cast(Any, stream), mode="r|", bufsize=CHUNK_BYTES)
+    with archive:
+        while True:
+            with _errors(raw):
+                member = archive.next()
+            if member is None:
+                break
+            cast(Any, archive).members.clear()  # else tarfile keeps all of them
+            end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
+            name = member.name.removeprefix("./")
+            if member.isdir() or _is_hidden(name):
+                continue
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is None or member.issparse():
+                raise UserError(f"{raw.path}: {name} is a link, not a file; unpack the archive")
+            yield name, content
+        stream.drain()
+    if stream.last_byte > end or stream.size < end + _TAR_BLOCK:
+        fault = f"its members end at byte {end:,} of {stream.size:,}"
+        raise damaged(raw, f"{fault}, which is not the end of the archive")
+
+
+def _ends_of_first_sample(raw: Input) -> set[str]:
+    """Return the ends of the names of the first members that share the beginning of their names."""
+    ends: set[str] = set()
+    beginning: str | None = None
+    # Another input, because each counts what it reads.
+    again = Input(raw.path, raw.format, compression=raw.compression, head=raw.head)
+    for name, _ in _tar_members(again):
+        start, end = _split_name(name)
+        if beginning not in (None, start):
+            break
+        beginning = start
+        ends.add(end)
+    return ends
+
+
+def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+    """Yield the samples of an archive of WebDataset."""
+    rows: list[dict[str, Any]] = []
+    beginning: str | None = None
+    size = 0
+    for name, content in _tar_members(raw):
+        start, end = _split_name(name)
+        if start != beginning:
+            if size >= BLOCK_BYTES:
+                yield _block(rows)
+                rows, size = [], 0
+            beginning = start
+            rows.append(dict.fromkeys(keys))
+        if end in keys:
+            if rows[-1][end] is not None:
+                raise UserError(f"{raw.path}: has {name} twice; make the archive again")
+            data = _content(raw, content, name=name)
+            rows[-1][end] = _text(name, data)
+            size += len(data)
+    if rows:
+        yield _block(rows)
+
+
+def _content(raw: Input, stream: IO[bytes], *, name: str) -> bytes:
+    parts, size = [], 0
+    for piece in _pieces(raw, stream):
+        parts.append(piece)
+        size += len(piece)
+        if size > LONGEST_BYTES:
+            raise UserError(f"{raw.path}: {name} is longer than {LONGEST_BYTES:,} bytes; split it")
+    return b"".join(parts)
+
+
+def _text(name: str, data: bytes) -> str | BadRecord:
+    try:
+        return data.removeprefix(BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        bad = not_utf8(error)
+        return bad._replace(reason=f"{name}: {bad.reason}")
+
+
+def _block(rows: list[dict[str, Any]]) -> RecordBlock:
+    records = [next((v for v in row.values() if isinstance(v, BadRecord)), row) for row in rows]
+    return RecordBlock(records, np.arange(len(rows)), np.arange(len(rows)), None)
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a name at the first dot of its last part: a/0.txt.en into a/0 and txt.en."""
+    folder, slash, last = name.rpartition("/")
+    start, _, end = last.partition(".")
+    return f"{folder}{slash}{start}", end
 
 
 def _is_tar(head: bytes) -> bool:
@@ -126,44 +282,16 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether `datasets` skips a member: folders, and what operating systems add."""
-    return name.endswith("/") or any(part.startswith((".", "__")) for part in name.split("/"))
+    """Whether a member is hidden, as files in folders are: a part begins with a dot or _."""
+    return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _text(value: Any) -> Any:
-    """Decode a member of a tar archive; other values stay."""
-    if not isinstance(value, bytes):
-        return value
+@contextmanager
+def _errors(raw: Input) -> Iterator[None]:
+    """Turn errors of tarfile and zipfile into `UserError`; RuntimeError is one of encryption."""
     try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        return not_utf8(error)
-
-
-def _block(rows: Iterable[dict[str, Any]], first_row: int) -> RecordBlock:
-    records = [_record(row) for row in rows]
-    numbers = np.arange(len(records), dtype=np.int64) + first_row
-    return RecordBlock(records, numbers, np.full_like(numbers, -1), None)
-
-
-def _record(row: dict[str, Any]) -> dict[str, Any] | BadRecord:
-    return next((value for value in row.values() if isinstance(value, BadRecord)), row)
-
-
-def _cause(error: BaseException) -> str:
-    """Return the message of the error that caused others, on one line."""
-    while error.__cause__:
-        error = error.__cause__
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _check_installed(path: Path) -> None:
-    try:
-        release = int(importlib.metadata.version("datasets").partition(".")[0])
-    except importlib.metadata.PackageNotFoundError:
-        release = 0
-    if release < _FIRST_RELEASE:
-        raise UserError(
-            f"{path}: is an archive, which the package datasets reads; run "
-            f"`pip install 'datasets>={_FIRST_RELEASE}'`, or unpack the archive"
-        )
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{raw.path}: cannot be read as archive ({error}); unpack it") from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise damaged(raw, str(error)) from None

@@ -21,7 +21,7 @@ from tokamake.data.readers._records import (
     RecordBlock,
     Utf8,
 )
-from tokamake.data.readers.json import accepts as is_json
+from tokamake.data.readers.json import is_json
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
@@ -54,7 +54,7 @@ def accepts(head: bytes, path: Path) -> bool:
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks."""
-    if is_json(raw.head, raw.path):  # and its format is given
+    if is_json(raw.head):  # and its format is given
         raise UserError(f"{raw.path}: is not one JSON object per line; give it the format json")
     position, end = _line_range(raw)
     raw.first_byte = position

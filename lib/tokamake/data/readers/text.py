@@ -23,7 +23,7 @@ NAMES = {".txt", ".text", ".md", ".rst", ".tex"}
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept names of plain text. The jsonl reader comes first and accepts jsonl so named."""
+    """Accept names of plain text. Earlier readers accept archives and jsonl so named."""
     return content_suffix(path) in NAMES
 
 
