@@ -240,3 +240,51 @@ def test_unreadable_json_names_the_file_and_the_remedy(
 def test_digest_ignores_key_order() -> None:
     assert files.digest({"a": 1, "b": 2}) == files.digest({"b": 2, "a": 1})
     assert files.digest({"a": 1, "b": 2}) != files.digest({"a": 1, "b": 3})
+
+
+def test_a_created_file_has_its_content_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed before has created nothing, one that is killed after all of it."""
+    path, link = tmp_path / "owner", Path.hardlink_to
+    seen = []
+
+    def watched(self: Path, target: Path) -> None:
+        seen.append((self.exists(), target.read_text()))
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", watched)
+    files.create_text(path, "first")
+    assert seen == [(False, "first")]
+    with pytest.raises(FileExistsError):
+        files.create_text(path, "second")
+    assert path.read_text() == "first"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_is_created_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    files.create_text(tmp_path / "owner", "first")
+    with pytest.raises(FileExistsError):
+        files.create_text(tmp_path / "owner", "second")
+    assert (tmp_path / "owner").read_text() == "first"
+    assert [*tmp_path.iterdir()] == [tmp_path / "owner"]
+
+
+def test_a_link_that_nfs_has_made_before_it_says_no_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Path.hardlink_to
+
+    def repeated(self: Path, target: Path) -> None:
+        link(self, target)
+        raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(Path, "hardlink_to", repeated)
+    files.create_text(tmp_path / "owner", "first")
+    assert (tmp_path / "owner").read_text() == "first"

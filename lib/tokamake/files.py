@@ -293,6 +293,39 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, **_TEXT)
 
 
+def create_text(path: Path, text: str) -> None:
+    """Create a file together with its content: a process that is killed leaves no part of it.
+
+    Raises:
+        FileExistsError: there is such a file.
+    """
+    temporary = _beside(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        add_name(temporary, path)
+    finally:
+        _unlink([temporary])
+
+
+def add_name(file: Path, name: Path) -> None:
+    """Give a file a second name at once, or where there are no hard links, a copy.
+
+    Raises:
+        FileExistsError: the name is taken.
+    """
+    try:
+        name.hardlink_to(file)
+    except FileExistsError:
+        # NFS may repeat a request that was answered, and then finds its own link.
+        with suppress(FileNotFoundError):
+            if name.samefile(file):
+                return
+        raise
+    except OSError:
+        with name.open("xb") as stream:
+            stream.write(file.read_bytes())
+
+
 def to_json(value: Any) -> str:
     """Format a value as JSON: two-space indents, keys in insertion order."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

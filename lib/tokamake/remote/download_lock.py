@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 
-from tokamake.files import is_running, process_place
+from tokamake.files import add_name, is_running, process_place
 
 _ABANDONED_SECONDS = 3600
 """Time without a byte after which nobody writes a download any more."""
@@ -56,15 +56,9 @@ def _beside(path: Path, kind: str) -> Path:
 def _link(own: Path, name: Path) -> bool:
     """Give a file a second name; False: the name is taken."""
     try:
-        name.hardlink_to(own)
+        add_name(own, name)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links: the content follows an instant later
-        try:
-            with name.open("x") as stream:
-                stream.write(own.read_text())
-        except FileExistsError:
-            return False
     return True
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tokamake.errors import TemporaryError, UserError
+from tokamake.files import create_text
 
 _LOCAL_FLOCK = {"nolock", "local_lock=flock", "local_lock=all"}
 """Mount options of NFS with which other hosts do not see locks."""
@@ -96,13 +97,7 @@ def _write_owner(file: Path, output: Path, *, has_flock: bool) -> None:
     """
     here = _Owner.here()
     try:
-        with file.open("x") as stream:
-            try:
-                stream.write(" ".join(here))
-                stream.flush()
-            except OSError:  # an empty file would lock the folder for ever
-                file.unlink()
-                raise
+        create_text(file, " ".join(here))  # an empty file would lock the folder for ever
         return
     except FileExistsError:
         words = file.read_text(errors="replace").split()
