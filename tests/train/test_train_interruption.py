@@ -41,7 +41,15 @@ def own_root(tmp_path: Path) -> Path:
 
 @pytest.mark.fault("kill in a step")
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        layout
+        if layout in ("sharded", "deepspeed")
+        else pytest.param(layout, marks=pytest.mark.grid)
+        for layout in LAYOUTS
+    ],
+)
 def test_a_run_killed_in_a_step_resumes_with_the_same_result(root: Path, layout: str) -> None:
     expected = make_run(root, f"whole-{layout}", **LAYOUTS[layout])
     train(expected, ranks=2)

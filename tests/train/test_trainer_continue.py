@@ -225,7 +225,11 @@ def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: s
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.grid) for layout in LAYOUTS[1:])],
+    ids=str,
+)
 def test_other_layouts_continue_a_run(root: Path, first: Path, layout: Settings) -> None:
     name = f"continued-{LAYOUTS.index(layout)}"
     config = make_run(root, name, start=step(first, 2), finetune=False, **layout)

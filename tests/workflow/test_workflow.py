@@ -197,7 +197,9 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
 
 @pytest.mark.fault("stop signal")
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.grid)]
+)
 def test_a_signal_to_all_processes_lets_training_save(
     finished: Path, number: signal.Signals
 ) -> None:

@@ -94,9 +94,15 @@ LAYOUTS: dict[str, tuple[int, Settings]] = {
 }
 
 
+QUICK = ("learning rate", "length", "precision")
 CASES = [
-    *((change, "one rank") for change in CHANGES),
+    *((change, "one rank") for change in QUICK),
     ("learning rate", "two ranks"),
+    *(
+        pytest.param(change, "one rank", marks=pytest.mark.grid)
+        for change in CHANGES
+        if change not in QUICK
+    ),
     pytest.param("learning rate", "deepspeed", marks=pytest.mark.grid),
 ]
 
