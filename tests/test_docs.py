@@ -37,7 +37,7 @@ PLANNED = {
         "4 files behind addresses",
         "fetch",
         "tokenize",
-        "proteins.parquet",
+        "first sequence: MKVLLA",
     ),
     "module": ("tokamake_train", "deploy"),
     "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),

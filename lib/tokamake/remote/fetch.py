@@ -27,7 +27,8 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     """
     from tokamake.errors import UserError
     from tokamake.remote.download import download, list_files
-    from tokamake.remote.hub import link_revision, parse_address
+    from tokamake.remote.hub import link_revision
+    from tokamake.remote.hub_address import parse_address
 
     for address in addresses:
         is_hub = address.startswith("hf://")
@@ -49,7 +50,7 @@ def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only
     from fnmatch import fnmatch
 
     from tokamake.errors import UserError
-    from tokamake.remote.hub import parse_address
+    from tokamake.remote.hub_address import parse_address
 
     def matching(patterns: tuple[str, ...]) -> list:
         paths = {parse_address(file.url).path: file for file in files}

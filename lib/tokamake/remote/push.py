@@ -23,7 +23,8 @@ def push(
 
     from tokamake.errors import UserError
     from tokamake.files import write_json
-    from tokamake.remote.hub import endpoint, explained, parse_address
+    from tokamake.remote.hub import endpoint, explained
+    from tokamake.remote.hub_address import parse_address
     from tokamake.remote.remote_file import check_online
 
     if not (folder / "config.json").is_file():

@@ -28,11 +28,11 @@ def test_reads_lines_in_order(tmp_path: Path) -> None:
 def test_reads_all_forms_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "weights.txt"
     path.write_text(
-        "# weight prefix\n"
+        "\ufeff# weight prefix\n"
         "1 /data/books-0000_text_document.bin\n"
         "2 wiki books # the last word is the corpus\n"
         "  #3 c c\n"
-        "4 a/-x 5 a.bin/plain.bin\n"
+        "4 a/-x 5 a.bin/plain.idx\n"
         "6 x 7\n"
         "8 a#b/c#d #e\n"
     )

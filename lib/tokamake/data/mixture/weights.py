@@ -155,7 +155,7 @@ def location(path: Path, number: int) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; create it with `tokamake weigh`") from None
     except UnicodeDecodeError as error:
@@ -182,7 +182,7 @@ def _groups(columns: list[str]) -> list[list[str]] | None:
 
 def _parse(number: int, group: list[str]) -> Line:
     weight = float(group[0]) if _is_number(group[0]) else math.nan
-    prefix = group[1].removesuffix(".bin")
+    prefix = group[1].removesuffix(".bin").removesuffix(".idx")
     corpus = group[2] if len(group) > 2 else corpus_of(prefix)
     part = parse_part(group[3]) if len(group) > 3 else None
     return Line(number, min(len(group), 3), group[0], WeightedPrefix(weight, prefix, corpus, part))

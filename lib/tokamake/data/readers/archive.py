@@ -55,8 +55,17 @@ def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 
 def _blocks(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     if _is_tar(raw.head):
-        is_webdataset = set(keys) <= _ends_of_first_sample(raw)
-        yield from _samples(raw, keys) if is_webdataset else _files(raw, keys, _tar_members(raw))
+        ends = _ends_of_first_sample(raw)
+        if set(keys) <= ends:
+            yield from _samples(raw, keys)
+        elif len(ends) > 1:  # as files, each sample would be several documents
+            raise UserError(
+                f"{raw.path}: its members are samples of WebDataset, and none ends in "
+                f".{', .'.join(key for key in keys if key not in ends)}; give text_key one of "
+                f"{', '.join(sorted(ends))}, or unpack the archive"
+            )
+        else:
+            yield from _files(raw, keys, _tar_members(raw))
     elif not raw.head.startswith(_ZIP_MAGIC):
         raise UserError(f"{raw.path}: is no archive; leave out the format")
     elif raw.compression:

@@ -103,8 +103,8 @@ def _values_leniently(raw: "Input", data: bytes) -> list[Any]:
         raise UserError(f"{raw.path}: its values are nested too deep; fix the file") from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{raw.path}:{error.lineno}: not valid JSON ({error.msg}); fix the file, or fetch it "
-            "again: the lost documents cannot be counted"
+            f"{raw.path}:{error.lineno}: not valid JSON ({error.msg}, column {error.colno}); fix "
+            "the file, or fetch it again: the lost documents cannot be counted"
         ) from None
     return [_strict(value) for value in values]
 

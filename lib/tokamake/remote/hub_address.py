@@ -1,0 +1,70 @@
+"""Addresses of the Hugging Face Hub: hf://datasets/ORG/NAME@REVISION/PATH, hf://ORG/NAME."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote
+
+from tokamake.errors import UserError
+from tokamake.remote.remote_file import FOLDER
+
+COMMIT_DIGITS = 12
+"""Digits of a commit in the names of folders."""
+FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
+"""Remedy for an address of another form."""
+
+
+class HubAddress(NamedTuple):
+    """Parts of an address."""
+
+    kind: str
+    """dataset or model."""
+    repository: str
+    """ORG/NAME."""
+    revision: str
+    """Branch, tag or commit."""
+    path: str
+    """File, folder or pattern; empty: the whole repository, or what the card names."""
+    config: str = ""
+    """Configuration of a dataset; empty: its default."""
+    split: str = ""
+    """Split of a dataset; empty: train."""
+
+    @property
+    def folder(self) -> str:
+        """Folder of links to the files, without the commit."""
+        return f"{FOLDER}/hub/{self.kind}s/{self.repository}"
+
+    @property
+    def fetched(self) -> Path:
+        """Path of what `tokamake fetch` has fetched for the address."""
+        is_commit = re.fullmatch("[0-9a-f]{40}", self.revision)
+        name = self.revision[:COMMIT_DIGITS] if is_commit else quote(self.revision, safe="")
+        return Path(self.folder, name, self.path)
+
+    def at(self, commit: str, path: str) -> str:
+        """Address of a file at a commit."""
+        prefix = "datasets/" if self.kind == "dataset" else ""
+        return f"hf://{prefix}{self.repository}@{commit}/{quote(path, safe='/ ')}"
+
+
+def parse_address(address: str) -> HubAddress:
+    """Parse an address.
+
+    Raises:
+        UserError: it has another form.
+    """
+    text, _, query = address.removeprefix("hf://").partition("?")
+    kind = "dataset" if text.startswith("datasets/") else "model"
+    match = re.fullmatch(
+        r"([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.*))?", text.removeprefix("datasets/")
+    )
+    options = dict(parse_qsl(query))
+    if not match or text.startswith(("spaces/", "models/")) or options.keys() - {"config", "split"}:
+        raise UserError(f"{address}: {FORM}")
+    repository, revision, path = match.groups(default="")
+    if options and (path or kind == "model"):
+        raise UserError(f"{address}: config and split are of a dataset without a path; {FORM}")
+    return HubAddress(
+        kind, repository, unquote(revision) or "main", unquote(path.strip("/")), **options
+    )
