@@ -102,6 +102,14 @@ def test_documents_of_large_members_are_all_there(tmp_path: Path) -> None:
     assert {offset for block in blocks for offset in block.offsets.tolist()} == {-1}
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_members_of_one_name_are_read_once_each(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for text in ("first", "second"):
+            archive.writestr("a.jsonl", json.dumps({"text": text}))
+    assert texts(tmp_path / "a.zip") == ["first", "second"]
+
+
 # ---- WebDataset ----
 
 

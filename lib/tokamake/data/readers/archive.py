@@ -144,12 +144,13 @@ def _zip_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
     with _errors(raw):
         archive = zipfile.ZipFile(raw.path)
     with archive:
-        for name in sorted(archive.namelist(), key=natural_key):
-            if not name.endswith("/") and not _is_hidden(name):
+        # By entry, not by name: of two members with one name, a name opens the last.
+        for member in sorted(archive.infolist(), key=lambda entry: natural_key(entry.filename)):
+            if not member.is_dir() and not _is_hidden(member.filename):
                 with _errors(raw):
-                    stream = archive.open(name)
+                    stream = archive.open(member)
                 with stream:
-                    yield name, stream
+                    yield member.filename, stream
 
 
 # ---- Tar ----
