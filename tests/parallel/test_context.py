@@ -28,7 +28,13 @@ from tokamake.parallel.context import (
 )
 from tokamake.parallel.mesh import SINGLE_RANK
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu"),
+    ],
+)
 
 # Batch, query heads, key heads, tokens, width of a head. Chunks of one token and of odd lengths.
 SHAPES = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]
@@ -230,7 +236,7 @@ def test_indivisible_lengths_and_heads_are_refused() -> None:
         attention(q, k, v, axis=Axis(0, 4), method="ulysses")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 2, 1184, 64), (1, 3, 3, 96, 32)])

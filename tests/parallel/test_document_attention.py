@@ -132,11 +132,20 @@ def test_documents_end_with_their_row() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
-@pytest.mark.parametrize("groups", [2, 4])
-def test_flash_attention_on_a_gpu(groups: int) -> None:
-    on_gpu = [x.detach().cuda().bfloat16().requires_grad_() for x in heads(groups)]
-    assert document_attention._at_once(on_gpu[0])
-    y = by_document(*on_gpu, PackedDocuments(ids(LONG).cuda()))
-    assert_close(y.float().cpu(), masked(*heads(groups), LONG), rtol=2e-2, atol=2e-2)
-    y.sum().backward()
-    assert all(x.grad is not None and x.grad.isfinite().all() for x in on_gpu)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lengths", [LONG, SHORT])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_flash_attention_on_a_gpu(
+    groups: int, lengths: list[list[int]], dtype: torch.dtype
+) -> None:
+    ours, theirs = ([x.detach() for x in heads(groups)] for _ in range(2))
+    ours = [x.to("cuda", dtype).requires_grad_() for x in ours]
+    theirs = [x.to(dtype).float().requires_grad_() for x in theirs]
+    assert document_attention._at_once(ours[0])
+    y = by_document(*ours, PackedDocuments(ids(lengths).cuda()))
+    expected = masked(*theirs, lengths)
+    upstream = torch.randn_like(expected).to(dtype)
+    gradients = torch.autograd.grad(y, ours, upstream.cuda())
+    expected_gradients = torch.autograd.grad(expected, theirs, upstream.float())
+    for x, reference in zip((y, *gradients), (expected, *expected_gradients), strict=True):
+        assert_close(x.float().cpu(), reference, rtol=2e-2, atol=2e-2)

@@ -119,7 +119,8 @@ class TrainSettings(Settings):
     deterministic: bool = False
     """Use only deterministic algorithms, even if they are slower."""
     compile: bool = False
-    """Compile each layer with torch.compile: faster steps, but a slower start."""
+    """Compile each layer, and on accelerators the loss, with torch.compile: faster steps, but a
+    slower start."""
     backend: Annotated[str, plug_in("train/backends")] = "native"
     """Implementation of data parallelism: native (PyTorch's FSDP2) or deepspeed (ZeRO)."""
     zero_stage: Literal[0, 1, 2, 3] = 1

@@ -8,6 +8,7 @@ heads, K width of a head.
 
 import inspect
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,24 +69,23 @@ def _has_flash(device: torch.device) -> bool:
     """Whether a GPU supports flash attention: NVIDIA from Ampere on. AMD is not tested."""
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    # torch 2.9 has the function, but without grouped heads.
-    return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+    # torch 2.9 has the function with other arguments.
+    return "window_size" in _arguments()
+
+
+@cache
+def _arguments() -> frozenset[str]:
+    return frozenset(inspect.signature(varlen.varlen_attn).parameters)
 
 
 def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
     longest = max(documents.lengths)
-    y_THK = varlen.varlen_attn(
-        q_THK,
-        k_TGK,
-        v_TGK,
-        documents.bounds,
-        documents.bounds,
-        longest,
-        longest,
-        # Causal: any number of earlier tokens, no later ones.
-        window_size=(-1, 0),
-        enable_gqa=q_THK.shape[1] != k_TGK.shape[1],
-    )
+    # Causal: any number of earlier tokens, no later ones.
+    options: dict[str, Any] = {"window_size": (-1, 0)}
+    if "enable_gqa" in _arguments():  # torch 2.11 takes grouped heads without being told
+        options["enable_gqa"] = q_THK.shape[1] != k_TGK.shape[1]
+    bounds = documents.bounds
+    y_THK = varlen.varlen_attn(q_THK, k_TGK, v_TGK, bounds, bounds, longest, longest, **options)
     assert isinstance(y_THK, Tensor)
     return y_THK
 

@@ -3,7 +3,8 @@
 Shape suffixes: N tokens, V vocabulary of this rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ _ROOM, _ROOM_ON_CPU = 2**28, 2**22
 """Bytes of fp32 scores computed at once; on a CPU, as many as its caches hold."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mesh: Mesh = SINGLE_RANK,
+    size: int,
+    compiled: bool = False,
+) -> Tensor:
     """Sum of the cross entropy of all tokens, in nats, fp32.
 
     The backward pass overwrites the logits with their gradient.
@@ -33,9 +41,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, s
         labels: (...) int64 token ids of the whole vocabulary, or `NO_LABEL`.
         mesh: the mesh; its tensor-parallel ranks divide the vocabulary.
         size: number of entries of the whole vocabulary.
+        compiled: whether to compile the arithmetic with torch.compile, unless it is on a CPU. It
+            then reads the logits once in each direction, and holds no other scores.
     """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
-    return _CrossEntropy.apply(logits_NV, labels_N, mesh.tensor, part(size, mesh.tensor))
+    own = part(size, mesh.tensor)
+    return _CrossEntropy.apply(
+        logits_NV, labels_N, mesh.tensor, own, _is_compiled(logits, compiled)
+    )
 
 
 @torch.no_grad()
@@ -78,24 +91,30 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis, own: range) -> Tensor:
+    def forward(
+        ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis, own: range, compiled: bool
+    ) -> Tensor:
         """Return the sum of the losses; `own` is this rank's part of the vocabulary."""
         own_N = (labels_N >= own.start) & (labels_N < own.stop)
         index_N = (labels_N - own.start).masked_fill(~own_N, 0)
         lse_N = torch.full(labels_N.shape, -torch.inf, device=logits_NV.device)
         at_label_N = torch.zeros_like(lse_N)
         if own:
-            for rows in _chunks(logits_NV, logits_NV.shape[1]):
-                torch.logsumexp(logits_NV[rows].float(), -1, out=lse_N[rows])
+            if compiled:
+                lse_N = _compiled(_log_sum_exp)(logits_NV)
+            else:
+                for rows in _chunks(logits_NV, logits_NV.shape[1]):
+                    torch.logsumexp(logits_NV[rows].float(), -1, out=lse_N[rows])
             at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float().masked_fill(~own_N, 0)
         if axis.size > 1:
             lse_N, at_label_N = _over_ranks(lse_N, at_label_N, axis)
+        ctx.compiled = compiled
         ctx.save_for_backward(logits_NV, lse_N, index_N, own_N, labels_N)
         return (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Overwrite the logits with (softmax - one-hot label) times the gradient of the sum.
 
         torch raises an error if another backward pass still needs the original logits.
@@ -104,6 +123,9 @@ class _CrossEntropy(torch.autograd.Function):
         factor_N = grad * (labels_N != NO_LABEL)
         minus_one_N = own_N.float().neg_()
         width = logits_NV.shape[1]
+        if ctx.compiled and width:
+            _compiled(_to_gradient)(logits_NV, lse_N, index_N, minus_one_N, factor_N)
+            return logits_NV, None, None, None, None
         for rows in _chunks(logits_NV, width) if width else ():
             logits = logits_NV[rows]
             scores = logits if logits.dtype == torch.float32 else logits.float()
@@ -112,7 +134,40 @@ class _CrossEntropy(torch.autograd.Function):
             scores.mul_(factor_N[rows, None])
             if scores is not logits:
                 logits.copy_(scores)
-        return logits_NV, None, None, None
+        return logits_NV, None, None, None, None
+
+
+def _log_sum_exp(logits_NV: Tensor) -> Tensor:
+    return torch.logsumexp(logits_NV.float(), -1)
+
+
+def _to_gradient(
+    logits_NV: Tensor, lse_N: Tensor, index_N: Tensor, minus_one_N: Tensor, factor_N: Tensor
+) -> None:
+    """Overwrite logits with their gradient; a comparison replaces the scatter, which reads twice.
+
+    Args:
+        logits_NV: logits, in place.
+        lse_N: log-sum-exp over the whole vocabulary.
+        index_N: column of the label.
+        minus_one_N: -1 if the label is in this part of the vocabulary, else 0.
+        factor_N: gradient of each token's loss.
+    """
+    columns_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+    at_label_NV = torch.where(columns_V == index_N[:, None], minus_one_N[:, None], 0.0)
+    softmax_NV = (logits_NV.float() - lse_N[:, None]).exp()
+    logits_NV.copy_((softmax_NV + at_label_NV) * factor_N[:, None])
+
+
+def _is_compiled(logits: Tensor, wanted: bool) -> bool:
+    """Whether to compile: on a CPU, chunks stay in its caches and are fast as they are."""
+    return wanted and logits.device.type != "cpu"
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function)
+    return compiled
 
 
 def _chunks(logits_NV: Tensor, width: int) -> Iterator[slice]:

@@ -151,7 +151,13 @@ class PipelineStages:
     def _loss(self, output: Output, labels: Tensor) -> Tensor:
         assert self._vocab_size is not None
         logits, auxiliary_loss = logits_and_auxiliary_loss(output)
-        total = cross_entropy(logits, labels, mesh=self._mesh, size=self._vocab_size)
+        total = cross_entropy(
+            logits,
+            labels,
+            mesh=self._mesh,
+            size=self._vocab_size,
+            compiled=self._train.compile,
+        )
         if auxiliary_loss is not None and torch.is_grad_enabled():
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()

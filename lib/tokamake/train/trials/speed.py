@@ -171,7 +171,8 @@ def _device_name(device: torch.device) -> str:
 def gemm_tflops(dtype: torch.dtype, device: torch.device) -> float:
     """TFLOP/s of the fastest of ten matrix products."""
     size = 1024 if device.type == "cpu" else 8192
-    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    # Random numbers: some devices multiply equal ones faster.
+    left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     best = float("inf")
     for _ in range(10):
         _synchronize(device)
