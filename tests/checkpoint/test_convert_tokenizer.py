@@ -42,10 +42,18 @@ def end_tokens(folder: Path) -> list[Any]:
 def test_a_tokenizer_is_copied_beside_the_weights(
     native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer, files = words(tmp_path, 120), ["chat_template.jinja", *FILES]
+    tokenizer = words(tmp_path, 120)
+    files = ["chat_template.jinja", "special_tokens_map.json", *FILES]
     (tokenizer / "notes.txt").write_text("not of the tokenizer")
     (tokenizer / "chat_template.jinja").write_text("{{ messages }}")
-    convert(source=native, target=tmp_path / "a", format="hf", tokenizer=tokenizer)
+    end = json.loads((tokenizer / "tokenizer_config.json").read_text())["eos_token"]
+    (tokenizer / "special_tokens_map.json").write_text(json.dumps({"eos_token": end}))
+    card = tmp_path / "card.md"
+    card.write_text("# A model\n")
+    options: dict[str, Any] = {"tokenizer": tokenizer, "model_card": card}
+    convert(source=native, target=tmp_path / "a", format="hf", **options)
+    assert (tmp_path / "a/README.md").read_bytes() == card.read_bytes()
+    (tmp_path / "a/README.md").unlink()
     assert names(tmp_path / "a") == sorted(OF_MODEL + files)
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tokenizer / name).read_bytes()

@@ -10,7 +10,8 @@ import torch
 from tests.support.llamas import ARCHITECTURES, reference
 from tests.support.runs import make_run, prepare, train_here
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
+from tokamake.checkpoint.detect import list_files, open_any
+from tokamake.checkpoint.load_model import load_model, tokenizer_of
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 
@@ -19,7 +20,7 @@ TOKENS = torch.arange(1, 17)[None]
 
 
 def logits(path: Path) -> torch.Tensor:
-    loaded = load_model(open_trained(path))
+    loaded = load_model(open_any(path))
     with torch.inference_mode():
         result: torch.Tensor = loaded.model(TOKENS.to(loaded.device)).cpu()
     return result
@@ -57,12 +58,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.parent
 
 
-def test_the_folder_of_a_run_means_its_newest_checkpoint(trained: Path) -> None:
+def test_the_folder_of_a_run_means_its_newest_checkpoint(trained: Path, tmp_path: Path) -> None:
     newest = trained / "training/global_step6"
-    assert open_trained(trained).path == newest
-    assert open_trained(trained / "training").path == newest
+    assert open_any(trained).path == newest
+    assert open_any(trained / "training").path == newest
     assert torch.equal(logits(trained), logits(newest))
     assert not torch.equal(logits(trained), logits(trained / "training/global_step2"))
+    convert(source=trained, target=tmp_path / "hf", format="hf")
+    assert torch.equal(logits(tmp_path / "hf"), logits(newest))
+    assert newest / "run.yaml" in list_files(trained)
 
 
 def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_run_yaml_names_the_tokenizer(
     """Its path counts from the folder of the workflow, which need not be the current one."""
     monkeypatch.chdir(sampled)  # without a folder `results`, which the repository may have
     run = with_tokenizer(trained, tmp_path, Path("results/tokenizer"))
-    checkpoint = open_trained(run)
+    checkpoint = open_any(run)
     with pytest.raises(UserError, match=r"names the tokenizer results/tokenizer, which is missing"):
         tokenizer_of(checkpoint, None)
     shutil.copytree(sampled / "tokenizer", tmp_path / "results/tokenizer")
@@ -99,22 +103,22 @@ def test_run_yaml_names_the_tokenizer(
         tokenizer_of(checkpoint, None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"the tokenizer results/tokenizer 400"):
-        tokenizer_of(open_trained(Path("results/run")), None)
+        tokenizer_of(open_any(Path("results/run")), None)
 
 
 def test_without_any_tokenizer_the_option_is_named(trained: Path, tmp_path: Path) -> None:
     run = with_tokenizer(trained, tmp_path, None)
     with pytest.raises(UserError, match=r"has no tokenizer; name one with --tokenizer"):
-        tokenizer_of(open_trained(run), None)
+        tokenizer_of(open_any(run), None)
     (run / "training/global_step6/run.yaml").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer; name one with --tokenizer"):
-        tokenizer_of(open_trained(run), None)
+        tokenizer_of(open_any(run), None)
 
 
 def test_the_tokenizer_beside_the_weights_counts(sampled: Path, tmp_path: Path) -> None:
     folder = write_llama(tmp_path / "hf", vocab_size=400)
     for path in (sampled / "tokenizer").iterdir():
         shutil.copy(path, folder)
-    assert tokenizer_of(open_trained(folder), None).vocab_size == 400
-    given = tokenizer_of(open_trained(folder), sampled / "tokenizer")
-    assert given.fingerprint == tokenizer_of(open_trained(folder), None).fingerprint
+    assert tokenizer_of(open_any(folder), None).vocab_size == 400
+    given = tokenizer_of(open_any(folder), sampled / "tokenizer")
+    assert given.fingerprint == tokenizer_of(open_any(folder), None).fingerprint

@@ -304,6 +304,7 @@ finally:
 """
 
 
+@pytest.mark.grid
 @pytest.mark.fault("kill of a stage")
 def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_same_bytes(
     tmp_path: Path, inject: Inject

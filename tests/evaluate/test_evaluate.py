@@ -139,12 +139,13 @@ def test_only_a_checkpoint_and_raw_files_are_needed(
     model = shutil.copytree(built / "model", tmp_path / "model")
     shutil.copytree(sampled / "tokenizer", model, dirs_exist_ok=True)
     evaluate(checkpoint=model, data=(str(built / "talk-0000.jsonl"),))
-    header, talk, overall = capsys.readouterr().out.splitlines()
+    length, header, talk, overall = capsys.readouterr().out.splitlines()
+    assert length == "sequence length 64"  # as many as the model sees
     assert header.split() == ["corpus", *("documents", "tokens", "bytes"), *header.split()[4:]]
     assert talk.split()[1:] == overall.split()[1:]
     output = tmp_path / "scores.json"
     evaluate(checkpoint=model, data=(str(built / "talk-0000.jsonl"),), output=output)
-    assert json.loads(output.read_text())["sequence_length"] == 64  # as many as the model sees
+    assert json.loads(output.read_text())["sequence_length"] == 64
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_evaluate_prints_a_table(
 ) -> None:
     scores = score(built, sampled, tmp_path / "evaluate.json")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["corpus", "docs", "talk", "overall"]
+    assert [line.split()[0] for line in lines] == ["sequence", "corpus", "docs", "talk", "overall"]
     assert f"{scores['overall']['perplexity']:,.4f}" in lines[-1]
 
 

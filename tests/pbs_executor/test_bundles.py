@@ -78,6 +78,7 @@ def test_work_that_progresses_continues_in_new_jobs(folder: Path, pbs: Pbs) -> N
     assert controller(folder, pbs, "--", "model").wait() == 0
 
 
+@pytest.mark.grid
 def test_deleted_work_is_not_retried(folder: Path, pbs: Pbs) -> None:
     (folder / "long").touch()
     run = controller(folder, pbs, "--retries", "2", "--", "model")

@@ -195,6 +195,7 @@ def test_jobs_survive_every_fault_of_qstat(folder: Path, pbs: Pbs, start) -> Non
     assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) > 0.9
 
 
+@pytest.mark.grid
 def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs, start) -> None:
     if isinstance(pbs, RealPbs):
         pytest.skip(
@@ -216,6 +217,7 @@ def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs
     assert options == [True, *[False] * (len(options) - 1)]
 
 
+@pytest.mark.grid
 def test_a_qstat_without_express_that_prints_one_job_suffices(
     folder: Path, pbs: Pbs, start
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_qstat_without_express_that_prints_one_job_suffices(
     assert options == [True, *[False] * (len(options) - 1)]
 
 
+@pytest.mark.grid
 def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
     controller = start()
     wait_for(lambda: len(started(folder)) == 3, "jobs to start")
@@ -277,7 +280,9 @@ def test_kill_9_between_qsub_and_its_answer_loses_no_job(folder: Path, pbs: Pbs,
     assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.grid)]
+)
 def test_signals_delete_all_jobs_at_once(
     folder: Path, pbs: Pbs, start, number: signal.Signals
 ) -> None:

@@ -123,6 +123,7 @@ def test_the_error_of_a_group_has_no_logs_of_an_earlier_job(folder: Path, pbs: P
     assert "earlier job" not in text
 
 
+@pytest.mark.grid
 def test_the_log_of_a_failed_group_is_shown(folder: Path, pbs: Pbs) -> None:
     snakefile = SNAKEFILE.replace('output: "b"', 'output: "b"\n    log: "b.log"')
     (folder / "Snakefile").write_text(snakefile.replace(">&2; exit 7", "> b.log; exit 7"))
@@ -133,6 +134,7 @@ def test_the_log_of_a_failed_group_is_shown(folder: Path, pbs: Pbs) -> None:
     assert "The end of b.log:\nthe reason\n" in controller.text
 
 
+@pytest.mark.grid
 def test_a_deleted_group_is_not_retried(folder: Path, pbs: Pbs) -> None:
     (folder / "go").write_text("")
     arguments = (*GROUPS, "--retries", "2", "--pbs-patience", "2", "--", "c")

@@ -131,6 +131,18 @@ def test_a_file_without_a_version_begins_anew(server: Server) -> None:
     assert not any("bytes=" in request for request in server.downloads())
 
 
+@pytest.mark.parametrize("change", [b"", b"more", CONTENT])
+def test_a_file_without_a_version_whose_length_is_another_is_refused(
+    server: Server, change: bytes
+) -> None:
+    server.has_etags = False
+    file = listed(server)
+    server.files["/raw/a b.jsonl"] = CONTENT + change if change else CONTENT[:-1]
+    with pytest.raises(UserError, match=r"changed since it was planned"):
+        download(file)
+    assert not Path(file.path).exists()
+
+
 def test_a_full_disk_is_said(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     file = listed(server)
     with monkeypatch.context() as patch:

@@ -68,6 +68,7 @@ def assert_survives_kills(root: Path, layout: str, *, num_kills: int, inject: In
         assert_same_end(config, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.fault("kill at a random instant")
 def test_a_run_killed_at_random_instants_ends_the_same(root: Path, inject: Inject) -> None:

@@ -1,13 +1,17 @@
 """Initial checkpoints and exports of runs: their names, files and options."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from snakemake.iocontainers import InputFiles
 
+from tests.support.web_server import Server
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
+from tests.support.workflows import MINE, jobs, snakemake
 from tokamake import files
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.workflow.checkpoints import CheckpointRules
@@ -178,3 +182,26 @@ def test_a_model_card_names_files_the_base_model_and_the_licence() -> None:
         "--files=code=results/raw/code/*",
         "--files=docs=results/raw/docs/*",
     ]
+
+
+@pytest.mark.grid
+def test_an_export_is_uploaded_once(
+    built: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    home = Path(shutil.copytree(built, Path.cwd() / "pushed", symlinks=True))
+    config = yaml.safe_load((home / "my.yaml").read_text())
+    config["export"] = {"push": "hf://org/gpt"}
+    (home / "my.yaml").write_text(yaml.safe_dump(config))
+    assert jobs(snakemake(home, "-n", *MINE, "all"))["push"] == 1
+    result = snakemake(home, *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    export = home / "results/smoke/export"
+    assert {"README.md", "config.json", "tokenizer.json"} <= {
+        path.name for path in export.iterdir()
+    }
+    uploaded = server.repositories["models/org/gpt"]
+    assert uploaded == {
+        path.name: path.read_bytes() for path in export.iterdir() if path.name[0] != "."
+    }
+    assert "Nothing to be done" in snakemake(home, *MINE, "all").stderr

@@ -119,6 +119,7 @@ def test_a_lost_report_does_not_rerun_training(folder: Path) -> None:
     assert (folder / "results/a/train.json").stat().st_mtime_ns == trained
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_doctor_added_later_does_not_rerun_training(folder: Path) -> None:
     process, output = run(folder)
@@ -132,6 +133,7 @@ def test_a_doctor_added_later_does_not_rerun_training(folder: Path) -> None:
     assert "Nothing to be done" in run(folder, *CLUSTER)[1]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_new_report_does_not_rerun_training(folder: Path) -> None:
     run(folder, *CLUSTER)

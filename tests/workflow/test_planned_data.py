@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.megatron_datasets import write_megatron_dataset
 from tests.support.workflow_configs import RAW_TABLE, add_raw, read_config
 from tokamake.config.data_set import DataSet
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, write_plan
 from tokamake.errors import UserError
-from tokamake.workflow.planned_data import check_repeated, read_previous
+from tokamake.workflow.planned_data import check_indexes, check_repeated, read_previous
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -68,6 +69,29 @@ def test_a_corpus_without_bytes_is_refused() -> None:
         UserError, match=r'corpora.tsv:2: corpus "web" is empty: raw/\*.jsonl holds'
     ):
         read_config(table=RAW_TABLE, is_main_process=True)
+
+
+def test_a_text_key_that_no_document_has_is_an_error_unless_bad_documents_are_set_aside() -> None:
+    add_raw("0.jsonl")
+    table = "corpus\tfiles\ttext_key\tweight\nweb\traw/*.jsonl\tbody\t1\n"
+    with pytest.raises(UserError, match=r'corpora.tsv:2: raw/0.jsonl:1: no key "body" \(it has te'):
+        read_config(table=table, is_main_process=True)
+    quarantine = {"on_bad_document": "quarantine"}
+    assert read_config(table=table, is_main_process=True, tokenize=quarantine).plan.shards
+
+
+def test_a_torn_index_is_an_error_until_it_changes(tmp_path: Path) -> None:
+    prefix = write_megatron_dataset(tmp_path / "a", [[1, 2], [3]])
+    merge = PlannedMerge("one-0000_text_document", "one", "", (), str(prefix), "first")
+    plan = Plan({}, "", (), (), (), (merge,), ())
+    corpora = {"one": Corpus(corpus="one", files=str(prefix), format="indexed", weight=1)}
+    check_indexes(corpora, plan, previous=None)
+    os.truncate(tmp_path / "a.idx", 50)
+    check_indexes(corpora, plan, previous=plan)  # its stamp is that of the earlier plan
+    changed = plan._replace(merged=(merge._replace(stamp="second"),))
+    for previous in (None, plan):
+        with pytest.raises(UserError, match=r'corpus "one": .*a\.idx: 50 bytes, its header says'):
+            check_indexes(corpora, changed, previous=previous)
 
 
 def test_a_dataset_in_two_corpora_that_a_run_trains_on_is_an_error(tmp_path: Path) -> None:

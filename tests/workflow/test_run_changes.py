@@ -126,6 +126,7 @@ def test_a_changed_run_restarts(trained: Path) -> None:
     assert (aside / "global_step40").is_dir()
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_new_raw_file_does_not_touch_a_run_until_the_user_says_so(trained: Path) -> None:
     before = content(trained / "results")

@@ -110,6 +110,7 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.grid
 @pytest.mark.fault("damaged data")
 @pytest.mark.slow
 def test_a_broken_shard_and_its_dependents_are_rebuilt(finished: Path) -> None:

@@ -63,7 +63,8 @@ def convert(
     The format of the source is detected. After an interruption, the same command continues.
 
     Args:
-        source: Folder of the checkpoint, or its parent whose file `latest` names it.
+        source: Folder of the checkpoint, its parent whose file `latest` names it, or a run's
+            folder.
         target: Folder to write; it must be empty or missing.
         format: Format to write.
         tensor_parallel_size: Ranks that share each layer in the target.

@@ -18,12 +18,14 @@ def open_any(path: Path) -> Checkpoint:
     """Open a checkpoint of any format.
 
     Args:
-        path: folder of the checkpoint, or its parent with a pointer file such as `latest`.
+        path: folder of the checkpoint, its parent with a pointer file such as `latest`, or the
+            folder of a run with its run.yaml, whose newest checkpoint counts.
 
     Raises:
         UserError: there is no checkpoint, or it is damaged. The message names a complete checkpoint
             of another step, if the same root folder holds one.
     """
+    path = _training(path)
     with suggesting_other_step(path):
         return _open(path)
 
@@ -34,6 +36,7 @@ def list_files(path: Path) -> list[Path]:
     Args:
         path: as for `open_any`.
     """
+    path = _training(path)
     try:
         for name in _names():
             if load_format(name).find(path):
@@ -41,6 +44,12 @@ def list_files(path: Path) -> list[Path]:
     except UserError:  # a pointer file names a missing folder: `open_any` reports it
         pass
     return []
+
+
+def _training(path: Path) -> Path:
+    """Return the folder of the checkpoints of a run, if the path is that of a run."""
+    training = path / "training"
+    return training if (path / "run.yaml").is_file() and training.is_dir() else path
 
 
 def load_format(name: str) -> CheckpointFormat:

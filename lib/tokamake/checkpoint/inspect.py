@@ -18,7 +18,7 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     wrong shapes. With --values, all numbers are read, too.
 
     Args:
-        path: Folder of the checkpoint, or its parent whose file `latest` names it.
+        path: Folder of the checkpoint, its parent whose file `latest` names it, or a run's folder.
         tensors: List every tensor with its shape and dtype.
         values: Read all tensors: look for NaN and infinity, compare replicated tensors between
             ranks, and verify the checksums in the files.
@@ -26,10 +26,9 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
     Raises:
         UserError: there is no checkpoint, or it is damaged.
     """
-    from tokamake.checkpoint.detect import suggesting_other_step
-    from tokamake.checkpoint.load_model import open_trained
+    from tokamake.checkpoint.detect import open_any, suggesting_other_step
 
-    checkpoint = open_trained(path)
+    checkpoint = open_any(path)
     for title, text in _lines(checkpoint):
         print(f"{title:13} {text}")
     if tensors:

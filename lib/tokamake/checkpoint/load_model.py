@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokamake.checkpoint.detect import open_any, suggesting_other_step
+from tokamake.checkpoint.detect import suggesting_other_step
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
@@ -24,21 +24,6 @@ class LoadedModel(NamedTuple):
     """Takes (B, L) tokens, returns (B, L, V) logits."""
     device: "torch.device"
     """Device of the model."""
-
-
-def open_trained(path: Path) -> Checkpoint:
-    """Open the checkpoint in a folder, or the newest one of a run.
-
-    Args:
-        path: folder of a checkpoint of any format, its parent with a file such as `latest`, or the
-            folder of a run with its run.yaml.
-
-    Raises:
-        UserError: there is no checkpoint, or it is damaged.
-    """
-    if (path / "run.yaml").is_file() and (path / "training").is_dir():
-        return open_any(path / "training")
-    return open_any(path)
 
 
 def load_model(checkpoint: Checkpoint) -> LoadedModel:

@@ -71,7 +71,8 @@ def evaluate(
         UserError: a value is out of range, no corpus has a document of the split, or files do not
             match.
     """
-    from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.load_model import load_model, tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.evaluate.held_out import read_held_out, read_raw
 
@@ -80,7 +81,7 @@ def evaluate(
     )
     if bool(data) == (weights is not None):
         raise UserError("give either raw files with --data, or --weights with --data-root")
-    opened = open_trained(checkpoint)
+    opened = open_any(checkpoint)
     text_tokenizer = tokenizer_of(opened, tokenizer)
     limit = sys.maxsize if max_tokens is None else max_tokens
     evaluated = None
@@ -122,6 +123,7 @@ def evaluate(
         scores["split"] = evaluated
         print(f"no test split; scores of the split {evaluated}:")
     _write(output, scores)
+    print(f"sequence length {length:,}")
     print(_table(scores))
 
 

@@ -40,13 +40,14 @@ def generate(
     Raises:
         UserError: a value is out of range, a prompt is too long, or files do not match.
     """
-    from tokamake.checkpoint.load_model import load_model, open_trained, tokenizer_of
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.load_model import load_model, tokenizer_of
     from tokamake.files import write_json
     from tokamake.generate.decoding import Sampling, continue_tokens
 
     _check(prompts, max_new_tokens, temperature=temperature, top_k=top_k)
     sampling = Sampling(max_new_tokens, temperature, top_k)
-    opened = open_trained(checkpoint)
+    opened = open_any(checkpoint)
     text_tokenizer = tokenizer_of(opened, tokenizer)
     context_length = opened.architecture.max_position_embeddings
     encoded = []

@@ -29,6 +29,7 @@ from tokamake.workflow.initial_checkpoints import check_initial_models, naming_s
 from tokamake.workflow.planned_data import (
     changed_shards,
     check_empty,
+    check_indexes,
     check_repeated,
     explaining_default_table,
     extended_plan,
@@ -160,6 +161,7 @@ def _read(
         plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
+        check_indexes(corpora, plan, previous=previous)
         check_repeated(tables.values(), plan)
         _report_downloads(plan, DataSet(shared.data_set))
     check_initial_models(runs, is_main_process=is_main_process)

@@ -13,6 +13,8 @@ from tokamake.config.runs import NamedRun
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, read_plan
+from tokamake.data.indexed.index_reader import read_layout
+from tokamake.data.indexed.paths import idx_path
 from tokamake.errors import UserError
 from tokamake.workflow.training_jobs import runs_in_training
 
@@ -65,6 +67,8 @@ def extended_plan(
             declared=declared,
             previous=previous,
             split_sentences=shared.tokenize.split_sentences,
+            # Quarantine takes bad documents, however many the first ones are.
+            check_documents=shared.tokenize.on_bad_document == "stop",
         )
     if previous:
         plan = _keep_while_training(previous, plan, runs=runs)
@@ -81,6 +85,21 @@ def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
                 f'{corpus.where}: corpus "{name}" is empty: {corpus.files} holds no byte; fix the '
                 "files, or remove the row"
             )
+
+
+def check_indexes(corpora: Mapping[str, Corpus], plan: Plan, *, previous: Plan | None) -> None:
+    """Read the header of each existing index that is new or has changed since an earlier plan.
+
+    Raises:
+        UserError: an index is torn, or is none.
+    """
+    checked = {merge.dataset: merge.stamp for merge in previous.merged} if previous else {}
+    for merge in plan.merged:
+        if merge.dataset and checked.get(merge.dataset) != merge.stamp:
+            try:
+                read_layout(idx_path(Path(merge.dataset)))
+            except UserError as error:
+                raise UserError(f"{corpora[merge.corpus].where}: {error}") from None
 
 
 def check_repeated(tables: Iterable[Iterable[Corpus]], plan: Plan) -> None:

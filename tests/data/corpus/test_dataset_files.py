@@ -132,6 +132,7 @@ def test_lines_of_a_weighting_file_name_datasets(folder: Path) -> None:
     ("lines", "fault"),
     [
         (["1 pre/web-2", "1 none/web-3"], "3: none/web-3: no such dataset: it has neither .bin"),
+        (["1 pre/web-2", "1 pre"], "3: pre: a folder, but a line names one dataset; list"),
         (["1 pre/web-2", "1 {}/pre/web-2"], "3: {}/pre/web-2: the same files as in mix/weights"),
     ],
 )

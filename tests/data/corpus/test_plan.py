@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokamake.config.data import PlanSettings
-from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.plan import make_plan, plan
 from tokamake.data.corpus.plan_file import (
     JobBatch,
@@ -335,3 +335,29 @@ def test_a_file_that_no_reader_reads_is_refused(raw: Path) -> None:
     with pytest.raises(UserError, match=r"raw/0\.weird: has no known format"):
         make_plan([corpus("raw/*")], SETTINGS, declared={})
     assert make_plan([corpus("raw/*.weird", format="text")], SETTINGS, declared={}).shards
+
+
+def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> None:
+    def planned(**fields: str) -> Plan:
+        table = raw.with_name("corpora.tsv")
+        row = {"corpus": "a", "files": "raw/*", "weight": "1", **fields}
+        table.write_text("\t".join(row) + "\n" + "\t".join(row.values()) + "\n")
+        return make_plan(read_corpora(table), SETTINGS, declared={}, check_documents=True)
+
+    (raw / "0.jsonl").write_text('{"text": "a"}\n')
+    (raw / "1.jsonl").write_text('{"body": "a"}\n')  # not the first
+    (raw / "0.jsonl.gz").write_bytes(gzip.compress(b'{"text": 1}\n{"text": "a"}\n'))  # not all
+    parquet.write_table(arrow.table({"text": ["a"]}), raw / "0.parquet")
+    assert planned().shards
+    assert planned(template="{text}").shards
+    with pytest.raises(
+        UserError, match=r'corpora\.tsv:2: .*raw/0\.jsonl:1: no key "body" \(it has'
+    ):
+        planned(text_key="body")
+    (raw / "2.csv").write_text("id\n1\n")
+    with pytest.raises(UserError, match=r'corpora\.tsv:2: .*raw/2\.csv: no column "text"'):
+        planned()
+    (raw / "2.csv").unlink()
+    (raw / "a.zip").write_bytes(b"PK\5\6" + bytes(18))
+    with pytest.raises(UserError, match=r"corpora\.tsv:2: .*a\.zip: an archive without files"):
+        planned()

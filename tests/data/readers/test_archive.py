@@ -136,7 +136,8 @@ def test_samples_of_webdataset_are_documents(
 def test_samples_without_text_and_bytes_that_are_no_text_are_bad_documents(tmp_path: Path) -> None:
     members = {"0.txt": b"good", "1.txt": b"\xff bad", "2.cls": b"1", "3.txt": b"\xef\xbb\xbfgood"}
     good, bad, missing, marked = texts(tarred(tmp_path / "a.tar", members), "txt")
-    assert (good, missing, marked) == ("good", None, "good")
+    assert (good, marked) == ("good", "good")
+    assert missing == BadRecord("there is no 2.txt; fix text_key or the archive")
     assert isinstance(bad, BadRecord)
     assert bad.raw == b"\xff bad"
     assert bad.reason.startswith("1.txt: not valid UTF-8 (0xff at byte 0")
@@ -195,7 +196,7 @@ def test_a_damaged_or_cut_zip_archive_is_an_error(tmp_path: Path, position: int)
     with pytest.raises(UserError, match=r"a\.zip: cannot be read as archive .*fetch it again"):
         texts(path)
     path.write_bytes(flipped(content, 60))
-    with pytest.raises(UserError, match=r"a\.zip: cannot be read as archive .*fetch it again"):
+    with pytest.raises(UserError, match=r"a\.zip: .* as archive \(a\.jsonl: .*fetch it again"):
         texts(path)
 
 
@@ -240,6 +241,8 @@ def test_links_in_a_tar_archive_are_refused(tmp_path: Path, kind: bytes) -> None
 
 
 def test_other_archives_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="an archive without files"):
+        texts(zipped(tmp_path / "empty.zip", {}))
     zipped(tmp_path / "a.zip", {"a.jsonl": JSONL})
     (tmp_path / "a.zip.gz").write_bytes(gzip.compress((tmp_path / "a.zip").read_bytes()))
     with pytest.raises(UserError, match="a zip archive inside gz; unpack it"):
@@ -248,7 +251,7 @@ def test_other_archives_are_refused(tmp_path: Path) -> None:
     for header in (content.index(b"PK\x03\x04") + 6, content.index(b"PK\x01\x02") + 8):
         content[header] |= 1  # encrypted
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot be read as archive .*password.*unpack it"):
+    with pytest.raises(UserError, match=r"as archive \(a\.jsonl: .*password.*unpack it"):
         texts(tmp_path / "a.zip")
 
 

@@ -225,9 +225,8 @@ def killed_in_deletion(number: int) -> None:
 
 
 @pytest.mark.fault("kill in a save")
-@pytest.mark.parametrize(
-    "number", [1, *(pytest.param(n, marks=pytest.mark.grid) for n in (0, 2, 4))]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("number", [0, 1, 2, 4])
 def test_a_kill_in_the_middle_of_a_deletion(number: int, root: Path) -> None:
     expected = make_run(root, f"whole-{number}", train_steps=10)
     train(expected)

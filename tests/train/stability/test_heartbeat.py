@@ -97,7 +97,7 @@ def test_the_timeout_is_shorter_after_the_first_step(
 
 @pytest.mark.fault("stopped rank")
 @pytest.mark.ranks
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.grid)])
 def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped: int) -> None:
     config = make_run(root, f"stopped-{stopped}", train_timeout_seconds=4)
     with Started(config, ranks=2, fault=partial(stopped_in, STEP, stopped, 5)) as started:

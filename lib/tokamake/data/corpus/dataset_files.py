@@ -71,6 +71,11 @@ def _listed(corpus: Corpus) -> list[DatasetFiles]:
     datasets = []
     first_lines: dict[Path, str] = {}
     for prefix, _, _, where in corpus.listed:
+        if Path(prefix).is_dir():
+            raise UserError(
+                f"{where}: {prefix}: a folder, but a line names one dataset; list the prefixes of "
+                "its datasets, or name the folder in a table of corpora, with the format indexed"
+            )
         if not any(Path(prefix + suffix).is_file() for suffix in SUFFIXES):
             raise UserError(
                 f"{where}: {prefix}: no such dataset: it has neither .bin nor .idx; fix the line, "

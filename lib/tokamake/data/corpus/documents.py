@@ -5,6 +5,7 @@ Blocks come from `readers`. Texts go to the encoder; the caller handles bad docu
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
@@ -121,6 +122,21 @@ def read_texts(
         for row in zip(*(column[:num_good] for column in columns), strict=True):
             yield from row
         if bad:
+            index, reason = bad[0]
+            raise UserError(f"{place(source, block, index)}: {reason}")
+
+
+def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> None:
+    """Read the first documents of a raw file, about 0.5 MB of it.
+
+    Raises:
+        UserError: the file cannot be read, or all of these documents are bad: then its text key or
+            its format is wrong.
+    """
+    source = open_input(path, format=format)
+    for block in islice(source.blocks(fields.read_keys), 1):
+        _, kept, bad = texts(block, fields)
+        if bad and not len(kept):
             index, reason = bad[0]
             raise UserError(f"{place(source, block, index)}: {reason}")
 

@@ -82,6 +82,7 @@ def make_plan(
     declared: Mapping[str, int],
     previous: Plan | None = None,
     split_sentences: bool = False,
+    check_documents: bool = False,
 ) -> Plan:
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
@@ -91,9 +92,10 @@ def make_plan(
         declared: path to size of raw files that do not exist yet.
         previous: earlier plan.
         split_sentences: sequences are sentences; names of merged datasets end in _sentence.
+        check_documents: whether to read the first documents of some new raw files.
 
     Raises:
-        UserError: a pattern matches no file.
+        UserError: a pattern matches no file, no reader reads a file, or its documents are bad.
     """
     rows = list(corpora)
     # Another number of jobs changes no shard, and neither does deleting them.
@@ -119,7 +121,11 @@ def make_plan(
         planned_paths = {path for shard in kept_shards for path in shard.files}
         new_files = [file for file in files[corpus.corpus] if file.path not in planned_paths]
         new_shards = cut_shards(
-            corpus, new_files, settings=settings, first=_next_number(kept_shards)
+            corpus,
+            new_files,
+            settings=settings,
+            first=_next_number(kept_shards),
+            check_documents=check_documents,
         )
         groups = group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards

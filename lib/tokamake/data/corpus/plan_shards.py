@@ -7,9 +7,11 @@ from pathlib import Path
 from tokamake import plugins
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.documents import Fields, check_first_documents, split_keys
 from tokamake.data.corpus.plan_file import PlannedShard
 from tokamake.data.corpus.raw_files import RawFile, stamp, stamps
 from tokamake.data.readers import COMPRESSION_SUFFIXES, sniff
+from tokamake.errors import UserError
 
 # Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
 _EXPANSION = {
@@ -24,14 +26,26 @@ _EXPANSION = {
 
 
 def cut_shards(
-    corpus: Corpus, files: list[RawFile], *, settings: PlanSettings, first: int
+    corpus: Corpus,
+    files: list[RawFile],
+    *,
+    settings: PlanSettings,
+    first: int,
+    check_documents: bool = False,
 ) -> list[PlannedShard]:
     """Group small files into shards, and cut large files into byte ranges where readers can.
 
+    Args:
+        corpus: row of the table.
+        files: its raw files that no shard has yet.
+        settings: sizes.
+        first: number of the first shard.
+        check_documents: whether to read the first documents of some files.
+
     Raises:
-        UserError: no reader reads a file.
+        UserError: no reader reads a file, or the checked documents are bad.
     """
-    _check_formats(files, corpus.format)
+    _check_files(corpus, files, check_documents=check_documents)
     parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
     group: list[RawFile] = []
     group_bytes = 0
@@ -57,11 +71,11 @@ def cut_shards(
     ]
 
 
-def _check_formats(files: Iterable[RawFile], format: str) -> None:
+def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: bool) -> None:
     """Look at the first file of each suffix, so that a dry run finds files that no reader reads.
 
     Raises:
-        UserError: such a file has another format, or none that is known.
+        UserError: such a file has another format, or none that is known, or bad documents.
     """
     first: dict[str, RawFile] = {}
     for file in files:
@@ -69,9 +83,16 @@ def _check_formats(files: Iterable[RawFile], format: str) -> None:
         if extension in COMPRESSION_SUFFIXES:
             extension = _extension(file.path.removesuffix(extension)) + extension
         first.setdefault(extension, file)
+    fields = Fields(split_keys([corpus.text_key]), corpus.template)
     for file in first.values():
-        if file.modified is not None:  # else there is no content to look at yet
-            sniff(Path(file.path), format)
+        if file.modified is None:  # there is no content to look at yet
+            continue
+        try:
+            sniff(Path(file.path), corpus.format)
+            if check_documents:
+                check_first_documents(Path(file.path), fields, format=corpus.format)
+        except UserError as error:
+            raise UserError(f"{corpus.where}: {error}") from None
 
 
 def make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -> PlannedShard:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _NO_NUMBERS = np.zeros(0, np.int64)
-_SPLIT_AT_EOD = "remove the index to split the tokens at each EOD token"
 
 
 class _BrokenDataset(NamedTuple):
@@ -31,6 +30,15 @@ class _BrokenDataset(NamedTuple):
     tokens: int
     layout: "IndexLayout | None"
     eod: int
+
+    def split_at_eod(self) -> str:
+        """Remedy for an index that cannot be repaired."""
+        from tokamake.data.indexed.paths import idx_path
+
+        return (
+            f"split the tokens at each EOD token: remove {idx_path(self.prefix)} and run `tokamake "
+            f"repair {self.prefix} --eod {self.eod} --dtype {self.dtype.__name__} --output NEW`"
+        )
 
 
 def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
@@ -145,24 +153,24 @@ def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
     check_bounds(dataset.prefix, layout)
     num_missing = dataset.tokens - layout.tokens()
     if not num_missing:
-        return _fix_pointers(layout, np.dtype(dataset.dtype).itemsize, writer=writer)
+        return _fix_pointers(dataset, layout, writer=writer)
     # Documents without a sequence have no EOD token.
     num_eods = sum(int(np.count_nonzero(counts)) for counts in layout.sequence_counts())
     if num_missing != num_eods:
         raise UserError(
             f"{dataset.binary}: {dataset.tokens:,} tokens, but the index counts "
             f"{dataset.tokens - num_missing:,}; the difference is not one EOD token for each of "
-            f"{num_eods:,} documents; check that the file is complete, or {_SPLIT_AT_EOD}"
+            f"{num_eods:,} documents; check that the file is complete, or {dataset.split_at_eod()}"
         )
     _add_eods(dataset, layout, writer=writer)
     return f"lengths omitted the EOD token of {num_eods:,} documents; they include it now"
 
 
-def _fix_pointers(layout: "IndexLayout", itemsize: int, *, writer: "IndexWriter") -> str:
+def _fix_pointers(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexWriter") -> str:
     """Keep the lengths; the writer derives the pointers from them."""
-    end = num_wrong = 0
+    end, num_wrong, itemsize = 0, 0, np.dtype(dataset.dtype).itemsize
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
-        _refuse_negative(lengths, layout)
+        _refuse_negative(dataset, lengths)
         ends = end + lengths.cumsum()
         num_wrong += int(np.count_nonzero((ends - lengths) * itemsize != starts))
         end = int(ends[-1])
@@ -177,10 +185,13 @@ def _fix_pointers(layout: "IndexLayout", itemsize: int, *, writer: "IndexWriter"
     )
 
 
-def _refuse_negative(lengths: npt.NDArray[np.int64], layout: "IndexLayout") -> None:
+def _refuse_negative(dataset: _BrokenDataset, lengths: npt.NDArray[np.int64]) -> None:
+    from tokamake.data.indexed.paths import idx_path
+
     if (lengths < 0).any():
         raise UserError(
-            f"{layout.lengths.path}: a sequence has length {lengths.min()}; {_SPLIT_AT_EOD}"
+            f"{idx_path(dataset.prefix)}: a sequence has length {lengths.min()}; "
+            f"{dataset.split_at_eod()}"
         )
 
 
@@ -191,7 +202,7 @@ def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexW
     for first in range(0, num_documents, step):
         bounds = layout.bounds.read(first, min(step, num_documents - first) + 1)
         lengths = layout.lengths.read(int(bounds[0]), int(bounds[-1] - bounds[0]))
-        _refuse_negative(lengths, layout)
+        _refuse_negative(dataset, lengths)
         # Last sequence of each document of the chunk; documents without sequences have none.
         last = np.unique(bounds[bounds > bounds[0]]) - 1 - bounds[0]
         lengths[last] += 1
@@ -204,7 +215,7 @@ def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexW
             raise UserError(
                 f"{dataset.binary}: document {document} should end at token {position:,} with EOD "
                 f"{dataset.eod}, but that token is {tokens[position]}; check --eod, or "
-                f"{_SPLIT_AT_EOD}"
+                f"{dataset.split_at_eod()}"
             )
         writer.add(lengths, np.diff(bounds))
         start = int(ends[-1]) if len(ends) else start

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -29,7 +29,8 @@ UNIT = "row"
 HAS_MAGIC = True
 HAS_BYTE_RANGES = False
 
-_ZIP_MAGIC = b"PK\x03\x04"
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+"""First bytes of an archive with and without members."""
 _TAR_BLOCK = 512
 _FORMATS = ("jsonl", "json", "csv", "text")
 """Formats of members; parquet and Arrow need a file on disk."""
@@ -37,7 +38,7 @@ _FORMATS = ("jsonl", "json", "csv", "text")
 
 def accepts(head: bytes, path: Path) -> bool:
     """Accept zip and tar archives."""
-    return head.startswith(_ZIP_MAGIC) or _is_tar(head)
+    return head.startswith(_ZIP_MAGICS) or _is_tar(head)
 
 
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
@@ -66,7 +67,7 @@ def _blocks(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
             )
         else:
             yield from _files(raw, keys, _tar_members(raw))
-    elif not raw.head.startswith(_ZIP_MAGIC):
+    elif not raw.head.startswith(_ZIP_MAGICS):
         raise UserError(f"{raw.path}: is no archive; leave out the format")
     elif raw.compression:
         raise UserError(f"{raw.path}: a zip archive inside {raw.compression}; unpack it")
@@ -108,7 +109,7 @@ def _files(
     """Yield the documents of members that are files of a format."""
     count = 0
     for name, stream in members:
-        member = _Member(raw.path / name, _pieces(raw, stream))
+        member = _Member(raw.path / name, _pieces(raw, stream, name))
         for block in readers()[member.format].read(member, keys):
             yield _with_places(block, member, name=name)
         raw.blank_lines += member.blank_lines
@@ -117,9 +118,9 @@ def _files(
         raise UserError(f"{raw.path}: an archive without files; fetch it again or leave it out")
 
 
-def _pieces(raw: Input, stream: IO[bytes]) -> Iterator[bytes]:
+def _pieces(raw: Input, stream: IO[bytes], name: str) -> Iterator[bytes]:
     while True:
-        with _errors(raw):
+        with _errors(raw, name):
             piece = stream.read(CHUNK_BYTES)
         if not piece:
             return
@@ -147,7 +148,7 @@ def _zip_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
         # By entry, not by name: of two members with one name, a name opens the last.
         for member in sorted(archive.infolist(), key=lambda entry: natural_key(entry.filename)):
             if not member.is_dir() and not _is_hidden(member.filename):
-                with _errors(raw):
+                with _errors(raw, member.filename):
                     stream = archive.open(member)
                 with stream:
                     yield member.filename, stream
@@ -219,6 +220,23 @@ def _tar_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
         raise damaged(raw, f"{fault}, which is not the end of the archive")
 
 
+class _Sample(NamedTuple):
+    """Members whose names differ only after the first dot."""
+
+    beginning: str
+    texts: dict[str, str | BadRecord]
+    """By the ends of their names."""
+
+    def record(self, keys: tuple[str, ...]) -> dict[str, Any] | BadRecord:
+        for key in keys:
+            text = self.texts.get(key)
+            if text is None:
+                return BadRecord(f"there is no {self.beginning}.{key}; fix text_key or the archive")
+            if isinstance(text, BadRecord):
+                return text
+        return dict(self.texts)
+
+
 def _ends_of_first_sample(raw: Input) -> set[str]:
     """Return the ends of the names of the first members that share the beginning of their names."""
     ends: set[str] = set()
@@ -236,30 +254,29 @@ def _ends_of_first_sample(raw: Input) -> set[str]:
 
 def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the samples of an archive of WebDataset."""
-    rows: list[dict[str, Any]] = []
-    beginning: str | None = None
+    samples: list[_Sample] = []
     size = 0
     for name, content in _tar_members(raw):
-        start, end = _split_name(name)
-        if start != beginning:
+        beginning, end = _split_name(name)
+        if not samples or beginning != samples[-1].beginning:
             if size >= BLOCK_BYTES:
-                yield _block(rows)
-                rows, size = [], 0
-            beginning = start
-            rows.append(dict.fromkeys(keys))
+                yield _block(samples, keys)
+                samples, size = [], 0
+            samples.append(_Sample(beginning, {}))
         if end in keys:
-            if rows[-1][end] is not None:
+            texts = samples[-1].texts
+            if end in texts:
                 raise UserError(f"{raw.path}: has {name} twice; make the archive again")
             data = _content(raw, content, name=name)
-            rows[-1][end] = _text(name, data)
+            texts[end] = _text(name, data)
             size += len(data)
-    if rows:
-        yield _block(rows)
+    if samples:
+        yield _block(samples, keys)
 
 
 def _content(raw: Input, stream: IO[bytes], *, name: str) -> bytes:
     parts, size = [], 0
-    for piece in _pieces(raw, stream):
+    for piece in _pieces(raw, stream, name):
         parts.append(piece)
         size += len(piece)
         if size > LONGEST_BYTES:
@@ -275,9 +292,9 @@ def _text(name: str, data: bytes) -> str | BadRecord:
         return bad._replace(reason=f"{name}: {bad.reason}")
 
 
-def _block(rows: list[dict[str, Any]]) -> RecordBlock:
-    records = [next((v for v in row.values() if isinstance(v, BadRecord)), row) for row in rows]
-    return RecordBlock(records, np.arange(len(rows)), np.arange(len(rows)), None)
+def _block(samples: list[_Sample], keys: tuple[str, ...]) -> RecordBlock:
+    records = [sample.record(keys) for sample in samples]
+    return RecordBlock(records, np.arange(len(records)), np.arange(len(records)), None)
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -297,11 +314,18 @@ def _is_hidden(name: str) -> bool:
 
 
 @contextmanager
-def _errors(raw: Input) -> Iterator[None]:
-    """Turn errors of tarfile and zipfile into `UserError`; RuntimeError is one of encryption."""
+def _errors(raw: Input, name: str = "") -> Iterator[None]:
+    """Turn errors of tarfile and zipfile into `UserError`; RuntimeError is one of encryption.
+
+    Args:
+        raw: the archive.
+        name: the member that is read, if any.
+    """
+    member = f"{name}: " if name else ""
     try:
         yield
     except (NotImplementedError, RuntimeError) as error:
-        raise UserError(f"{raw.path}: cannot be read as archive ({error}); unpack it") from None
+        fault = f"cannot be read as archive ({member}{error}); unpack it"
+        raise UserError(f"{raw.path}: {fault}") from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise damaged(raw, str(error)) from None
+        raise damaged(raw, f"{member}{error}") from None
