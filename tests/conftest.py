@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,12 @@ def lone_rank() -> Iterator[None]:
     """One process group for all runs of this process: DeepSpeed remembers its first."""
     with process_group(Ranks(0, 1, 0, 1)):
         yield
+
+
+@pytest.fixture
+def snakemake_version() -> None:
+    """Name the version of Snakemake in the report of a test that fails."""
+    print(f"Snakemake {version('snakemake')}")
 
 
 @pytest.fixture

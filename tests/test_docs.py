@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as arrow
@@ -27,7 +28,7 @@ PAGES = sorted(
         *ROOT.glob("lib/*/*.md"),
     ]
 )
-LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)")
 TUTORIAL = "docs/tutorial.md"
 PLANNED = {
     "aurora": ("nodes=20, tasks=240", "export_hf"),
@@ -40,7 +41,6 @@ PLANNED = {
         "first sequence: MKVLLA",
     ),
     "module": ("tokamake_train", "deploy"),
-    "stages": ("results/base/train.json", "results/long/train.json", "logs/anneal/train.log"),
 }
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
 QUICKLY_PLANNED = ("aurora", "hub")
@@ -52,6 +52,7 @@ BUILT = {
         "tokamake/results/listed/index/index.json",
     ),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
+    "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
@@ -64,8 +65,30 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_relative_links_name_existing_files(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{name_of(page)}: {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{name_of(page)}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub and MkDocs name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", ["docs/explanation/tour.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names = {Path(name).name for name in re.findall(r"`([\w/.-]+\.(?:py|smk))`", text)}
+    existing = {path.name for folder in ("lib", "workflow", "tests") for path in files_in(folder)}
+    assert names <= existing | {"_x.py", "generate.py"}, names - existing
+
+
+def files_in(folder: str) -> Iterator[Path]:
+    yield from (ROOT / folder).rglob("*.*")
 
 
 def test_the_readme_is_short_and_begins_with_a_command() -> None:

@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support.forked import train
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
-from tests.support.runs import ARCHITECTURE, losses, make_run, prepare
+from tests.support.runs import ARCHITECTURE, losses, make_run, prepare, read_weights
 from tokamake.checkpoint.model_tensors import to_model
-from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import PACKING_SETTINGS
 from tokamake.data.samples.loader import Samples, batches

@@ -17,6 +17,8 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_executor_plugin_pbs import snakemake_internals
 from tests.support.pbs_servers import stand_in
 
+pytestmark = pytest.mark.usefixtures("snakemake_version")
+
 SNAKEFILE = """
 import json
 from snakemake_executor_plugin_pbs import snakemake_internals as internals

@@ -47,7 +47,7 @@ def test_losses_after_divergence_are_ignored() -> None:
 
 def test_curves_without_a_descent_are_refused() -> None:
     rates = sweep(1e-4, 1.0, steps=50)
-    with pytest.raises(UserError, match=r"falls nowhere from 0\.0001 to 1; start lower"):
+    with pytest.raises(UserError, match=r"does not decrease between 0\.0001 and 1; start lower"):
         suggest(rates, np.linspace(1, 9, 50))
     with pytest.raises(UserError, match="9 finite losses before training diverged"):
         suggest(rates, [1.0] * 9 + [np.inf] * 41)

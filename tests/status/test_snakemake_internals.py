@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tokamake.status.snakemake_internals import running_outputs
 
 LONG = "x" * 200
@@ -15,6 +17,8 @@ rule all:
         "until [ $(find .snakemake/incomplete -type f | wc -l) = 2 ]; do sleep 0.05; done;"
         "cp -r .snakemake/incomplete seen; touch {{output}}"
 """
+
+pytestmark = pytest.mark.usefixtures("snakemake_version")
 
 
 def test_running_outputs(tmp_path: Path) -> None:

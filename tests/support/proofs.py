@@ -13,9 +13,8 @@ from tests.support.gpts import gpt, reference
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.layouts import NUM_STEPS, Layout, RankResults, rates, train_all
 from tests.support.ranks import spawn
-from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
+from tests.support.runs import ARCHITECTURE, make_run, prepare, read_weights, write_start
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples

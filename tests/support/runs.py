@@ -16,8 +16,8 @@ import torch.distributed.checkpoint as dcp
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION
-from tokamake.checkpoint.native.training_state import read_weights
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, open_native
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.dataset import DatasetWriter
@@ -181,6 +181,11 @@ def losses(config: Path, key: str = "loss") -> list[float]:
 def records(config: Path) -> list[Record]:
     """All records of a run."""
     return read(read_run(config).output / "metrics.jsonl")
+
+
+def read_weights(path: Path) -> tuple[Architecture, dict[str, torch.Tensor], int]:
+    """Read architecture, whole weights by tensor name, and number of steps of a checkpoint."""
+    return training_state.read(open_native(path).path)
 
 
 def weights(config: Path) -> dict[str, torch.Tensor]:

@@ -17,7 +17,8 @@ from tests.support.interrupted_runs import GRID, assert_same_end
 from tests.support.ranks import kill
 from tests.support.runs import make_run
 
-NUM_KILLS = {"make test": 3, "grid": 22}
+NUM_KILLS = 22
+"""Kills of each layout."""
 
 
 def killed_after(
@@ -71,15 +72,8 @@ def assert_survives_kills(root: Path, layout: str, *, num_kills: int, inject: In
 @pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.fault("kill at a random instant")
-def test_a_run_killed_at_random_instants_ends_the_same(root: Path, inject: Inject) -> None:
-    assert_survives_kills(root, "sharded", num_kills=NUM_KILLS["make test"], inject=inject)
-
-
-@pytest.mark.grid
-@pytest.mark.ranks
-@pytest.mark.fault("kill at a random instant")
 @pytest.mark.parametrize("layout", GRID)
 def test_a_run_killed_at_many_random_instants_ends_the_same(
     root: Path, inject: Inject, layout: str
 ) -> None:
-    assert_survives_kills(root, layout, num_kills=NUM_KILLS["grid"], inject=inject)
+    assert_survives_kills(root, layout, num_kills=NUM_KILLS, inject=inject)

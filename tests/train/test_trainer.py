@@ -22,12 +22,12 @@ from tests.support.runs import (
     copy,
     losses,
     make_run,
+    read_weights,
     records,
     summary,
     train_here,
     weights,
 )
-from tokamake.checkpoint.native.training_state import read_weights
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import Samples, batches

@@ -178,7 +178,7 @@ def test_shards_are_looked_for_in_their_folder_and_merged_datasets_in_theirs(
 
 
 def test_the_options_of_a_corpus_name_its_keys_template_and_format() -> None:
-    write_raw("web.jsonl")
+    write_raw("web.jsonl", text='{"title": "A title", "text": "a document"}\n')
     table = (
         "corpus\tfiles\ttext_key\ttemplate\tformat\tweight\n"
         "web\traw/web.jsonl\ttitle,text\t{title}: {text}\tjsonl\t1\n"

@@ -12,6 +12,8 @@ from tests.support.pbs_servers import stand_in
 from tests.support.snakemake_server import start
 from tokamake.workflow.snakemake_internals import has_wildcard
 
+pytestmark = pytest.mark.usefixtures("snakemake_version")
+
 HEAD = """
 from tokamake.workflow.snakemake_internals import Snakemake
 SNAKEMAKE = Snakemake(workflow)

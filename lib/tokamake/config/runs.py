@@ -76,7 +76,7 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
 def _attribute_mistakes(
     error: UserError, where: str, *, values: dict[str, Any], source: str
 ) -> UserError:
-    """Name `source` as the place of mistakes that the config has without this row, too."""
+    """Report `source` as the place of a mistake that does not come from this row."""
     from tokamake.config.root import Config
 
     try:

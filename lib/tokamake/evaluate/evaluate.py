@@ -134,7 +134,7 @@ def _check_values(**values: tuple[int | None, int]) -> None:
 
 
 def _sequence_length(checkpoint: "Checkpoint") -> int:
-    """Sequence length of the model's training, or one that it can see."""
+    """Sequence length of the model's training, or the longest that it sees, up to a limit."""
     from tokamake.checkpoint.load_model import run_of
 
     if run := run_of(checkpoint):

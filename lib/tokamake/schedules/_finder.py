@@ -48,7 +48,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
     lowest = int(np.argmin(smooth))
     if lowest == 0:
         raise UserError(
-            f"learning-rate finder: the loss falls nowhere from {rates[0]:g} to "
+            f"learning-rate finder: the loss does not decrease between {rates[0]:g} and "
             f"{rates[count - 1]:g}; start lower"
         )
     slopes = np.gradient(smooth, logs)[: lowest + 1]

@@ -143,7 +143,7 @@ def _unread_files(run: Run, index: dict[str, Any], *, noted: _Noted) -> Iterator
 
 
 def _select(run: Run, ranks: Ranks, *, unread: list[_File]) -> list[_File]:
-    """All files, or none with a line that says so, if they are too large for `auto`."""
+    """Return all files, or none and print a line, if they are too large for `auto`."""
     total = sum(file.identity[0] for file in unread)
     limit = AUTO_BYTES * max(ranks.world_size // ranks.local_size, 1)
     if run.train.verify_data is True or total <= limit:

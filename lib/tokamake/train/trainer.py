@@ -234,7 +234,7 @@ class Trainer:
                     self.save()
                     self.saver.finish()
                     self.stopped = self.stopping.agree()
-                # A person who creates a file is in no hurry.
+                # The file `stop` comes from a person, who can wait for a validation.
                 if self._due(train.evaluation_interval) or self.stopped is Stopped.FILE:
                     self.validate()
                 if result.stop:

@@ -249,8 +249,8 @@ class DataRules:
     ) -> None:
         """Redo a finished job batch if one of its datasets was damaged or deleted since.
 
-        Snakemake looks at times of batch files only, and not at all at a missing one whose product
-        exists. The job writes again what is broken, no more.
+        Snakemake looks only at the times of batch files, and ignores a missing one if its product
+        exists. The job rewrites only broken datasets.
 
         Args:
             stage: `tokenize` or `merge`.

@@ -156,7 +156,7 @@ def test_a_tiny_dataset_with_a_large_weight_is_refused(root: Path) -> None:
 
 
 def test_training_has_one_weighting_file(root: Path) -> None:
-    with pytest.raises(UserError, match="training has its own file"):
+    with pytest.raises(UserError, match="training has its own weighting file"):
         SplitPrefixes(
             root / "weights.txt", data_root=root, split="1,1,1", split_rule="megatron_core",
             held_out={"train": root / "weights.txt"},

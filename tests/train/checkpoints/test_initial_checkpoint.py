@@ -125,7 +125,7 @@ def test_resuming_does_not_read_the_initial_checkpoint(
     with monkeypatch.context() as patch:
         for module, name in (
             (native_folder, "open_native"),
-            (training_state, "read_weights"),
+            (training_state, "read"),
             (run_digest, "_hashes"),
         ):
             patch.setattr(module, name, refuse)

@@ -25,7 +25,6 @@ from tokamake.checkpoint.native.dcp_writer import DcpWriter
 from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
     VERSION,
-    open_native,
     read_description,
     read_model,
 )
@@ -252,15 +251,3 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     fill(folder, tensors, alone=True)
     weights = {key.removeprefix("model."): value for key, value in tensors.items()}
     return architecture, weights, iteration
-
-
-def read_weights(path: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Read architecture, whole weights by tensor name, and number of steps of a checkpoint.
-
-    Args:
-        path: folder of the checkpoint, or one whose file `latest` names it.
-
-    Raises:
-        UserError: it is missing, of another format, or damaged.
-    """
-    return read(open_native(path).path)

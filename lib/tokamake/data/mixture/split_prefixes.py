@@ -47,7 +47,7 @@ class SplitPrefixes:
     ) -> None:
         if "train" in held_out:
             raise UserError(
-                f"{held_out['train']}: the training has its own file; name the datasets there"
+                f"{held_out['train']}: training has its own weighting file; name the datasets there"
             )
         self._shares = dict(zip(NAMES, splits.shares(split), strict=True))
         self._split, self._rule, self._held_out = split, split_rule, held_out

@@ -46,7 +46,7 @@ def weigh(
 
     If corpora name their splits (column `sets`), each split but train gets its own weighting file:
     weights.txt, weights.valid.txt, weights.test.txt. If all corpora of a split state weights, these
-    apply to it too; else it draws from all its documents alike, by tokens.
+    apply to it too; otherwise it draws from all documents in proportion to their tokens.
 
     Args:
         corpora: table of corpora with their weights, epochs or temperatures.
@@ -176,7 +176,7 @@ def _weigh_dataset(
 
 
 def _write(path: Path, lines: "list[WeightedPrefix]", *, root: str) -> None:
-    """Write a weighting file. `root` is the folder of the metadata, from the file's folder."""
+    """Write a weighting file; `root` is the folder of the metadata, relative to the file's."""
     from tokamake.data.mixture.weights import write_weighting_file
     from tokamake.runtime.console import counted
 
