@@ -54,6 +54,7 @@ BUILT = {
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
+    "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
 """How-tos that continue from the tutorial, with files that they make in the home folder."""

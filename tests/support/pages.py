@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 RUN = (
     "cat", "cd", "cp", "echo", "export", "ls", "mkdir", "printf", "profiles/local/launch.sh",
-    "python -", "rsync", "sed", "snakemake", "tokamake",
+    "python -", "rsync", "sed", "snakemake", "tokamake", "trackio",
 )  # fmt: skip
 """Commands that run."""
 PARSED = (".", "module load", "pip install", "python -m venv", "tensorboard", "touch")

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.megatron_logs import megatron_lines
+from tokamake.config.trackers import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.checkpoints.resume_state import ResumeState
@@ -51,7 +52,11 @@ def log(
     stragglers: Any = None,
 ) -> TrainingLog:
     train = SimpleNamespace(
-        train_steps=10, sequence_length=16, precision=precision, log_style=log_style
+        train_steps=10,
+        sequence_length=16,
+        precision=precision,
+        log_style=log_style,
+        trackers=TrackerSettings(),
     )
     run: Any = SimpleNamespace(output=folder, train=train)
     stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])

@@ -166,7 +166,7 @@ def test_a_hundred_thousand_raw_files_need_hundreds_of_jobs(tmp_path: Path) -> N
     (tmp_path / "raw").mkdir()
     for number in range(100_000):
         descriptor = os.open(tmp_path / f"raw/{number}.jsonl", os.O_CREAT | os.O_WRONLY)
-        os.write(descriptor, b"{}\n")  # jsonl
+        os.write(descriptor, b'{"text": "a"}\n')
         os.truncate(descriptor, 60_000)  # takes no room
         os.close(descriptor)
     command = [sys.executable, "-c", PEAK, *SNAKEMAKE, "-n", *MINE, "data"]

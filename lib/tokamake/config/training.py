@@ -12,6 +12,7 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
 from tokamake.config.stability import BadStepSettings, LossScalingSettings, StepRanges
+from tokamake.config.trackers import TrackerSettings
 from tokamake.errors import UserError
 
 BACKEND_CHECKS = "train/backends/checks"
@@ -158,6 +159,11 @@ class TrainSettings(Settings):
     log_style: Literal["plain", "megatron"] = "plain"
     """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
     its logs. metrics.jsonl is the same."""
+    trackers: TrackerSettings = TrackerSettings()
+    """Trackers such as Weights & Biases."""
+    profile_steps: tuple[Annotated[int, Field(ge=1)], int] | None = None
+    """First and last step to profile with torch.profiler, such as [20, 22]. The first 8 ranks write
+    traces to training/profile, which Perfetto and chrome://tracing show. Empty: none."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
     """Steps between measurements of the validation loss."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
@@ -204,6 +210,11 @@ class TrainSettings(Settings):
         self._check_compile()
         self._check_split_backward()
         self._check_retention()
+        if self.profile_steps and self.profile_steps[0] > self.profile_steps[1]:
+            raise ValueError(
+                f"profile_steps: {list(self.profile_steps)}: the first step comes after the last; "
+                "swap them"
+            )
         return self
 
     def _check_retention(self) -> None:
@@ -355,7 +366,8 @@ def _backends_with(feature: str) -> dict[str, Any]:
 ADDED_SETTINGS = (
     *("verify_data", "keep_last", "keep_every", "keep_best"),
     *("init_timeout_seconds", "train_timeout_seconds"),
-    *("on_bad_step", "skip_data", "loss_scaling"),
+    *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
+    "profile_steps",
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
 rules, and `train` out of the run's digest, where they have their default; otherwise, an update

@@ -63,6 +63,6 @@ def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only
             "or only the tokenizer with --tokenizer"
         )
     if not (others := matching(names)):
-        what = "file of a tokenizer" if tokenizer_only else "config.json and no tokenizer"
-        raise UserError(f"{address}: has no {what}; name files by a pattern")
+        missing = "file of a tokenizer" if tokenizer_only else "config.json and no tokenizer"
+        raise UserError(f"{address}: has no {missing}; name files by a pattern")
     return [*others, *weights]

@@ -140,13 +140,13 @@ def _fetches(folder: Path, data_set: DataSet) -> list[StageJob]:
     stages = []
     for log in sorted((folder / data_set.logs / "fetch").glob("*.log")):
         stage, _, batch = log.stem.partition("-")
-        made = {
+        stage_product = {
             "tokenize": data_set.batch_file("tokenize", batch),
             "hash_documents": f"{data_set.folder}/hashes/{batch}.rows",
             "train_tokenizer": f"{data_set.tokenizer}/tokenizer.json",
         }[stage]
         listed = data_set.batch_file(f"fetch/{stage}", batch)
-        product = made if (folder / made).exists() else listed
+        product = stage_product if (folder / stage_product).exists() else listed
         stages.append(StageJob("fetch", product, f"{data_set.logs}/fetch/{log.name}", always=False))
     return stages
 

@@ -36,10 +36,12 @@ from tokamake.train.stability.heartbeat import Heartbeat, watched
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.startup_log import startup_log
+from tokamake.train.step_profile import StepProfile
 from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
 from tokamake.train.stopping.stopping import Stopping, describe
+from tokamake.train.tracking import check_packages
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 
@@ -81,6 +83,7 @@ def train_run(
         with raise_on_all_ranks():
             index = read_index(run.index)
             check_run(run, index=index, world_size=ranks.world_size, device=device)
+            check_packages(run.train.trackers.names)
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training continues.
@@ -162,6 +165,9 @@ class Trainer:
         self.stopped: Stopped | None = None
         hosts = heartbeat.hosts
         self.stragglers = Stragglers(run.output, hosts, rank=ranks.rank, device=device)
+        self.profile = StepProfile(
+            run.output, run.train.profile_steps, rank=ranks.rank, device=device
+        )
 
         # ---- Data ----
         with raise_on_all_ranks():
@@ -260,6 +266,7 @@ class Trainer:
             UserError: training has diverged, or samples cannot be read.
         """
         begin = time.perf_counter()
+        self.profile.begin(self.state.step + 1)
         self.heartbeat.beat("reads samples")
         batch = next(self.steps)
         if not batch.micro_batches:
@@ -277,6 +284,7 @@ class Trainer:
         if result.bad and (checkpoint := self._respond(result, batch)):
             self._go_back(checkpoint)
             return None
+        self.profile.end(self.state.step + 1)
         seconds = time.perf_counter() - begin
         self.guard.note(self.state.step + 1, result)
         self.state = self.state.after_step(batch.global_batch_size, seconds)
@@ -359,6 +367,7 @@ class Trainer:
 
     def close(self) -> None:
         """Wait until old checkpoints are deleted, and close the files of rank 0."""
+        self.profile.close()
         self.saver.close()
         self.log.close()
         self.guard.close()

@@ -12,6 +12,7 @@ from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.step_result import StepResult
+from tokamake.train.tracking import Tracking
 
 
 @dataclass
@@ -56,6 +57,7 @@ class TrainingLog:
         scalars = megatron_log.scalars if self._is_megatron else metrics.record_scalars
         with raise_on_all_ranks():
             self._metrics = None if ranks.rank else Metrics(run.output, done=done, scalars=scalars)
+        self._tracking = None if ranks.rank else Tracking(run)
 
     def count_step(
         self, result: StepResult, samples: int, *, seconds: float, reading: float = 0.0
@@ -89,7 +91,7 @@ class TrainingLog:
         if not self._metrics:
             return
         record = self._record(state, result, learning_rate=learning_rate, interval=interval)
-        self._metrics.add(record)
+        self._add(record)
         train_steps = self._train.train_steps
         if self._is_megatron:
             line = megatron_log.training_line(
@@ -128,7 +130,7 @@ class TrainingLog:
     def validation(self, step: int, losses: dict[str, float]) -> None:
         """Record the loss of each validation split."""
         if self._metrics:
-            self._metrics.add({"step": step, **metrics.validation(losses)})
+            self._add({"step": step, **metrics.validation(losses)})
         if self._is_megatron:
             for line in megatron_log.validation_lines(step, losses):
                 self._ranks.print_once(line)
@@ -145,7 +147,17 @@ class TrainingLog:
         with raise_on_all_ranks():
             if self._metrics:
                 self._metrics.sync()
+            if self._tracking:
+                self._tracking.sync()
 
     def close(self) -> None:
         if self._metrics:
             self._metrics.close()
+        if self._tracking:
+            self._tracking.close()
+
+    def _add(self, record: Record) -> None:
+        assert self._metrics
+        assert self._tracking
+        self._metrics.add(record)
+        self._tracking.add(record)

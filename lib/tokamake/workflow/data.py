@@ -44,8 +44,8 @@ class DataRules:
         The others are no inputs to Snakemake, which 100,000 of them would slow down; digests in
         `params` stand for their sizes and times.
         """
-        made = self._config.sample_files
-        return sorted(made.keys() & set(paths)) if made else []
+        samples = self._config.sample_files
+        return sorted(samples.keys() & set(paths)) if samples else []
 
     def tokenizer_corpus(self) -> list[str]:
         """Raw files that the tokenizer is trained on and that a job makes."""

@@ -305,8 +305,8 @@ def _in_bucket(
     for extent in dcp_archives.locate(folder, {key: stored[key] for key in prefixes}):
         (chunk,) = extent.chunks
         (at,) = chunk.slices
-        found = range_chunks(parameters, at.start, stop=at.stop, prefix=prefixes[extent.name])
-        chunks = (*(each._replace(start=each.start + chunk.start) for each in found),)
+        pieces = range_chunks(parameters, at.start, stop=at.stop, prefix=prefixes[extent.name])
+        chunks = (*(each._replace(start=each.start + chunk.start) for each in pieces),)
         if chunks:
             yield Extent(
                 extent.file, extent.name, extent.offset, extent.shape, extent.dtype, chunks

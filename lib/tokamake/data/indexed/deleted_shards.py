@@ -26,10 +26,10 @@ def delete_merged_shards(groups: Iterable[PlannedMerge], shards: Path, *, merged
     Raises:
         UserError: a merged dataset is damaged; no shard is deleted, also not of the others.
     """
-    made = [group for group in groups if not group.dataset]
-    for group in made:
+    merged_here = [group for group in groups if not group.dataset]
+    for group in merged_here:
         _verify(merged / group.name)
-    for group in made:
+    for group in merged_here:
         _delete(shard_prefixes(group, shards), merged / group.name)
 
 

@@ -105,13 +105,13 @@ def shared_bytes(path: Path) -> int:
                 fcntl.ioctl(stream.fileno(), _FIEMAP, buffer)
             except OSError:
                 return 0
-            found = _REQUEST.unpack_from(buffer)[3]
-            for number in range(found):
+            num_extents = _REQUEST.unpack_from(buffer)[3]
+            for number in range(num_extents):
                 extent = _EXTENT.unpack_from(buffer, _REQUEST.size + number * _EXTENT.size)
                 logical, _, length, _, _, flags, *_ = extent
                 shared += length if flags & _SHARED else 0
                 start = logical + length
                 if flags & _LAST:
                     return shared
-            if not found:
+            if not num_extents:
                 return shared

@@ -89,9 +89,9 @@ def _form_problems(lines: list[Line]) -> list[Problem]:
     problems = []
     for line in lines:
         if line.columns != lines[0].columns:
-            what = f"{line.columns} columns, line {lines[0].number} has {lines[0].columns}"
+            fault = f"{line.columns} columns, line {lines[0].number} has {lines[0].columns}"
             problems.append(
-                Problem(line.number, f"{what}; name the corpus in all lines or in none")
+                Problem(line.number, f"{fault}; name the corpus in all lines or in none")
             )
         if Path(line.entry.prefix).is_absolute():
             text = f"{line.entry.prefix} is absolute; write it relative to the data root"

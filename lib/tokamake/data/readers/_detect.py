@@ -49,15 +49,15 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
-    found = find_format(head, path, magic_alone=bool(format))
+    detected = find_format(head, path, magic_alone=bool(format))
     if format:  # trusted, unless magic bytes contradict it
-        if found not in (None, format):
+        if detected not in (None, format):
             raise UserError(
-                f"{path}: has the format {found}, not {format}; fix or leave out the format"
+                f"{path}: has the format {detected}, not {format}; fix or leave out the format"
             )
         return plugins.check("data/readers", format), packing, head
-    if found:
-        return found, packing, head
+    if detected:
+        return detected, packing, head
     if not packing and path.suffix.lower() in SUFFIXES:
         raise UserError(
             f"{path}: is not a {path.suffix} file, although it is named so, nor in a format of raw "

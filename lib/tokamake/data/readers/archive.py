@@ -91,9 +91,9 @@ class _Member(Input):
         self._pieces = chain([first], pieces)
         format = find_format(first[:HEAD_BYTES], path)
         if format not in _FORMATS:
-            what = f"a member of the format {format}" if format else "a member of unknown format"
+            kind = f"a member of the format {format}" if format else "a member of unknown format"
             raise UserError(
-                f"{path}: {what}, not {', '.join(_FORMATS)}; unpack the archive, and name the "
+                f"{path}: {kind}, not {', '.join(_FORMATS)}; unpack the archive, and name the "
                 "files of data"
             )
         super().__init__(path, format, compression=packing, head=first[:HEAD_BYTES])

@@ -35,6 +35,5 @@ def documents_of(
     documents = {}
     for prefix in sorted(sequences):
         dataset = IndexedDataset(data_root / prefix)
-        found = {document_of(dataset, sequence) for sequence in sequences[prefix]}
-        documents[prefix] = sorted(found)
+        documents[prefix] = sorted({document_of(dataset, each) for each in sequences[prefix]})
     return documents

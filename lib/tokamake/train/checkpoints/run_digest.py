@@ -27,6 +27,8 @@ WITHOUT_EFFECT = {
     "verify_data",
     "log_interval",
     "log_style",
+    "trackers",
+    "profile_steps",
     "save_interval",
     "keep_last",
     "keep_every",

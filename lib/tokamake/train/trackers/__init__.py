@@ -1,0 +1,1 @@
+"""Trackers, with which people follow runs: a plug-in file for each."""

@@ -1,0 +1,201 @@
+"""Trackers get the records of metrics.jsonl, all jobs in one run, and never end training."""
+
+import importlib.util
+import json
+import sqlite3
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import wandb_files
+from tests.support.runs import losses, make_run, records, train_here
+from tokamake import plugins
+from tokamake.config.resolved_run import read_run
+from tokamake.config.trackers import FOLDER, TrackerSettings
+from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
+from tokamake.train import tracking
+from tokamake.train.trackers._base import FollowedRun
+
+pytestmark = pytest.mark.usefixtures("lone_rank")
+
+NAMES = plugins.names(FOLDER)
+History = dict[int, dict[str, float]]
+"""Values of each step."""
+
+
+@pytest.fixture(scope="module")
+def followed(root: Path) -> Path:
+    """Output folder of a run of two jobs that all trackers followed."""
+    config = make_run(root, "followed", trackers={"names": NAMES, "project": "demo"})
+    assert train_here(config, until_step=3) == 0
+    assert train_here(config) == 0
+    return read_run(config).output
+
+
+def history_of_wandb(folder: Path) -> History:
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    jobs = [wandb_files.read(file) for file in files]
+    assert len(jobs) == 2
+    (run_id,) = {job.id for job in jobs}
+    assert all(job.project == "demo" for job in jobs)
+    assert all(file.stem == f"run-{run_id}" for file in files)
+    assert jobs[0].config["train.optimizer.learning_rate"] == 0.01
+    history: History = {}
+    for job in jobs:
+        for values in job.history:
+            step = int(values["_step"])
+            assert step not in history
+            history[step] = {name: v for name, v in values.items() if name[0] != "_"}
+    return history
+
+
+def history_of_mlflow(folder: Path) -> History:
+    history: History = {}
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        assert [*database.execute("select name, status from runs")] == [("followed", "FINISHED")]
+        assert ("demo",) in [*database.execute("select name from experiments")]
+        parameters = dict(database.execute("select key, value from params"))
+        rows = [*database.execute("select step, key, value from metrics")]
+    assert parameters["train.optimizer.learning_rate"] == "0.01"
+    for step, name, value in rows:
+        assert name not in history.setdefault(step, {})
+        history[step][name] = value
+    return history
+
+
+def history_of_trackio(folder: Path) -> History:
+    history: History = {}
+    with sqlite3.connect(folder / "demo.db") as database:
+        rows = [*database.execute("select run_name, step, metrics from metrics")]
+        (config,) = database.execute("select config from configs")
+    assert json.loads(config[0])["train.optimizer.learning_rate"] == 0.01
+    assert len({name for name, *_ in rows}) == 1
+    for _, step, metrics in rows:
+        values = json.loads(metrics)
+        assert history.setdefault(step, {}).keys().isdisjoint(values)
+        history[step] |= values
+    return history
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tracker_has_the_records_of_all_jobs_in_one_run(followed: Path, name: str) -> None:
+    expected: History = {}
+    for line in (followed / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        expected.setdefault(values.pop("step"), {}).update(values)
+    assert sorted(expected) == [*range(7)]
+    history = globals()[f"history_of_{name}"](followed / "trackers" / name)
+    assert history.keys() == expected.keys()
+    for step, values in history.items():
+        assert values == pytest.approx(expected[step], rel=1e-12)
+
+
+class Slow:
+    """A tracker that waits until it may go on."""
+
+    id = "slow"
+    may_go_on = threading.Event()
+
+    def __init__(self, run: FollowedRun) -> None:
+        del run
+
+    def add(self, record: Any) -> None:
+        del record
+        self.may_go_on.wait()
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+class Broken(Slow):
+    """A tracker that fails."""
+
+    def add(self, record: Any) -> None:
+        raise ConnectionError(f"no route\nfor step {record['step']}")
+
+
+@pytest.mark.parametrize(
+    ("tracker", "said"),
+    [
+        (Slow, "did not finish in 0 s; its last records may be lost"),
+        (Broken, "no route for step 0; training goes on without it"),
+    ],
+)
+def test_a_tracker_that_hangs_or_fails_does_not_end_training(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tracker: type[Slow],
+    said: str,
+) -> None:
+    load = plugins.load
+    plug_in = SimpleNamespace(Tracker=tracker)
+    monkeypatch.setattr(plugins, "load", lambda k, n: plug_in if k == FOLDER else load(k, n))
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
+    config = make_run(root, tracker.__name__, trackers={"names": ["wandb"]}, train_steps=3)
+    assert train_here(config) == 0
+    Slow.may_go_on.set()
+    assert len(losses(config)) == 3
+    assert f"train.trackers: wandb: {said}\n" in capsys.readouterr().out
+
+
+class Kept(Slow):
+    """A tracker that keeps the records."""
+
+    records: list[dict[str, Any]]
+
+    def __init__(self, run: FollowedRun) -> None:
+        self.id = run.id or "first"
+        Kept.records = []
+
+    def add(self, record: Any) -> None:
+        Kept.records.append(record)
+
+
+def test_steps_that_a_job_repeats_are_not_sent_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(root, "repeated", trackers={"names": ["wandb"]}))
+    monkeypatch.setattr(plugins, "load", lambda *_: SimpleNamespace(Tracker=Kept))
+    run.output.mkdir()
+
+    def sent(*records: dict[str, float]) -> list[dict[str, float]]:
+        follower = tracking.Tracking(run)
+        for record in records:
+            follower.add(record)  # type: ignore[arg-type]
+        follower.close()
+        return Kept.records
+
+    first = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    assert sent(*first) == first
+    validated = {"step": 2, "validation_loss": 2.5}
+    assert sent(*first, validated, {"step": 3, "loss": 1.0}) == [
+        validated,
+        {"step": 3, "loss": 1.0},
+    ]
+    assert sent(*first, validated) == []
+    states = json.loads((run.output / tracking.FILE).read_text())
+    assert states == {"wandb": {"id": "first", "step": 3, "names": ["loss"]}}
+    (run.output / tracking.FILE).write_text("{")  # damaged: a new run of the tracker
+    assert sent(*first) == first
+
+
+def test_a_missing_package_is_named_before_training(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else name)
+    config = make_run(root, "missing", trackers={"names": ["mlflow", "wandb"]})
+    with pytest.raises(UserError, match=r"train\.trackers\.names: wandb: not installed; run `pip"):
+        train_here(config)
+    assert not records(config)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="a name occurs twice; keep one"):
+        TrackerSettings(names=("wandb", "wandb"))
+    with pytest.raises(ValueError, match="unknown name; choose one of mlflow, trackio, wandb"):
+        TrainSettings.model_validate({"trackers": {"names": ["comet"]}})
