@@ -46,8 +46,8 @@ MISTAKES = {
         "train": {"schedule": {"name": "cosin"}}
     },
     "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
-    "my.yaml: train.split: '9,1': give three non-negative numbers": {"train": {"split": "9,1"}},
-    "my.yaml: train.split: [9, 1]: give three non-negative numbers": {"train": {"split": [9, 1]}},
+    "my.yaml: train.split: '9': give three non-negative numbers": {"train": {"split": "9"}},
+    "my.yaml: train.split: [9]: give three non-negative numbers": {"train": {"split": [9]}},
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
@@ -114,7 +114,7 @@ def test_a_split_in_braces_without_quotes_is_explained() -> None:
     lines = error_of(yaml.safe_load("{model: {architecture: a.yaml}, train: {split: 98,1,1}}"))
     assert lines.splitlines() == [
         "my.yaml: train.split: 98: give three non-negative numbers, train,valid,test, as in "
-        '"949,50,1"',
+        '"949,50,1"; without the last one, it is 0',
         "my.yaml: train.1: a number is no key; quote text with commas in braces, as in "
         '{split: "98,1,1"}',
     ]

@@ -60,8 +60,11 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def split_fractions(text: str) -> list[float]:
     """Normalize a split such as "949,50,1" to shares that add up to 1.
 
+    The split "98,2" has no test documents, as in Megatron. A single number is refused: YAML reads
+    {split: 98,1,1} as one.
+
     Raises:
-        ValueError: not three finite numbers, a negative number, or only zeros.
+        ValueError: not two or three finite numbers, a negative number, or only zeros.
     """
     try:
         shares = [float(share) for share in text.split(",")]
@@ -70,9 +73,12 @@ def split_fractions(text: str) -> list[float]:
     # Not sum(): it compensates rounding errors since Python 3.12; Megatron's sum does not.
     total = functools.reduce(operator.add, shares, 0.0)
     # The comparisons are False for NaN, so `not` refuses it.
-    if len(shares) != 3 or not min(shares) >= 0 or not 0 < total < math.inf:
-        raise ValueError('give three non-negative numbers, train,valid,test, as in "949,50,1"')
-    return [share / total for share in shares]
+    if len(shares) not in (2, 3) or not min(shares) >= 0 or not 0 < total < math.inf:
+        raise ValueError(
+            'give three non-negative numbers, train,valid,test, as in "949,50,1"; without the last '
+            "one, it is 0"
+        )
+    return [share / total for share in (*shares, 0.0)[:3]]
 
 
 def _join_shares(value: Any) -> Any:

@@ -37,8 +37,11 @@ class BadStepSettings(Settings):
 
 
 class LossScalingSettings(Settings):
-    """Dynamic loss scaling of fp16. Other precisions have none."""
+    """Loss scaling of fp16, dynamic by default. Other precisions have none."""
 
+    static: bool = False
+    """Keep initial_scale, as Megatron's --loss-scale does. A step whose gradients overflow is
+    skipped."""
     initial_scale: Annotated[float, Field(ge=1, le=2**32)] = 2.0**16
     """Loss scale of the first step."""
     min_scale: Annotated[float, Field(gt=0, le=2**32)] = 1.0
@@ -56,6 +59,9 @@ class LossScalingSettings(Settings):
                 f"min_scale: {self.min_scale:g}: is above initial_scale {self.initial_scale:g}; "
                 "lower it"
             )
+        for name in ("min_scale", "window", "hysteresis") if self.static else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {value:g}: has no effect on a static scale; remove it")
         return self
 
 

@@ -76,7 +76,8 @@ class TrainSettings(Settings):
     """Tokens of the whole run. Tokens that do not fill a global batch are dropped."""
     split: Split = "98,1,1"
     """Shares of the documents of each merged dataset for training, validation and test, as text or
-    as a list: [98, 1, 1]. The column `sets` of the table of corpora overrides it for a corpus."""
+    as a list: [98, 1, 1]. Without the last share, it is 0. The column `sets` of the table of
+    corpora overrides it for a corpus."""
     split_rule: Literal["megatron_core", "megatron_deepspeed"] = "megatron_core"
     """How to round shares to whole documents: as megatron-core or as Megatron-DeepSpeed does."""
     blend: Literal["weighted", "exact", "corpora"] = "weighted"

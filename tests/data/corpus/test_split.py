@@ -166,7 +166,7 @@ def test_files_are_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"new\.test\.jsonl: is from another split"):
         split([str(source)], output=tmp_path / "new", split="9,1,0")
     with pytest.raises(UserError, match="give three non-negative numbers"):
-        split([str(source)], output=tmp_path / "new", split="90,10")
+        split([str(source)], output=tmp_path / "new", split="90,10,0,0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.test.jsonl", "out.train.jsonl"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tokamake.config.stability import LossScalingSettings
 from tokamake.train.stability.loss_scale import LossScale
@@ -111,6 +112,16 @@ def test_the_state_of_a_checkpoint_goes_on() -> None:
     for each in (scale, again):
         assert [each.overflowed(math.inf) for _ in range(3)] == [True] * 3
         assert each.value == 2**14
+
+
+def test_a_static_scale_stays_and_its_overflows_are_skipped() -> None:
+    scale = scale_of(static=True, initial_scale=512.0)
+    scale.state = (2.0**20, 7)  # of a run whose scale was dynamic
+    for norm in (1.0, math.inf, 1.0, math.nan):
+        assert scale.overflowed(norm) != math.isfinite(norm)
+        assert scale.value == 512
+    with pytest.raises(ValidationError, match="window: 5: has no effect on a static scale"):
+        LossScalingSettings(static=True, window=5)
 
 
 def test_a_checkpoint_of_another_precision_begins_with_the_initial_scale() -> None:

@@ -30,7 +30,7 @@ def shares(text: str) -> list[float]:
     """Normalize a split such as "949,50,1" to shares that add up to 1.
 
     Raises:
-        UserError: not three finite numbers, a number is negative, or all are zero.
+        UserError: not two or three finite numbers, a number is negative, or all are zero.
     """
     try:
         return split_fractions(text)

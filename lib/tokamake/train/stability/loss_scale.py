@@ -1,4 +1,4 @@
-"""Dynamic loss scaling: keeps small gradients from vanishing in fp16, and skips overflows.
+"""Loss scaling: keeps small gradients from vanishing in fp16, and skips overflows.
 
 Micikevicius et al. 2018 (arXiv 1710.03740). The rules are those of Megatron's DynamicGradScaler;
 DeepSpeed's own scaler, which is not used, doubles its scale a step later.
@@ -26,8 +26,8 @@ class LossScale:
     """
 
     def __init__(self, precision: str, settings: LossScalingSettings) -> None:
-        self._dynamic, self._settings = precision == "fp16", settings
-        self.value = settings.initial_scale if self._dynamic else 1.0
+        self._scaled, self._settings = precision == "fp16", settings
+        self.value = settings.initial_scale if self._scaled else 1.0
         self.num_tolerated = 0
         self._finite_steps = 0
 
@@ -39,7 +39,7 @@ class LossScale:
     @state.setter
     def state(self, state: tuple[float, int]) -> None:
         # A checkpoint of another precision has no scale: begin with the initial one.
-        if self._dynamic and state != _UNSCALED:
+        if self._scaled and not self._settings.static and state != _UNSCALED:
             self.value, self._finite_steps = state
 
     def overflowed(self, norm: float) -> bool:
@@ -49,8 +49,10 @@ class LossScale:
             Whether the gradient overflowed because of the scale, so that its step is skipped. False
             for an overflow at the lowest scale: the gradient itself is not finite.
         """
-        if not self._dynamic:
+        if not self._scaled:
             return False
+        if self._settings.static:
+            return not math.isfinite(norm)
         if math.isfinite(norm):
             self._count_finite()
             return False
