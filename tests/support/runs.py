@@ -24,6 +24,7 @@ from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import Samples, batches
 from tokamake.runtime.process_group import free_port, process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import Record, read
@@ -197,6 +198,18 @@ def summary(config: Path) -> dict[str, Any]:
     """A run's train.json."""
     value: dict[str, Any] = files.read_json(config.with_name("train.json"), "")
     return value
+
+
+def whole_batches(root: Path, split: str, *, size: int) -> Any:
+    """Batches of the samples of a split, in order."""
+    samples = Samples(root / "index", split=split, data_root=root)
+    return batches(
+        samples,
+        consumed_samples=0,
+        micro_batch_size=size,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
 
 
 def copy(config: Path, folder: Path) -> Path:

@@ -27,10 +27,10 @@ from tests.support.runs import (
     summary,
     train_here,
     weights,
+    whole_batches,
 )
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import Samples, batches
 from tokamake.errors import UserError
 from tokamake.runtime.exit_status import Stopped
 from tokamake.schedules import cosine
@@ -74,17 +74,6 @@ def plain_training(
         results[0].append(loss.item())
         results[1].append(norm.item())
     return (*results, model)
-
-
-def whole_batches(root: Path, split: str, *, size: int) -> Any:
-    samples = Samples(root / "index", split=split, data_root=root)
-    return batches(
-        samples,
-        consumed_samples=0,
-        micro_batch_size=size,
-        data_parallel_rank=0,
-        data_parallel_size=1,
-    )
 
 
 RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}

@@ -162,6 +162,9 @@ class TrainSettings(Settings):
     its logs. metrics.jsonl is the same."""
     trackers: TrackerSettings = TrackerSettings()
     """Trackers such as Weights & Biases."""
+    log_layer_norms: bool = False
+    """Record the gradient norm of each layer, and of all other parameters: grad_norm/layers.N and
+    grad_norm/others."""
     profile_steps: tuple[Annotated[int, Field(ge=1)], int] | None = None
     """First and last step to profile with torch.profiler, such as [20, 22]. The first 8 ranks write
     traces to training/profile, which Perfetto and chrome://tracing show. Empty: none."""
@@ -211,6 +214,11 @@ class TrainSettings(Settings):
         self._check_compile()
         self._check_split_backward()
         self._check_retention()
+        if self.log_layer_norms and self.backend not in (backends := _backends_with("LAYER_NORMS")):
+            raise ValueError(
+                "log_layer_norms: true: DeepSpeed tells only the norm of the whole gradient; set "
+                f"backend to {' or '.join(backends)}, or this to false"
+            )
         if self.profile_steps and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(
                 f"profile_steps: {list(self.profile_steps)}: the first step comes after the last; "
@@ -368,7 +376,7 @@ ADDED_SETTINGS = (
     *("verify_data", "keep_last", "keep_every", "keep_best"),
     *("init_timeout_seconds", "train_timeout_seconds"),
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
-    "profile_steps",
+    *("profile_steps", "log_layer_norms"),
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
 rules, and `train` out of the run's digest, where they have their default; otherwise, an update

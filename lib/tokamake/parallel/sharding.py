@@ -6,6 +6,7 @@ backward pass leaves partial: those of parameters that tensor-parallel ranks rep
 an embedding that two pipeline stages share.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from tokamake.runtime.torch_internals import (
     foreach_norm,
     unflatten,
 )
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass
@@ -260,6 +263,21 @@ def squares(chunks: Iterable[ParameterChunk], device: torch.device) -> Tensor:
     counted = [each.local.grad for each in chunks if each.counts and each.local.grad is not None]
     norms = foreach_norm(counted, dtype=torch.float32) if counted else ()
     return torch.stack([*norms]).square().sum() if norms else torch.zeros((), device=device)
+
+
+def squares_by_layer(
+    chunks: Iterable[ParameterChunk], num_layers: int, *, device: torch.device
+) -> Tensor:
+    """Sums of squares of this rank's gradients, as `squares`, for each layer.
+
+    Returns:
+        (num_layers + 1,) fp32; the last sum is of all parameters outside layers.
+    """
+    by_layer: list[list[ParameterChunk]] = [[] for _ in range(num_layers + 1)]
+    for chunk in chunks:
+        match = _LAYER.match(chunk.name)
+        by_layer[int(match[1]) if match else num_layers].append(chunk)
+    return torch.stack([squares(chunks, device) for chunks in by_layer])
 
 
 def scale(chunks: Iterable[ParameterChunk], factor: float) -> None:

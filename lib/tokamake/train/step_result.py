@@ -34,6 +34,8 @@ class StepResult(NamedTuple):
     """Fault of the step; None: it is good."""
     updated: bool = True
     """Whether the step updated the weights."""
+    layer_norms: tuple[float, ...] = ()
+    """Norm of the gradient of each layer, then of all other parameters; empty: not measured."""
 
 
 NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)

@@ -121,6 +121,7 @@ class TrainingLog:
             "loss": result.loss,
             "learning_rate": learning_rate,
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
+            **_layer_norms(result),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
             "model_flops_per_second": tokens_per_second * self._flops_per_token,
@@ -161,3 +162,11 @@ class TrainingLog:
         assert self._tracking
         self._metrics.add(record)
         self._tracking.add(record)
+
+
+def _layer_norms(result: StepResult) -> Record:
+    """Gradient norms of layers, if they are measured; those that are not finite are left out."""
+    *layers, others = result.layer_norms or [math.nan]
+    names = [*(f"layers.{number}" for number in range(len(layers))), "others"]
+    norms = zip(names, [*layers, others], strict=True)
+    return {f"grad_norm/{name}": norm for name, norm in norms if math.isfinite(norm)}

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,21 @@ from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
+
+
+class Sums(NamedTuple):
+    """What all ranks know of a step after one collective."""
+
+    loss: float
+    """Sum over all ranks."""
+    norm: float
+    """Norm of the gradient."""
+    stop: bool
+    """Whether any rank stops."""
+    saved: bool
+    """Whether all ranks have saved."""
+    layer_norms: tuple[float, ...]
+    """Norm of the gradient of each layer, then of all other parameters, if they are measured."""
 
 
 class EngineBase(ABC):
@@ -171,22 +186,35 @@ class EngineBase(ABC):
         return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
 
     def _sum_over_ranks(
-        self, loss: Tensor, squares: Tensor, *, stop: bool, saved: bool
-    ) -> tuple[float, float, bool, bool]:
+        self,
+        loss: Tensor,
+        squares: Tensor,
+        *,
+        stop: bool,
+        saved: bool,
+        layers: Tensor | None = None,
+    ) -> Sums:
         """Agree on a step's results in one collective.
 
-        Returns:
-            Loss of all ranks, norm of the gradient, whether any rank stops, whether all have saved.
+        Args:
+            loss: of this rank.
+            squares: sum of the squares of this rank's gradients.
+            stop: whether this rank stops.
+            saved: whether it has saved.
+            layers: sum of squares of each layer; None: not measured.
         """
         self._own_sums = loss, squares
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
         # The flags travel with the loss, because a second collective would cost its latency.
         flags = torch.tensor([stop, saved], device=self._device)
-        sums = torch.cat((torch.stack((own, squares)).float(), flags.float()))
+        parts = [torch.stack((own, squares)).float(), flags.float()]
+        sums = torch.cat(parts if layers is None else [*parts, layers])
         dist.all_reduce(sums)
-        total, square, num_stops, num_saved = sums.tolist()
-        return total, math.sqrt(square), num_stops > 0, num_saved == self._ranks.world_size
+        total, square, num_stops, num_saved, *layer_squares = sums.tolist()
+        all_saved = num_saved == self._ranks.world_size
+        norms = tuple(map(math.sqrt, layer_squares))
+        return Sums(total, math.sqrt(square), num_stops > 0, all_saved, norms)
 
     def bad_ranks(self) -> list[int]:
         """Ranks that the last step's bad numbers come from; all ranks call it after a bad step."""

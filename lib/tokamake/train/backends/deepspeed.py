@@ -121,7 +121,7 @@ class Engine(EngineBase):
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
-        loss, norm, stops, all_saved = self._sum_over_ranks(
+        loss, norm, stops, all_saved, _ = self._sum_over_ranks(
             total / num_averaged, squares, stop=stop, saved=saved
         )
         set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)

@@ -22,7 +22,7 @@ from tokamake.parallel import sharding
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends._base import EngineBase
+from tokamake.train.backends._base import EngineBase, Sums
 from tokamake.train.batch import MicroBatch, TokenRows, label_draws
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
@@ -81,7 +81,7 @@ class Engine(EngineBase):
         batches = self._batches(rows)
         loss_scale = self._loss_scale.value  # it may change before the update
         self._update_hessian(rows, batches)
-        loss, norm, stops, all_saved = self._measure(batches, stop=stop, saved=saved)
+        loss, norm, stops, all_saved, layer_norms = self._measure(batches, stop=stop, saved=saved)
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         bad = None if overflowed else judge(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
@@ -99,18 +99,17 @@ class Engine(EngineBase):
             loss_scale=loss_scale,
             bad=bad,
             updated=updates,
+            layer_norms=layer_norms,
         )
 
     def recompute(self, rows: Sequence[TokenRows]) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
-        loss, norm, *_ = self._measure(self._batches(rows), stop=False, saved=False)
+        sums = self._measure(self._batches(rows), stop=False, saved=False)
         self._drop_gradients()
-        return loss, norm
+        return sums.loss, sums.norm
 
-    def _measure(
-        self, batches: Sequence[MicroBatch], *, stop: bool, saved: bool
-    ) -> tuple[float, float, bool, bool]:
+    def _measure(self, batches: Sequence[MicroBatch], *, stop: bool, saved: bool) -> Sums:
         """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
         loss_scale = self._loss_scale.value
         # FSDP2 averages over ranks what should be summed.
@@ -118,10 +117,18 @@ class Engine(EngineBase):
         total = self.stages.forward_backward(batches, scale * loss_scale)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
-        loss, norm, stops, all_saved = self._sum_over_ranks(
-            total / self.stages.num_averaged, squares, stop=stop, saved=saved
+        layers = None
+        if self._run.train.log_layer_norms:
+            num_layers = self._run.architecture.num_hidden_layers
+            layers = sharding.squares_by_layer(self._chunks, num_layers, device=self._device)
+        sums = self._sum_over_ranks(
+            total / self.stages.num_averaged, squares, stop=stop, saved=saved, layers=layers
         )
-        return loss / loss_scale, norm / loss_scale, stops, all_saved
+        return sums._replace(
+            loss=sums.loss / loss_scale,
+            norm=sums.norm / loss_scale,
+            layer_norms=tuple(norm / loss_scale for norm in sums.layer_norms),
+        )
 
     def _num_updates(self) -> int:
         """Updates so far, by the optimizer's own count."""

@@ -29,6 +29,7 @@ WITHOUT_EFFECT = {
     "log_style",
     "trackers",
     "profile_steps",
+    "log_layer_norms",
     "save_interval",
     "keep_last",
     "keep_every",

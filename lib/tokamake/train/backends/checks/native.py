@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tokamake.config.training import TrainSettings
 
 SAMPLED_LABELS = True
+LAYER_NORMS = True
 
 
 def check_settings(train: "TrainSettings") -> None:
