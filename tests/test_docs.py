@@ -152,7 +152,8 @@ def site(tmp_path: Path, sampled: Path) -> Path:
     (folder / "web").mkdir(parents=True)
     (folder / "code").mkdir()
     (folder / "web/a.jsonl.zst").write_bytes(PACK["zst"](b'{"text": "planned only"}\n'))
-    parquet.write_table(arrow.table({"text": ["planned only"]}), folder / "code/a.parquet")
+    code = {name: ["planned only"] for name in ("text", "content")}
+    parquet.write_table(arrow.table(code), folder / "code/a.parquet")
     shutil.copytree(sampled / "tokenizer", folder / "gpt2-tokenizer")
     architecture = tmp_path / "architecture.yaml"
     architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
