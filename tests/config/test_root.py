@@ -46,8 +46,8 @@ MISTAKES = {
         "train": {"schedule": {"name": "cosin"}}
     },
     "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
-    "my.yaml: train.split: '9': give three non-negative numbers": {"train": {"split": "9"}},
-    "my.yaml: train.split: [9]: give three non-negative numbers": {"train": {"split": [9]}},
+    "my.yaml: train.split: '9': give two or three non-negative numbers": {"train": {"split": "9"}},
+    "my.yaml: train.split: [9]: give two or three non-negative numbers": {"train": {"split": [9]}},
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
@@ -66,7 +66,7 @@ MISTAKES = {
     "my.yaml: train.zero_stage: 0: DeepSpeed keeps no fp32 master weights; set it to 1": {
         "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
     },
-    "my.yaml: train.split: 'nan,1,1': give three non-negative numbers": {
+    "my.yaml: train.split: 'nan,1,1': give two or three non-negative numbers": {
         "train": {"split": "nan,1,1"}
     },
     "my.yaml: generate.prompts: []": {"generate": {"prompts": []}},
@@ -113,8 +113,8 @@ def test_the_architecture_is_from_the_checkpoint_unless_a_file_is_named() -> Non
 def test_a_split_in_braces_without_quotes_is_explained() -> None:
     lines = error_of(yaml.safe_load("{model: {architecture: a.yaml}, train: {split: 98,1,1}}"))
     assert lines.splitlines() == [
-        "my.yaml: train.split: 98: give three non-negative numbers, train,valid,test, as in "
-        '"949,50,1"; without the last one, it is 0',
+        "my.yaml: train.split: 98: give two or three non-negative numbers, train,valid,test, as in "
+        '"98,2" or "949,50,1"',
         "my.yaml: train.1: a number is no key; quote text with commas in braces, as in "
         '{split: "98,1,1"}',
     ]

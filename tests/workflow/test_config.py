@@ -235,6 +235,7 @@ def corpus(sets: str) -> Corpus:
     [
         ("80,10,10", [""], ["valid", "test"]),
         ("90,10,0", [""], ["valid"]),
+        ("90,10", [""], ["valid"]),
         ("90,0,10", [""], ["test"]),
         ("100,0,0", [""], []),
         ("80,10,10", ["train=0:1"], []),
@@ -254,7 +255,7 @@ def test_held_out_splits_begin_with_valid_and_test(
 @pytest.mark.parametrize(
     ("split", "report"),
     [
-        ("90,10,0", "tokamake: run smoke: no test split: evaluation uses the split valid\n"),
+        ("90,10", "tokamake: run smoke: no test split: evaluation uses the split valid\n"),
         ("100,0,0", "tokamake: run smoke: no test split: there is no evaluation\n"),
         ("90,0,10", ""),
     ],

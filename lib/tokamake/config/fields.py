@@ -75,8 +75,7 @@ def split_fractions(text: str) -> list[float]:
     # The comparisons are False for NaN, so `not` refuses it.
     if len(shares) not in (2, 3) or not min(shares) >= 0 or not 0 < total < math.inf:
         raise ValueError(
-            'give three non-negative numbers, train,valid,test, as in "949,50,1"; without the last '
-            "one, it is 0"
+            'give two or three non-negative numbers, train,valid,test, as in "98,2" or "949,50,1"'
         )
     return [share / total for share in (*shares, 0.0)[:3]]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokamake.checkpoint.detect import list_files
 from tokamake.config.data_set import DataSet
+from tokamake.config.fields import split_fractions
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
@@ -301,8 +302,8 @@ def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str
     `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
     """
     rows = list(corpora)
-    shares = zip(NAMES[1:], train.split.split(",")[1:], strict=True)
-    shared = [name for name, share in shares if float(share)]
+    shares = zip(NAMES[1:], split_fractions(train.split)[1:], strict=True)
+    shared = [name for name, share in shares if share]
     named = [name for corpus in rows for name in corpus.parts if name != "train"]
     is_shared = any(corpus.is_split for corpus in rows)
     splits = dict.fromkeys([*(shared if is_shared else ()), *named])

@@ -165,7 +165,7 @@ def test_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "new.test.jsonl").write_bytes(b"old")
     with pytest.raises(UserError, match=r"new\.test\.jsonl: is from another split"):
         split([str(source)], output=tmp_path / "new", split="9,1,0")
-    with pytest.raises(UserError, match="give three non-negative numbers"):
+    with pytest.raises(UserError, match="give two or three non-negative numbers"):
         split([str(source)], output=tmp_path / "new", split="90,10,0,0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.test.jsonl", "out.train.jsonl"]
 

@@ -34,6 +34,15 @@ def _sets(text: str) -> str:
     return text
 
 
+def _text_key(keys: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*", keys):
+        raise ValueError(
+            "give keys of letters, digits, _ and dots, with commas between several; text around "
+            "keys goes into the column template"
+        )
+    return keys
+
+
 def _format(name: str) -> str:
     readers = plugins.names("data/readers")
     if name not in ("", INDEXED, *readers):
@@ -67,9 +76,7 @@ class Corpus(Settings):
     format: Annotated[str, AfterValidator(_format)] = ""
     """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file.
     indexed: the corpus is tokenized already, as indexed datasets (.bin, .idx)."""
-    text_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]*(,[A-Za-z0-9_.]+)*$")] = (
-        "text"
-    )
+    text_key: Annotated[str, AfterValidator(_text_key)] = "text"
     """Key or column that holds the text; several, separated by commas, give one dataset each."""
     template: str = ""
     """Joins several keys to one text: {title}\\n\\n{text}; text_key names the dataset."""
