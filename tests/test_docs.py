@@ -219,6 +219,8 @@ def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how_to", BUILT)
 def test_commands_of_a_how_to_work(tutorial: Path, tmp_path: Path, how_to: str) -> None:
+    if how_to == "trackers":
+        pytest.importorskip("wandb", reason="pip install 'tokamake[trackers]'")
     home = Path(shutil.copytree(tutorial, tmp_path / "home", symlinks=True))
     pages.make_clone(home / "site")
     if how_to == "move-data":  # trains on the second machine

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wandb.proto import wandb_internal_pb2
-
 _HEADER_BYTES, _BLOCK_BYTES, _PREFIX_BYTES = 7, 1 << 15, 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 """Types of pieces: a whole record, its first piece, its last."""
@@ -24,6 +22,8 @@ class OfflineRun(NamedTuple):
 
 def read(path: Path) -> OfflineRun:
     """Read a .wandb file."""
+    from wandb.proto import wandb_internal_pb2
+
     run_id = project = ""
     config: dict[str, Any] = {}
     history = []

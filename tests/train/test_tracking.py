@@ -27,9 +27,21 @@ History = dict[int, dict[str, float]]
 """Values of each step."""
 
 
+INSTALL = "pip install 'tokamake[trackers]'"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages count as installed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+
+
 @pytest.fixture(scope="module")
 def followed(root: Path) -> Path:
     """Output folder of a run of two jobs that all trackers followed."""
+    for name in NAMES:
+        for package in plugins.constant(FOLDER, name, "PACKAGES"):
+            pytest.importorskip(package, reason=INSTALL)
     config = make_run(root, "followed", trackers={"names": NAMES, "project": "demo"})
     assert train_here(config, until_step=3) == 0
     assert train_here(config) == 0
@@ -118,6 +130,7 @@ class Broken(Slow):
         raise ConnectionError(f"no route\nfor step {record['step']}")
 
 
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("tracker", "said"),
     [
