@@ -6,6 +6,7 @@ output folder has the id of the run for each tracker, so that later jobs continu
 
 import importlib.util
 import json
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -78,7 +79,8 @@ class Tracking:
             sender.join(CLOSE_SECONDS)
             if sender.is_alive():
                 sender.say(f"did not finish in {CLOSE_SECONDS:.0f} s; its last records may be lost")
-        self.sync()
+        with suppress(OSError):  # `sync` before it reported a full disk
+            self.sync()
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

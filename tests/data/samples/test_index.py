@@ -280,7 +280,7 @@ def test_a_small_blend_may_draw_more_than_megatron_requests(tmp_path: Path) -> N
         ({"valid_samples": -1}, "valid_samples: -1"),
         ({"seed": -1}, "seed: -1"),
         ({"seed": 2**32}, "seed: 4294967296"),
-        ({"split": "949,50"}, "949,50"),
+        ({"split": "949"}, "949"),
         ({"split": "100,0,0"}, "split: nothing to validate on"),
         ({"split": "80,19.99,0.01"}, "no dataset has a document for the test split"),
         ({"weights": Path("nowhere.txt")}, "nowhere.txt"),
