@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Count the fault of a test of the marker `fault`."""
+    """Count the fault of a test of the marker `fault`; skip a test whose extra is not installed."""
+    for marker in item.iter_markers("extra"):
+        name, *packages = marker.args
+        # Not imported: trackio reads its folder when it is imported.
+        if not all(find_spec(package) for package in packages):
+            pytest.skip(f"pip install 'tokamake[{name}]'")
     faults.injected_by_default(item)
 
 

@@ -43,8 +43,9 @@ PLANNED = {
     "module": ("tokamake_train", "deploy"),
 }
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
-QUICKLY_PLANNED = ("aurora", "hub")
+QUICKLY_PLANNED = ("aurora",)
 """Those of them that `make test` plans; `make test-all` plans all."""
+TRACKERS = pytest.mark.extra("trackers", "wandb")
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
     "existing-datasets": (
@@ -217,10 +218,11 @@ def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
 
 @pytest.mark.grid
 @pytest.mark.slow
-@pytest.mark.parametrize("how_to", BUILT)
+@pytest.mark.parametrize(
+    "how_to",
+    [pytest.param(name, marks=[TRACKERS] if name == "trackers" else []) for name in BUILT],
+)
 def test_commands_of_a_how_to_work(tutorial: Path, tmp_path: Path, how_to: str) -> None:
-    if how_to == "trackers":
-        pytest.importorskip("wandb", reason="pip install 'tokamake[trackers]'")
     home = Path(shutil.copytree(tutorial, tmp_path / "home", symlinks=True))
     pages.make_clone(home / "site")
     if how_to == "move-data":  # trains on the second machine

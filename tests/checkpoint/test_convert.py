@@ -343,17 +343,22 @@ def test_one_conversion_at_a_time_writes_a_target(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "torch-dist", "native"])
-def test_the_end_of_text_token_is_carried_over(
+def test_tokens_and_the_generation_config_are_carried_over(
     kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     architecture = FAMILIES["llama"]
     hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
     config = json.loads((tmp_path / "hf/config.json").read_text())
-    (tmp_path / "hf/config.json").write_text(json.dumps({**config, "eos_token_id": 5}))
+    tokens = {"eos_token_id": 5, "bos_token_id": 7}
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | tokens))
+    generation = json.dumps(tokens | {"temperature": 0.5})
+    (tmp_path / "hf/generation_config.json").write_text(generation)
     convert(source=tmp_path / "hf", target=tmp_path / "a", format=kind)
     convert(source=tmp_path / "a", target=tmp_path / "b", format="hf")
     for name in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "b" / name).read_text())["eos_token_id"] == 5
+        stated = json.loads((tmp_path / "b" / name).read_text())
+        assert (stated["eos_token_id"], stated["bos_token_id"]) == (5, 7)
+    assert stated["temperature"] == 0.5
     assert "has no eos_token_id" not in capsys.readouterr().out
     megatron_names.write(tmp_path / "c", "mds", architecture, weights(architecture))
     convert(source=tmp_path / "c", target=tmp_path / "d", format="hf")

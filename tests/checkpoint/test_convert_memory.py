@@ -126,11 +126,9 @@ WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
 }
 QUICK = (
     "padded over ranks, and back",
-    "all in fp32",
     "transposed over ranks, and back",
-    "strided in the file, padded over ranks",
 )
-"""Ways that have each model and each format."""
+"""Ways that have padding and transposed tensors."""
 
 
 @pytest.mark.parametrize("way", params(WAYS, QUICK))

@@ -61,7 +61,7 @@ def test_init_import_export_keep_every_bit(
         f"{init}: {size}, fp32, random with seed 1, from {yaml}",
         f"{imported}: tokamake (torch distributed checkpoint), {size}, from {init}",
         f"{exported}: Hugging Face, {size}, from {imported}",
-        "config.json has no eos_token_id, because the source has none; set it",
+        "config.json has no eos_token_id, as the source has none; give --tokenizer, or set it",
     ]
 
 

@@ -1,5 +1,6 @@
 """Models of all formats for inference, with the tokenizers that belong to them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,15 @@ def test_the_tokenizer_beside_the_weights_counts(sampled: Path, tmp_path: Path) 
     assert tokenizer_of(open_any(folder), None).vocab_size == 400
     given = tokenizer_of(open_any(folder), sampled / "tokenizer")
     assert given.fingerprint == tokenizer_of(open_any(folder), None).fingerprint
+
+
+def test_an_export_of_a_run_has_its_tokenizer(trained: Path, sampled: Path, tmp_path: Path) -> None:
+    run = with_tokenizer(trained, tmp_path, sampled / "tokenizer")
+    write_llama(tmp_path / "hf", vocab_size=400)
+    convert(source=tmp_path / "hf", target=tmp_path / "native", format="native")
+    shutil.copy(run / "training/global_step6/run.yaml", open_any(tmp_path / "native").path)
+    convert(source=tmp_path / "native", target=tmp_path / "export", format="hf")
+    opened = tokenizer_of(open_any(tmp_path / "export"), None)
+    assert opened.fingerprint == tokenizer_of(open_any(tmp_path / "native"), None).fingerprint
+    config = json.loads((tmp_path / "export/config.json").read_text())
+    assert config["eos_token_id"] == opened.eod

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.optimizers import make, start, walk, without_torchao
+from tests.support.optimizers import LOW_BIT, make, start, walk
 from tokamake.errors import UserError
 
 
+@LOW_BIT
 def test_8bit_stays_near_adamw() -> None:
-    without_torchao("adamw_8bit")
     torch.manual_seed(0)
     initial = torch.randn(64, 128)
     changes = []
@@ -33,8 +33,8 @@ def test_8bit_without_torchao_names_the_command(monkeypatch: pytest.MonkeyPatch)
         make("adamw_8bit", start())
 
 
+@LOW_BIT
 def test_8bit_moments_are_restored_from_plain_tensors() -> None:
-    without_torchao("adamw_8bit")
     parameter = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 128).reshape(64, 128))
     optimizer: Any = make("adamw_8bit", {"weight": parameter})
     for number in range(3):

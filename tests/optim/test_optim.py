@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.optimizers import NAMES, gradients, make, start, trained, walk, without_torchao
+from tests.support.optimizers import CASES, NAMES, gradients, make, start, trained, walk
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim import sophia_g
 from tokamake.optim._groups import parameter_groups, set_rates
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_state_is_as_declared_by_the_plug_in(name: str) -> None:
-    without_torchao(name)
     parameters = start(torch.float32)
     optimizer = make(name, parameters)
     walk(optimizer, parameters, gradients(0), rate=0.1, decay=0.1)
@@ -79,10 +78,9 @@ def test_low_precision_parameters_have_wide_state(name: str) -> None:
 RATE = {"sgd": 0.5, "lamb": 0.05, "adafactor": 0.1, "lion": 0.01, "schedule_free_adamw": 0.05}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_training_lowers_the_loss(name: str) -> None:
     """A small network learns to classify: its loss falls from log 8 = 2.08 to less than a third."""
-    without_torchao(name)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8)

@@ -103,6 +103,10 @@ class TestInterface(TestWorkflowsLocalStorageBase):
     def get_executor_settings(self) -> ExecutorSettings:
         return ExecutorSettings(user_file=self.user_file)
 
+    @pytest.mark.grid
+    def test_group_workflow(self, tmp_path: Path) -> None:
+        super().test_group_workflow(tmp_path)
+
 
 @pytest.fixture(params=SERVERS)
 def pbs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Pbs]:
@@ -241,6 +245,7 @@ def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
     assert "according to its exit-status file (the server no longer knows it)" in controller.text
 
 
+@pytest.mark.grid
 @pytest.mark.fault("kill of the controller")
 def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: Pbs, start) -> None:
     pbs.set(slots=2)  # two run, one waits
@@ -257,6 +262,7 @@ def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: P
     assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
+@pytest.mark.grid
 @pytest.mark.fault("kill of the controller")
 def test_kill_9_between_qsub_and_its_answer_loses_no_job(folder: Path, pbs: Pbs, start) -> None:
     pbs.faults("qsub", "slow")  # the server has the job, but the answer is missing

@@ -91,6 +91,7 @@ def test_a_failed_member_is_reported_and_the_group_is_done_again(folder: Path, p
     assert names(pbs) == ["d", "small", "small"]
 
 
+@pytest.mark.grid
 def test_a_running_group_is_found_again(folder: Path, pbs: Pbs) -> None:
     (folder / "go").write_text("")
     controller = Controller(folder, pbs.environment, *GROUPS, "--", "c")

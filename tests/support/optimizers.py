@@ -15,6 +15,8 @@ from tokamake.optim._groups import parameter_groups, set_rates
 Arrays = dict[str, npt.NDArray[np.float64]]
 
 NAMES = plugins.names("optim")
+LOW_BIT = pytest.mark.extra("low_bit", "torchao")
+CASES = [pytest.param(name, marks=[LOW_BIT] if name == "adamw_8bit" else []) for name in NAMES]
 RATES = [0.0, 0.05, 0.1, 0.08]
 ADAM = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3}
 
@@ -95,8 +97,3 @@ def assert_same(actual: Arrays, expected: Arrays, rtol: float = 1e-7) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=rtol, atol=1e-9, err_msg=name)
-
-
-def without_torchao(name: str) -> None:
-    if name == "adamw_8bit":
-        pytest.importorskip("torchao", reason="pip install torchao")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -242,7 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
             with self.state.lock:
                 body = body[: self.state.cuts.pop(0)]
             self.close_connection = True
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # a client may leave before it has all
+            self.wfile.write(body)
 
 
 def git_hash(content: bytes) -> str:

@@ -23,11 +23,9 @@ from tokamake.train.trackers._base import FollowedRun
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 NAMES = plugins.names(FOLDER)
+PACKAGES = [package for name in NAMES for package in plugins.constant(FOLDER, name, "PACKAGES")]
 History = dict[int, dict[str, float]]
 """Values of each step."""
-
-
-INSTALL = "pip install 'tokamake[trackers]'"
 
 
 @pytest.fixture
@@ -39,11 +37,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def followed(root: Path) -> Path:
     """Output folder of a run of two jobs that all trackers followed."""
-    for name in NAMES:
-        for package in plugins.constant(FOLDER, name, "PACKAGES"):
-            # Not importorskip: trackio reads its folder when it is imported.
-            if importlib.util.find_spec(package) is None:
-                pytest.skip(INSTALL)
     config = make_run(root, "followed", trackers={"names": NAMES, "project": "demo"})
     assert train_here(config, until_step=3) == 0
     assert train_here(config) == 0
@@ -95,6 +88,7 @@ def history_of_trackio(folder: Path) -> History:
     return history
 
 
+@pytest.mark.extra("trackers", *PACKAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tracker_has_the_records_of_all_jobs_in_one_run(followed: Path, name: str) -> None:
     expected: History = {}

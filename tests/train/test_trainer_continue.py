@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from tests.support.forked import killed_in_backward, train
+from tests.support.optimizers import LOW_BIT
 from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_here
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
@@ -150,16 +151,15 @@ def test_another_architecture_is_reported_field_by_field(
         assert run.architecture == ARCHITECTURE
 
 
-OPTIMIZERS: list[Settings] = [
-    *({"name": name} for name in plugins.names("optim")),
+OPTIMIZERS: list[Any] = [
+    *({"name": name} for name in plugins.names("optim") if name != "adamw_8bit"),
     {"name": "sgd", "momentum": 0.0},
+    pytest.param({"name": "adamw_8bit"}, marks=LOW_BIT),
 ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_state_keys_match_the_states_of_each_optimizer(root: Path, optimizer: Settings) -> None:
-    if optimizer["name"] == "adamw_8bit":
-        pytest.importorskip("torchao")
     changes = {"optimizer": optimizer, "train_steps": 2, "schedule": {"name": "constant"}}
     config = make_run(root, f"states-{len(optimizer)}-{optimizer['name']}", **changes)
     assert train_here(config) == 0

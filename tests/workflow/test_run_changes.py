@@ -171,6 +171,7 @@ def test_what_a_run_cannot_continue_with_fails_the_dry_run(trained: Path) -> Non
     assert reason().startswith("architecture.num_hidden_layers: the weights are those of another")
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_changed_raw_file_is_named(trained: Path) -> None:
     lines = '{"text": "one document"}\n' * 300

@@ -76,7 +76,8 @@ def convert(
         dtype: Dtype of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
             end-of-document token becomes the model's end-of-text token, and its beginning-of-text
-            token the model's.
+            token the model's. By default the one beside the weights, or the one that the run.yaml
+            of the checkpoint names.
         generation_config: generation_config.json to keep in the target, or its folder, such as the
             checkpoint that training started from; with format hf.
         model_card: Text to copy into the target as README.md, with format hf.
@@ -95,6 +96,7 @@ def convert(
     """
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
+    from tokamake.checkpoint.load_model import tokenizer_of_run
     from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
     from tokamake.checkpoint.tensors.replicas import check_replicas
@@ -122,6 +124,9 @@ def convert(
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     warnings = [unknown_size_warning(checkpoint)]
+    plug_in = load_format(name)
+    if plug_in.TOKENIZER_CONFIG and not checkpoint.tokenizer:
+        tokenizer = tokenizer or tokenizer_of_run(checkpoint)
     checkpoint, tokenizer_warning = _with_side_files(
         checkpoint, tokenizer, generation_config=generation_config
     )
@@ -130,7 +135,6 @@ def convert(
         check_checksums(checkpoint, workers=workers)
         if not take_first_copy:
             check_replicas(checkpoint.source)
-    plug_in = load_format(name)
     copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer, model_card=model_card)
@@ -304,7 +308,7 @@ def _print_side_files(
     if target.tokenizer:
         print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
     if config and checkpoint.notes.get("eos_token_id") is None:
-        print(f"{config} has no eos_token_id, because the source has none; set it")
+        print(f"{config} has no eos_token_id, as the source has none; give --tokenizer, or set it")
     left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []
     if everything := [*checkpoint.unread, *left, *left_tokenizer]:
         print(f"left behind: {', '.join(everything)}")

@@ -79,15 +79,23 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
     return tokenizer
 
 
+def tokenizer_of_run(checkpoint: Checkpoint) -> Path | None:
+    """The tokenizer that a checkpoint's run.yaml names; None: it names none, or it is lost."""
+    run = run_of(checkpoint)
+    if not run or not run.tokenizer:
+        return None
+    places = _places(run.tokenizer, run, checkpoint=checkpoint)
+    return next((path for path in places if path.exists()), None)
+
+
 def _stated_tokenizer(checkpoint: Checkpoint) -> Path:
     if checkpoint.tokenizer:
         return checkpoint.path
+    if path := tokenizer_of_run(checkpoint):
+        return path
     run = run_of(checkpoint)
     if not run or not run.tokenizer:
         raise UserError(f"{checkpoint.path}: has no tokenizer; name one with --tokenizer")
-    for path in _places(run.tokenizer, run, checkpoint=checkpoint):
-        if path.exists():
-            return path
     raise UserError(
         f"{checkpoint.path}: its run.yaml names the tokenizer {run.tokenizer}, which is missing; "
         "name it with --tokenizer"

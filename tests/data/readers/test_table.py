@@ -181,7 +181,7 @@ def test_damaged_tables_raise_only_user_errors(tmp_path: Path, suffix: str) -> N
     content = write(TABLE, tmp_path / f"a.{suffix}").read_bytes()
     path = tmp_path / f"changed.{suffix}"
     num_errors = 0
-    for position in range(8, len(content), 3):
+    for position in range(8, len(content), 7):
         changed = bytearray(content)
         changed[position] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)

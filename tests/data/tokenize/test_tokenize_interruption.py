@@ -80,9 +80,8 @@ def assert_rerun_completes(workspace: Path, expected: dict[str, bytes]) -> None:
 
 
 @pytest.mark.fault("kill of a stage")
-@pytest.mark.parametrize(
-    "existing", ["nothing", pytest.param("an older dataset", marks=pytest.mark.grid)]
-)
+@pytest.mark.parametrize("existing", ["nothing", "an older dataset"])
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
     workspace: Path, expected: dict[str, bytes], existing: str, inject: Inject

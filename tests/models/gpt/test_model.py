@@ -316,7 +316,7 @@ SHARED = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
     assert_tensor_parallel_equals_one_process(SHARED, world_size)
 

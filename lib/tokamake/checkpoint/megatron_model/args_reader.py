@@ -12,7 +12,7 @@ from typing import Any
 
 from tokamake.checkpoint.megatron_model.model_arguments import architecture_fields, family_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
-from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
+from tokamake.checkpoint.tensors.checkpoint import TEXT_NOTES, Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -58,7 +58,8 @@ class Description:
     ) -> Checkpoint:
         """Return the open checkpoint; see `Checkpoint` for the arguments."""
         is_described = getattr(self.args, "tokamake", None) is not None
-        eos_token = getattr(self.args, "eos_token_id", None)  # only tokamake writes it
+        # Only tokamake writes them.
+        kept = {key: getattr(self.args, key, None) for key in TEXT_NOTES}
         return Checkpoint(
             format,
             folder,
@@ -68,7 +69,7 @@ class Description:
             progress_of(self.state, self.file),
             self.padded_vocab_size,
             unread,
-            {**({} if eos_token is None else {"eos_token_id": eos_token}), **notes},
+            {**{key: value for key, value in kept.items() if value is not None}, **notes},
             is_padding_unknown=not is_described
             and _vocab_size(self.args, self.file, self.padded_vocab_size) is None,
         )

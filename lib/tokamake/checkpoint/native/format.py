@@ -11,7 +11,13 @@ from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
 from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Progress, Target
+from tokamake.checkpoint.tensors.checkpoint import (
+    OPTIMIZER_SETTINGS,
+    TEXT_NOTES,
+    Checkpoint,
+    Progress,
+    Target,
+)
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import dcp_archives, dcp_metadata, dcp_metadata_writer
@@ -32,7 +38,7 @@ NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 
 _WEIGHTS, _STATES = "model.", "optimizer."
 _OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS, LR_SCHEDULER)
-_NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", "eos_token_id")
+_NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", *TEXT_NOTES)
 """Fields of the description that are notes of the open checkpoint."""
 _NO_RANKS = 0
 """World size of a converted checkpoint: no number of ranks finds its own rank state in it."""
@@ -101,14 +107,14 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _description(checkpoint: Checkpoint) -> dict[str, Any]:
+    written = (*_OPTIMIZER_NOTES, *TEXT_NOTES)
     return {
         "version": VERSION,
         "world_size": _NO_RANKS,
         **vars(checkpoint.progress),
         "architecture": checkpoint.architecture.model_dump(mode="json"),
-        **{key: checkpoint.notes[key] for key in _OPTIMIZER_NOTES if key in checkpoint.notes},
+        **{key: checkpoint.notes[key] for key in written if key in checkpoint.notes},
         "loss_scale": checkpoint.notes.get("loss_scale", (1.0, 0)),
-        "eos_token_id": checkpoint.notes.get("eos_token_id"),
     }
 
 

@@ -37,6 +37,10 @@ class ParallelLayout:
         return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
+TEXT_NOTES = ("eos_token_id", "bos_token_id", "generation")
+"""Notes for config.json and generation_config.json of an export; all formats keep them."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Progress of a run."""
