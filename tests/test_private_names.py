@@ -10,12 +10,13 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import EXECUTOR, MODULES, RULES, SNAKEFILE, name_of
 
-PACKAGES = {"snakemake", "torch", "deepspeed", "tokenizers", "transformers"}
+PACKAGES = {
+    *("snakemake", "torch", "deepspeed", "tokenizers", "transformers"),
+    *("torchao", "wandb", "mlflow", "trackio"),
+}
 INTERNALS = [path for path in MODULES + EXECUTOR if path.stem.endswith("_internals")]
 STANDARD = {"_replace", "_asdict", "_fields", "_field_defaults", "_exit"}
 """Names of the standard library that begin with an underscore but are public."""
-# A subclass of torchao's optimizer; this module alone uses torchao.
-PRIVATE_EXCEPTIONS = {("adamw_8bit.py", "_new_buffer")}
 
 
 @cache
@@ -83,8 +84,7 @@ def test_private_names_are_recognized(code: str, names: set[str]) -> None:
 
 @pytest.mark.parametrize("path", sorted({*MODULES, *EXECUTOR} - {*INTERNALS}), ids=name_of)
 def test_private_names_of_other_packages_are_in_internals_modules_alone(path: Path) -> None:
-    names = {(path.name, name) for name in private_names(ast.parse(path.read_text()))}
-    assert not names - PRIVATE_EXCEPTIONS
+    assert not private_names(ast.parse(path.read_text()))
 
 
 def test_rules_touch_snakemake_through_the_internals_module_alone() -> None:

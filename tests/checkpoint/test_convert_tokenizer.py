@@ -46,6 +46,8 @@ def test_a_tokenizer_is_copied_beside_the_weights(
     files = ["chat_template.jinja", "special_tokens_map.json", *FILES]
     (tokenizer / "notes.txt").write_text("not of the tokenizer")
     (tokenizer / "chat_template.jinja").write_text("{{ messages }}")
+    (tokenizer / "additional_chat_templates").mkdir()
+    (tokenizer / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
     end = json.loads((tokenizer / "tokenizer_config.json").read_text())["eos_token"]
     (tokenizer / "special_tokens_map.json").write_text(json.dumps({"eos_token": end}))
     card = tmp_path / "card.md"
@@ -54,12 +56,15 @@ def test_a_tokenizer_is_copied_beside_the_weights(
     convert(source=native, target=tmp_path / "a", format="hf", **options)
     assert (tmp_path / "a/README.md").read_bytes() == card.read_bytes()
     (tmp_path / "a/README.md").unlink()
-    assert names(tmp_path / "a") == sorted(OF_MODEL + files)
+    assert names(tmp_path / "a") == sorted([*OF_MODEL, *files, "additional_chat_templates"])
+    template = "additional_chat_templates/tool_use.jinja"
+    assert (tmp_path / "a" / template).read_bytes() == (tokenizer / template).read_bytes()
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tokenizer / name).read_bytes()
     assert end_tokens(tmp_path / "a") == [119, 119]
     printed = capsys.readouterr().out
-    assert f"tokenizer: {', '.join(files)}, from {tokenizer}\n" in printed
+    all_files = ["tool_use.jinja", *files]
+    assert f"tokenizer: {', '.join(all_files)}, from {tokenizer}\n" in printed
     assert "left behind" not in printed
     assert "no end-of-text token" not in printed
     file = tokenizer / "tokenizer.json"

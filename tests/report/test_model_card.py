@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from tests.support.finished_run import make_inputs
+from tokamake.config.resolved_run import read_run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.report.model_card import model_card
 
@@ -45,9 +48,17 @@ def test_it_says_what_is_known_and_nothing_else(inputs: dict[str, Path], tmp_pat
         "| validation loss | 3.2500 nats per token |",
         "tokamake 9.9.9, torch 2.0",
         "AutoModelForCausalLM.from_pretrained",
+        ".venv/bin/snakemake --profile PROFILE --configfile trial.yaml -- train\n",
     ):
         assert part in text, part
     assert "Training started from" not in text
+    (block,) = (part.partition("```")[0] for part in text.split("```yaml\n")[1:])
+    stated = yaml.safe_load(block)
+    run = read_run(inputs["config"])
+    assert (stated["run"], stated["seed"]) == ("trial", run.seed)
+    # The config that the card states is that of the run.
+    settings = TrainSettings.model_validate(stated["train"])
+    assert settings.model_dump() == run.train.model_dump()
 
 
 def test_the_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:

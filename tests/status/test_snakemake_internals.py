@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.status.snakemake_internals import running_outputs
+from tokamake.status.snakemake_internals import running_outputs, started
 
 LONG = "x" * 200
 SNAKEFILE = f"""
@@ -15,18 +15,34 @@ rule all:
     shell:
         # Snakemake marks a job after it has started it.
         "until [ $(find .snakemake/incomplete -type f | wc -l) = 2 ]; do sleep 0.05; done;"
-        "cp -r .snakemake/incomplete seen; touch {{output}}"
+        "cp -r .snakemake/incomplete seen; cp -r .snakemake/locks locked; touch {{output}}"
 """
 
 pytestmark = pytest.mark.usefixtures("snakemake_version")
 
 
-def test_running_outputs(tmp_path: Path) -> None:
-    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory after Snakemake has ended; in `killed`, the marks of the running job."""
+    folder = tmp_path_factory.mktemp("marks")
+    (folder / "Snakefile").write_text(SNAKEFILE)
     command = [sys.executable, "-m", "snakemake", "--cores", "1"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=60)
-    assert running_outputs(tmp_path) == set()
-    (tmp_path / "killed/.snakemake").mkdir(parents=True)
-    (tmp_path / "seen").rename(tmp_path / "killed/.snakemake/incomplete")
-    outputs = running_outputs(tmp_path / "killed")
+    subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=60)
+    (folder / "killed/.snakemake").mkdir(parents=True)
+    (folder / "seen").rename(folder / "killed/.snakemake/incomplete")
+    (folder / "locked").rename(folder / "killed/.snakemake/locks")
+    return folder
+
+
+def test_running_outputs(ended: Path) -> None:
+    assert running_outputs(ended) == set()
+    outputs = running_outputs(ended / "killed")
     assert {"results/short", f"results/{LONG}"} <= outputs
+
+
+def test_started(ended: Path) -> None:
+    assert started(ended) is None
+    snakefile = (ended / "Snakefile").stat().st_mtime
+    locked = started(ended / "killed")
+    assert locked is not None
+    assert locked >= snakefile

@@ -16,10 +16,10 @@ from tokamake import plugins
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.models.llama import model as llama
-from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.train.batch import to_batch
+from tokamake.train.checks import check_run
 from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import PipelineStages
 
@@ -73,6 +73,5 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
 
 
 def test_a_pipeline_refuses_auxiliary_losses(run: Run) -> None:
-    mesh = Mesh(pipeline=Axis(0, 2))
     with pytest.raises(UserError, match=r"pipeline_parallel_size: 2: .* auxiliary losses of llama"):
-        PipelineStages(laid_out(run, parallel(pp=2)), mesh, device=CPU)
+        check_run(laid_out(run, parallel(pp=2)), index=None, world_size=2, device=CPU)

@@ -58,6 +58,8 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
     next(home.glob("results/data/shards/code/*.bin")).unlink()
     planned = jobs(snakemake(home, "-n", *MINE, "describe"))
     assert (planned["tokenize"], planned["fetch"]) == (1, 1)  # finds its file in the cache
+    result = snakemake(home, *MINE, "describe")
+    assert result.returncode == 0, result.stdout + result.stderr
     assert len(server.requests) == before
 
     merged = {path.name: path.read_bytes() for path in home.glob("results/data/merged/*.bin")}

@@ -158,12 +158,19 @@ def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
     [
         (["1 pre/none"], "bad.txt:1: pre/none: no such dataset: it has neither .bin nor .idx; fix"),
         (["1 pre/torn"], "bad.txt:1: pre/torn.idx: cannot be read (No such file or directory)"),
+        (
+            ["1 pre/cut"],
+            "bad.txt:1: pre/cut.idx: 454 bytes, its header says 462; rebuild the dataset",
+        ),
     ],
 )
 def test_mistakes_in_a_list_are_one_line_at_the_dry_run(
     home: Path, lines: list[str], fault: str
 ) -> None:
     (home / "pre/torn.bin").write_bytes(b"")
+    whole = home / "pre/code-0000_text_document"
+    shutil.copy(f"{whole}.bin", home / "pre/cut.bin")
+    (home / "pre/cut.idx").write_bytes(Path(f"{whole}.idx").read_bytes()[:-8])
     result = snakemake(home, "-n", *listing(home, "bad", *lines), "train")
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"tokamake: {fault}")

@@ -22,7 +22,6 @@ CANCELLED = 240  # seconds until a controller ends after a signal
 STAGE = "results/data/batches/tokenize/{}.json"
 
 
-@pytest.mark.grid
 @pytest.mark.fault("kill of the controller")
 def test_signals_cancel_jobs_and_a_new_controller_adopts_jobs_of_a_killed_one(site: Site) -> None:
     target = STAGE.format("all-00000")

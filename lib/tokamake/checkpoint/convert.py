@@ -33,8 +33,8 @@ else:
 
 _MAX_NAMED = 5
 """Number of tensors that a message names."""
-_OPTIONAL_FILES = ("added_tokens.json", "chat_template.jinja")
-"""Further files of a tokenizer that transformers reads."""
+_OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
+"""Patterns of further files of a tokenizer that transformers reads."""
 
 
 def convert(
@@ -269,8 +269,8 @@ def _read_tokenizer(
             f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
         )
     files = tokenizer_files(tokenizer)[1]
-    optional = (files[0].with_name(name) for name in _OPTIONAL_FILES)
-    copied = (*sorted({*with_configs(files), *filter(Path.is_file, optional)}),)
+    optional = (file for pattern in _OPTIONAL_FILES for file in files[0].parent.glob(pattern))
+    copied = (*sorted({*with_configs(files), *optional}),)
     warning = (
         f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
         f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
@@ -306,7 +306,7 @@ def _print_side_files(
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)
     if target.tokenizer:
-        print(f"tokenizer: {names}, from {checkpoint.tokenizer[0].parent}")
+        print(f"tokenizer: {names}, from {checkpoint.tokenizer[-1].parent}")
     if config and checkpoint.notes.get("eos_token_id") is None:
         print(f"{config} has no eos_token_id, as the source has none; give --tokenizer, or set it")
     left_tokenizer = [f"tokenizer ({names})"] if names and not target.tokenizer else []

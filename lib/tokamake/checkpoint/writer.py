@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 from tokamake import __version__, files
 from tokamake.checkpoint.detect import load_format
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.torch_files import torch_archive
@@ -167,7 +167,11 @@ def _write(
         workers=workers,
     )
     for file in target.tokenizer:
-        shutil.copyfile(file, content / file.name)
+        # transformers keeps further chat templates in a folder of their own.
+        is_template = file.parent.name == CHAT_TEMPLATES
+        place = content / CHAT_TEMPLATES / file.name if is_template else content / file.name
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
     if target.model_card:
         shutil.copyfile(target.model_card, content / "README.md")
     _sync([*content.rglob("*"), content])

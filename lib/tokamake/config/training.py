@@ -214,11 +214,6 @@ class TrainSettings(Settings):
         self._check_compile()
         self._check_split_backward()
         self._check_retention()
-        if self.log_layer_norms and self.backend not in (backends := _backends_with("LAYER_NORMS")):
-            raise ValueError(
-                "log_layer_norms: true: DeepSpeed tells only the norm of the whole gradient; set "
-                f"backend to {' or '.join(backends)}, or this to false"
-            )
         if self.profile_steps and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(
                 f"profile_steps: {list(self.profile_steps)}: the first step comes after the last; "

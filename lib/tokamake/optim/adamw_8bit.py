@@ -7,6 +7,7 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
+from tokamake.optim import _torchao_internals as torchao
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
@@ -47,8 +48,7 @@ def build(
             return value.dequantize() if hasattr(value, "codes") else value
 
         def packed(self, parameter: torch.Tensor, kind: str, value: torch.Tensor) -> torch.Tensor:
-            buffer: torch.Tensor = self._new_buffer(parameter, signed=kind == "exp_avg")
-            return buffer.copy_(value)
+            return torchao.new_buffer(self, parameter, signed=kind == "exp_avg").copy_(value)
 
         def step(self, closure: Any = None) -> Any:
             on_cpu = all(p.device.type == "cpu" for g in self.param_groups for p in g["params"])

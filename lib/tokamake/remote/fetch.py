@@ -4,7 +4,7 @@ _WEIGHTS = ("model*.safetensors", "model*.safetensors.index.json")
 _PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 _TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab.*", "merges.txt", "*.model"),
+    *("vocab.*", "merges.txt", "*.model", "additional_chat_templates/*.jinja"),
 )
 _MODEL = ("config.json", "generation_config.json", *_TOKENIZER)
 
@@ -12,7 +12,7 @@ _MODEL = ("config.json", "generation_config.json", *_TOKENIZER)
 def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     """Download files of the Hugging Face Hub, or at https addresses, and print where they are.
 
-    Downloads go to the cache (HF_HOME), where files that are there already are taken; the working
+    Downloads go to the cache (HF_HOME), where existing files are used again; the working
     directory gets links below results/raw. An interrupted download continues. Afterwards a config
     can name the same address in `tokenizer.path` and `model.checkpoint`, and needs no network. A
     branch such as main stays at the commit that it had, until you fetch it again.

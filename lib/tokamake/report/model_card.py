@@ -140,12 +140,26 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
 
 def _reproduction(run: "Run", trained: dict[str, Any]) -> str:
+    import yaml
+
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
-    return (
-        "## Reproduction\n\nThe command `snakemake train` of tokamake made this model, with the "
-        f"config of run `{run.run}` (seed {run.seed}), on {trained['world_size']:,} ranks, with "
-        f"{versions}.\n"
-    )
+    # Trackers may have addresses of the people who trained it.
+    train = run.train.model_dump(mode="json", exclude_defaults=True, exclude={"trackers"})
+    settings = {"run": run.run, "seed": run.seed, "train": train}
+    return f"""## Reproduction
+
+It was trained on {trained["world_size"]:,} ranks, with {versions}. To train it again in a clone
+of tokamake: name the data above in a table of corpora, write the settings below into
+`{run.run}.yaml`, and put the profile of your machine in place of PROFILE.
+
+```sh
+make install
+.venv/bin/snakemake --profile PROFILE --configfile {run.run}.yaml -- train
+```
+
+```yaml
+{yaml.safe_dump(settings, sort_keys=False)}```
+"""
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:

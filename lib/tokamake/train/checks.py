@@ -1,9 +1,11 @@
 """Checks of a run before it starts: settings against model, index, tokenizer, ranks and device.
 
 `resolve` checks what the files say (`check_resolved`). The ranks of `train`, `benchmark-train` and
-`find-learning-rate` check again, with their number and their device (`check_run`). They also call
-the checks of the back end (`backends/checks`). `initial_checkpoint` checks the checkpoint
-that a run starts from. No tensor is read. Checks raise `UserError`.
+`find-learning-rate` check again, with their number and their device (`check_run`). Both call the
+checks of the back end (`backends/checks`). Three checks are with their subjects: the checkpoint
+that a run starts from (`initial_checkpoint`), the tokenizer of its parent (`resolve`), and the
+packages of trackers, which trials do not use (`tracking`). No tensor is read. Checks raise
+`UserError`.
 """
 
 from pathlib import Path
@@ -50,6 +52,7 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
     if index is not None:
         check_index(run, index)
     check_layout(run, world_size)
+    check_auxiliary_loss(run)
     check_precision(run.train)
     check_backend(run, device)
     check_deterministic(run, device)
@@ -94,6 +97,17 @@ def check_layout(run: Run, world_size: int) -> None:
     """Check that the ranks can share the model, its sequences and its batches."""
     check_ranks(run.train, world_size)
     run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+
+
+def check_auxiliary_loss(run: Run) -> None:
+    """Refuse a pipeline for a family whose layers have auxiliary losses."""
+    model = plugins.load("models/*/model", run.architecture.family).Model
+    size = run.train.parallel.pipeline_parallel_size
+    if model.has_auxiliary_loss and size > 1:
+        raise UserError(
+            f"train.parallel.pipeline_parallel_size: {size}: a pipeline does not carry the "
+            f"auxiliary losses of {run.architecture.family}; set 1"
+        )
 
 
 def check_ranks(train: TrainSettings, world_size: int) -> None:

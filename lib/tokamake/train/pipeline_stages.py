@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.errors import UserError
 from tokamake.models.common.language_model import Output, logits_and_auxiliary_loss
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
@@ -58,13 +57,8 @@ class PipelineStages:
         self._to_hf_name = family.Model.tensor_name
         self.embedding_name: str = family.Model.embedding_name
 
-        # Which stages: none has weights yet.
+        # ---- Modules, without weights ----
         parallel = run.train.parallel
-        if family.Model.has_auxiliary_loss and parallel.pipeline_parallel_size > 1:
-            raise UserError(
-                f"train.parallel.pipeline_parallel_size: {parallel.pipeline_parallel_size}: a "
-                f"pipeline does not carry the auxiliary losses of {run.architecture.family}; set 1"
-            )
         layers = parallel.layers_of_stages(run.architecture.num_hidden_layers)
         stages = stages_of_rank(
             parallel.pipeline_schedule,
@@ -77,7 +71,7 @@ class PipelineStages:
                 n: family.Model(run.architecture, mesh, stage=layers[n]) for n in stages
             }
 
-        # Who keeps fp32 weights beside those of the passes: FSDP2, or this class.
+        # ---- Master weights in fp32: FSDP2 or this class keeps them ----
         num_sharers = mesh.data.size * mesh.context.size
         precision = precision_of(run)
         self._dtype = DTYPES[precision]

@@ -59,8 +59,9 @@ def link(files: str = "pre", *, corpus_format: str = "indexed", **options: objec
 MERGED = Path("merged/web-0000_text_document")
 
 
-def test_files_are_linked_with_a_manifest(home: Path) -> None:
-    write("a")
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+def test_files_are_linked_with_a_manifest(home: Path, dtype: type[np.number]) -> None:
+    write("a", dtype=dtype)
     content = [Path(f"pre/a.{suffix}").read_bytes() for suffix in ("bin", "idx")]
     link()
     assert Path(f"{MERGED}.bin").resolve() == Path("pre/a.bin").resolve()

@@ -19,7 +19,7 @@ from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.hf import config_json, safetensors_files
 from tokamake.checkpoint.hf.config_json import REMEDY
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
@@ -52,7 +52,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab.*", "merges.txt", "*.model"),
+    *("vocab.*", "merges.txt", "*.model", f"{CHAT_TEMPLATES}/*.jinja"),
 )
 
 

@@ -67,8 +67,10 @@ class TensorParallelRank:
     def embedding(self) -> dict[str, TensorSlice]:
         """Tensors of the embedding."""
         slices = {"word_embeddings.weight": self._vocabulary("model.embed_tokens.weight")}
-        slices |= self._copied("word_embeddings.norm", "model.embed_layernorm")
-        return slices | self._copied("position_embeddings", "model.embed_positions")
+        family = plugins.load("models/*/megatron", self.architecture.family)
+        for name, ours in getattr(family, "EMBEDDING", {}).items():
+            slices |= self._copied(name, ours)
+        return slices
 
     def layer(self, number: int) -> dict[str, TensorSlice]:
         """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""

@@ -37,6 +37,8 @@ class ParallelLayout:
         return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""Folder of a tokenizer's chat templates beside the first one, in transformers."""
 TEXT_NOTES = ("eos_token_id", "bos_token_id", "generation")
 """Notes for config.json and generation_config.json of an export; all formats keep them."""
 

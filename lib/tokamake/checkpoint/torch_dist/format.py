@@ -89,7 +89,8 @@ _LAYER_MODULES = (
     *("self_attention.q_layernorm", "self_attention.k_layernorm"),
     *("mlp.linear_fc1", "mlp.linear_fc2"),
 )
-"""Modules of a layer that have such a state in one of Transformer Engine's versions."""
+"""Modules of a layer that have such a state in one of Transformer Engine's versions. All families
+get the same keys: Megatron ignores those that it does not ask for."""
 
 
 def find(path: Path) -> Path | None:

@@ -10,7 +10,7 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
     """Download the raw files of a `tokenize` batch that the table of corpora names by addresses.
 
     The plan pins each file: its commit on the Hugging Face Hub, or its size and version on a web
-    server. Downloads go to the cache (HF_HOME), where files that are there already are taken; the
+    server. Downloads go to the cache (HF_HOME), where existing files are used again; the
     workspace gets links. An interrupted download continues.
 
     Args:

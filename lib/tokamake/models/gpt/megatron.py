@@ -17,6 +17,12 @@ from tokamake.models.common.megatron_format import (
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 """Arguments by which a checkpoint's model is known to be of this family."""
 
+EMBEDDING = {
+    "word_embeddings.norm": "model.embed_layernorm",
+    "position_embeddings": "model.embed_positions",
+}
+"""Our names of the embedding's modules beside the word embeddings, in Megatron's order."""
+
 LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
 """Modules of a layer in the order in which Megatron makes them."""
 

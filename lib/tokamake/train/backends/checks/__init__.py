@@ -5,6 +5,6 @@ They do not import torch, because validation of a config and dry runs call them,
 - `check_settings(train)`, for the settings of a config; it raises ValueError.
 - `check_run(run, device_type)`, for a resolved run; it raises UserError.
 - literals about features that only some back ends have: OFFLOADS (setting of host memory → lowest
-  zero_stage; none if it is missing), SAMPLED_LABELS (whether it can compute gradients of labels
-  that are sampled from the model) and LAYER_NORMS (whether it tells gradient norms of layers).
+  zero_stage; none if it is missing) and SAMPLED_LABELS (whether it can compute gradients of labels
+  that are sampled from the model).
 """

@@ -33,6 +33,11 @@ def check_settings(train: "TrainSettings") -> None:
             "on_bad_step.recompute: true: DeepSpeed computes gradients in its update alone; set it "
             "to false, or backend to native"
         )
+    if train.log_layer_norms:
+        raise ValueError(
+            "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "
+            "backend to native, or this to false"
+        )
     if train.compile:
         raise ValueError(
             "compile: true: is not supported by backend deepspeed; set it to false or backend "

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from tokamake.config.training import TrainSettings
 
 SAMPLED_LABELS = True
-LAYER_NORMS = True
 
 
 def check_settings(train: "TrainSettings") -> None:
