@@ -17,6 +17,12 @@ from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 PERSONAL = ("account", "partition", "qos", "constraint", "reservation", "slurm_extra")
 # Names of their resources, if they differ: those of snakemake-executor-plugin-slurm.
 RESOURCES = {"account": "slurm_account", "partition": "slurm_partition"}
+_CONFLICTS = {
+    "mem_mb": ("mem_mb_per_cpu",),
+    "gpu": ("gpus_per_node", "gres"),
+    "spare_nodes": ("tasks_per_node",),
+}
+"""Resources that say the same in two ways."""
 # Options that the executor sets itself.
 OWN_OPTIONS = (
     "-J", "--job-name", "-o", "--output", "-e", "--error", "--parsable", "-W", "--wait",
@@ -64,6 +70,7 @@ def build_request(
     def number(name: str, default: int) -> int:
         return whole_number(rule, name, value=resources.get(name, default))
 
+    _refuse_conflicts(rule, resources)
     arguments = [
         *_nodes(number("nodes", 1), number("tasks", 1), spare=num_spare_nodes(rule, resources)),
         f"--cpus-per-task={number('cpus_per_task', threads)}",
@@ -71,6 +78,13 @@ def build_request(
     # Without --mem, Slurm decides; whole nodes have all their memory.
     if resources.get("mem_mb"):
         arguments.append(f"--mem={number('mem_mb', 1)}")
+    if resources.get("mem_mb_per_cpu"):
+        arguments.append(f"--mem-per-cpu={number('mem_mb_per_cpu', 1)}")
+    if resources.get("tasks_per_node"):
+        arguments.append(f"--ntasks-per-node={number('tasks_per_node', 1)}")
+    if resources.get("gpu"):
+        model = resources.get("gpu_model")
+        arguments.append(f"--gpus={f'{model}:' if model else ''}{number('gpu', 1)}")
     if resources.get("runtime") is not None:
         arguments.append(f"--time={number('runtime', 1)}")
     for name in ("gres", "gpus_per_node", "signal"):
@@ -83,6 +97,26 @@ def build_request(
         rule, "slurm_extra", text=personal("slurm_extra"), is_own_option=_is_own_option
     )
     return SubmitRequest((*arguments, *extra), personal("partition"))
+
+
+def _refuse_conflicts(rule: str, resources: Mapping[str, Any]) -> None:
+    """Refuse resources that contradict each other, and those that the executor cannot honour.
+
+    Raises:
+        UserError: there are such resources.
+    """
+    if clusters := resources.get("clusters") or resources.get("cluster"):
+        raise UserError(
+            f"rule {rule}: clusters: {clusters!r}: jobs on other clusters are not followed; start "
+            "Snakemake on a login node of that cluster"
+        )
+    for name, others in _CONFLICTS.items():
+        for other in others if resources.get(name) else ():
+            if resources.get(other):
+                raise UserError(
+                    f"rule {rule}: {name}: {resources[name]!r}: with {other} {resources[other]!r}; "
+                    "remove one of them, or set it to 0"
+                )
 
 
 def _nodes(nodes: int, tasks: int, *, spare: int) -> list[str]:
