@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,29 @@ class Threads(WholeParameters):
         super().__init__(lambda parameter: parts[id(parameter)])
         self._rank, self._group = rank, group
 
-    def sum(self, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
-        values_by_rank = self._group.all_gather(self._rank, [value.clone() for value in values])
-        divided = [bool(self._part(parameter).groups) for parameter in parameters]
-        return [
-            torch.stack(each).sum(0) if is_divided else each[self._rank]
-            for is_divided, each in zip(divided, zip(*values_by_rank, strict=True), strict=True)
-        ]
+    def rank(self, _: Any) -> int:
+        return self._rank
+
+    def size(self, _: Any) -> int:
+        return self._group.size
+
+    def add_up(self, values: Tensor, _: Any) -> None:
+        values.copy_(torch.stack(self._group.all_gather(self._rank, values.clone())).sum(0))
+
+    def all_gather_object(self, value: Any, _: Any) -> list[Any]:
+        return self._group.all_gather(self._rank, value)
+
+    def exchange(self, sent: list[Tensor], sizes: list[int], _: Any) -> list[Tensor]:
+        received = [each[self._rank] for each in self._group.all_gather(self._rank, sent)]
+        assert [len(each) for each in received] == sizes
+        return received
 
 
 class ThreadGroup:
     """All-gather over threads."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._values: list[Any] = [None] * size
         self._barrier = threading.Barrier(size, timeout=300)
 
@@ -132,8 +141,8 @@ def test_parts_without_sums_differ_from_the_whole(name: str) -> None:
 def test_tensors_that_are_not_sharded_are_returned_as_they_are() -> None:
     value = torch.ones(2, 3)
     assert part_of(value) == ParameterShard((2, 3), (slice(0, 2), slice(0, 3)))
-    (gathered,) = UNSHARDED.gather([value], [value])
-    assert gathered is value
+    (doubled,) = UNSHARDED.on_owners([value], [value], function=lambda whole: 2 * whole)
+    assert torch.equal(doubled, 2 * value)
     assert torch.equal(UNSHARDED.part(value, torch.ones(2, 1)), torch.ones(2, 1))
 
 
@@ -182,3 +191,52 @@ def test_fully_sharded_parameters_equal_the_whole() -> None:
             declared = plugins.load("optim", name).STATE
             for kind, keys in state.items():
                 assert all(declared[key] == kind for key in keys), (name, kind, keys)
+
+
+def counted(shapes: list[tuple[int, int]]) -> tuple[list[Tensor], int]:
+    """Negated parts of matrices over two axes of ranks, and the bytes that this rank sent."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
+    )
+    sent = 0
+
+    class Counting(WholeParameters):
+        def exchange(self, sent_to: list[Tensor], sizes: list[int], group: Any) -> list[Tensor]:
+            nonlocal sent
+            others = [each for rank, each in enumerate(sent_to) if rank != self.rank(group)]
+            sent += sum(each.numel() * each.element_size() for each in others)
+            return super().exchange(sent_to, sizes, group)
+
+        def add_up(self, values: Tensor, group: Any) -> None:
+            nonlocal sent
+            size = self.size(group)  # a ring sends each number twice, but for one share
+            sent += round(2 * (size - 1) / size * values.numel() * values.element_size())
+            super().add_up(values, group)
+
+    torch.manual_seed(0)
+    wholes = [torch.randn(shape) for shape in shapes]
+    parameters = [distribute_tensor(whole, mesh, [Shard(0), Shard(1)]) for whole in wholes]
+    parts = [parameter.to_local().clone() for parameter in parameters]
+    negated = Counting().on_owners(
+        parameters, parts, function=lambda whole: whole.cumsum(0).cumsum(1)
+    )
+    for part, whole, parameter in zip(negated, wholes, parameters, strict=True):
+        expected = distribute_tensor(whole.cumsum(0).cumsum(1), mesh, [Shard(0), Shard(1)])
+        torch.testing.assert_close(part, expected.to_local())
+        assert part.shape == parameter.to_local().shape
+    return negated, sent
+
+
+@pytest.mark.ranks
+def test_owners_compute_with_whole_matrices_and_few_bytes_are_sent() -> None:
+    """At most 2/R of the bytes of an all-reduce over R data-parallel ranks, for each rank."""
+    shapes = [(12, 8), (8, 6), (5, 4), (9, 10), (16, 2), (3, 3)]
+    num_bytes = sum(4 * rows * columns for rows, columns in shapes)
+    for _, sent in spawn(counted, 6, shapes):
+        # Parts to owners and back: 2 of 6. Owners add up a third over 2 tensor-parallel ranks.
+        assert sent <= 1.25 * num_bytes * (2 / 6 + 1 / 3)
+        assert sent < num_bytes * 2 * (5 / 6) / 2

@@ -1,11 +1,13 @@
 """Whole parameters, for optimizers whose update needs more than this rank's part.
 
-Optimizers see local parts; `WholeParameters` sums their values over all parts. Parameters may be
+Optimizers see local parts; `WholeParameters` sums their values over all parts, or brings a whole
+tensor to one rank that computes with it. Parameters may be
 divided along any dimensions. A `ParameterShard` describes the part of this rank; for DTensors,
 `part_of` derives it.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,7 @@ class WholeParameters:
 
     def __init__(self, part: Callable[[Tensor], ParameterShard] = part_of) -> None:
         self._part = part
+        self._known_places: dict[tuple[int, ...], list[list[tuple[Any, ...]]]] = {}
 
     def shape(self, parameter: Tensor) -> tuple[int, ...]:
         """Shape of the whole parameter."""
@@ -71,31 +74,148 @@ class WholeParameters:
         Parameters with the same groups share a collective.
         """
         sums = list(values)
-        by_groups: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
-        for number, parameter in enumerate(parameters):
-            by_groups.setdefault(self._part(parameter).groups, []).append(number)
-        for groups, numbers in by_groups.items():
+        for groups, numbers in self._by_groups(parameters).items():
             if groups:
                 flat = torch.cat([values[number].flatten() for number in numbers])
                 for group in groups:
-                    dist.all_reduce(flat, group=group)
+                    self.add_up(flat, group)
                 pieces = flat.split([values[number].numel() for number in numbers])
                 for number, piece in zip(numbers, pieces, strict=True):
                     sums[number] = piece.view(values[number].shape)
         return sums
 
-    def gather(self, parameters: Sequence[Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
-        """Gather a tensor per parameter, shaped like the local part, to the whole shape."""
-        placed = [
-            self._placed(parameter, part) if self._part(parameter).groups else part
-            for parameter, part in zip(parameters, parts, strict=True)
-        ]
-        return self.sum(parameters, placed)
+    def _by_groups(
+        self, parameters: Sequence[Tensor]
+    ) -> dict[tuple[dist.ProcessGroup, ...], list[int]]:
+        """Numbers of the parameters that the same groups divide."""
+        numbers: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
+        for number, parameter in enumerate(parameters):
+            numbers.setdefault(self._part(parameter).groups, []).append(number)
+        return numbers
 
-    def _placed(self, parameter: Tensor, part: Tensor) -> Tensor:
-        whole = part.new_zeros(self.shape(parameter))
-        whole[self._part(parameter).place] = part
-        return whole
+    def on_owners(
+        self,
+        parameters: Sequence[Tensor],
+        parts: Sequence[Tensor],
+        *,
+        function: Callable[[Tensor], Tensor],
+    ) -> list[Tensor]:
+        """Apply a function to a tensor per parameter that needs all of it; return local parts.
+
+        Each whole tensor has one owner among the ranks of its largest group. Ranks send their parts
+        to the owners, and owners send back the parts of the results. So a rank sends 2/R of what an
+        all-reduce of whole tensors over R ranks would, and computes its share of the functions.
+        Ranks of the other groups, such as tensor-parallel ones, own the same tensors and add up
+        their parts.
+
+        Args:
+            parameters: parameters of the optimizer.
+            parts: a tensor for each of them, in the shape of the local part and of one dtype.
+            function: keeps the shape and the dtype.
+        """
+        results = list(parts)
+        for groups, numbers in self._by_groups(parameters).items():
+            own = [parameters[number] for number in numbers]
+            values = [parts[number] for number in numbers]
+            if groups:
+                values = self._exchanged(own, values, function=function, groups=groups)
+            else:
+                values = [*map(function, values)]
+            for number, result in zip(numbers, values, strict=True):
+                results[number] = result
+        return results
+
+    def _exchanged(
+        self,
+        parameters: list[Tensor],
+        parts: list[Tensor],
+        *,
+        function: Callable[[Tensor], Tensor],
+        groups: tuple[dist.ProcessGroup, ...],
+    ) -> list[Tensor]:
+        """`on_owners` for parameters that the same groups divide."""
+        group = max(groups, key=self.size)
+        rank, size = self.rank(group), self.size(group)
+        shapes = [self.shape(parameter) for parameter in parameters]
+        places = self._places(parameters, group)
+        owned = _owned(shapes, size)
+        own = owned[rank]
+
+        received = self.exchange(
+            [_joined(parts, numbers, like=parts[0]) for numbers in owned],
+            [sum(_size(places[source][n], shapes[n]) for n in own) for source in range(size)],
+            group,
+        )
+        wholes = {number: parts[0].new_zeros(shapes[number]) for number in own}
+        for source, flat in enumerate(received):
+            for number, piece in _pieces(flat, own, places[source], shapes).items():
+                wholes[number][places[source][number]] = piece
+        for other in groups:
+            if other is not group and own:
+                flat = torch.cat([wholes[number].flatten() for number in own])
+                self.add_up(flat, other)
+                sizes = [wholes[number].numel() for number in own]
+                for number, piece in zip(own, flat.split(sizes), strict=True):
+                    wholes[number] = piece.view(shapes[number])
+
+        computed = {number: function(whole) for number, whole in wholes.items()}
+        back = [
+            [computed[number][places[target][number]] for number in own] for target in range(size)
+        ]
+        returned = self.exchange(
+            [_joined(pieces, range(len(pieces)), like=parts[0]) for pieces in back],
+            [sum(parts[number].numel() for number in numbers) for numbers in owned],
+            group,
+        )
+        results = list(parts)
+        for numbers, flat in zip(owned, returned, strict=True):
+            for number, piece in _pieces(flat, numbers, places[rank], shapes).items():
+                results[number] = piece
+        return results
+
+    def _places(
+        self, parameters: list[Tensor], group: dist.ProcessGroup
+    ) -> list[list[tuple[Any, ...]]]:
+        """Place of each rank's part of each parameter; asked for once."""
+        key = id(group), *map(id, parameters)
+        if key not in self._known_places:
+            own = [self._part(parameter).place for parameter in parameters]
+            self._known_places[key] = self.all_gather_object(own, group)
+        return self._known_places[key]
+
+    # ---- Collectives: tests replace them ----
+
+    def rank(self, group: dist.ProcessGroup) -> int:
+        return dist.get_rank(group)
+
+    def size(self, group: dist.ProcessGroup) -> int:
+        return dist.get_world_size(group)
+
+    def add_up(self, values: Tensor, group: dist.ProcessGroup) -> None:
+        """Sum values over the ranks of a group, in place."""
+        dist.all_reduce(values, group=group)
+
+    def all_gather_object(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
+        """The values of all ranks of a group."""
+        values: list[Any] = [None] * self.size(group)
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    def exchange(
+        self, sent: list[Tensor], sizes: list[int], group: dist.ProcessGroup
+    ) -> list[Tensor]:
+        """Send a flat tensor to each rank of a group, and receive one from each.
+
+        Args:
+            sent: for each rank.
+            sizes: numbers to receive from each rank.
+            group: the ranks.
+        """
+        received = sent[0].new_empty(sum(sizes))
+        dist.all_to_all_single(
+            received, torch.cat(sent), sizes, [len(each) for each in sent], group=group
+        )
+        return [*received.split(sizes)]
 
     def along(self, parameter: Tensor, sums: Tensor, *, dim: int) -> Tensor:
         """Place sums of the local part along `dim` (of size 1) in zeros of the whole's shape.
@@ -115,6 +235,44 @@ class WholeParameters:
         # Sums along a dimension have size 1 there.
         index = tuple(slice(0, 1) if size != full else each for each, size, full in sizes)
         return whole[index]
+
+
+def _owned(shapes: Sequence[tuple[int, ...]], size: int) -> list[list[int]]:
+    """Numbers of the tensors that each rank owns: the largest first, to the rank with the least."""
+    owned: list[list[int]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for number in sorted(range(len(shapes)), key=lambda number: -math.prod(shapes[number])):
+        owner = loads.index(min(loads))
+        owned[owner].append(number)
+        loads[owner] += math.prod(shapes[number])
+    return owned
+
+
+def _sizes(place: tuple[Any, ...], shape: tuple[int, ...]) -> list[int]:
+    """Shape of a part."""
+    return [len(range(*each.indices(size))) for each, size in zip(place, shape, strict=True)]
+
+
+def _size(place: tuple[Any, ...], shape: tuple[int, ...]) -> int:
+    return math.prod(_sizes(place, shape))
+
+
+def _joined(parts: Sequence[Tensor], numbers: Iterable[int], *, like: Tensor) -> Tensor:
+    """Some parts, flat, one after the other."""
+    return torch.cat([like.new_empty(0), *(parts[number].flatten() for number in numbers)])
+
+
+def _pieces(
+    flat: Tensor,
+    numbers: Sequence[int],
+    places: Sequence[tuple[Any, ...]],
+    shapes: Sequence[tuple[int, ...]],
+) -> dict[int, Tensor]:
+    """Undo `_joined`: the part of each number, in its shape."""
+    sizes = [_sizes(places[number], shapes[number]) for number in numbers]
+    split = flat.split([math.prod(each) for each in sizes])
+    pieces = zip(numbers, split, sizes, strict=True)
+    return {number: piece.view(shape) for number, piece, shape in pieces}
 
 
 UNSHARDED = WholeParameters()

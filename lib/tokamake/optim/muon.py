@@ -45,7 +45,7 @@ def build(
         groups: parameter groups with `param_names`, by which hidden matrices are recognized.
         settings: peak learning rate; momentum, iterations and factor of the learning rate for
             hidden matrices; betas and epsilon of AdamW.
-        whole: used to orthogonalize whole matrices.
+        whole: used to orthogonalize whole matrices, each on one rank.
     """
     return Muon(
         part_hidden_matrices(groups),
@@ -83,11 +83,15 @@ class Muon(Rule):
         foreach_lerp_(means, batch.gradients, 1.0 - momentum)
         ahead = foreach_lerp(batch.gradients, means, momentum)
         decay(batch, group)
-        gathered = self.whole.gather(batch.parameters, list(ahead))
-        for parameter, value, matrix in zip(batch.parameters, batch.values, gathered, strict=True):
-            direction = orthogonal(matrix, group["newton_schulz_steps"])
-            rate = group["ratio"] * group["lr"] * 0.2 * max(matrix.shape) ** 0.5
-            value.add_(self.whole.part(parameter, direction), alpha=-rate)
+        # Owners orthogonalize in bf16: half the bytes of fp32 travel.
+        parts = [value.bfloat16() for value in ahead]
+        steps = group["newton_schulz_steps"]
+        directions = self.whole.on_owners(
+            batch.parameters, parts, function=lambda matrix: orthogonal(matrix, steps)
+        )
+        for parameter, value, part in zip(batch.parameters, batch.values, directions, strict=True):
+            longest = max(self.whole.shape(parameter))
+            value.add_(part, alpha=-group["ratio"] * group["lr"] * 0.2 * longest**0.5)
 
 
 def orthogonal(matrix: Tensor, steps: int) -> Tensor:
