@@ -134,6 +134,17 @@ def test_interleaved_schedules_need_equal_rounds() -> None:
         settings.check_batches(9)
 
 
+def test_ranks_of_a_pipeline_may_be_idle_while_the_batch_grows() -> None:
+    settings = ParallelSettings(pipeline_parallel_size=4)
+    settings.check_batches(2, in_rampup=True)
+    with pytest.raises(UserError, match=r"2 micro batches leave ranks idle; raise global_batch_"):
+        settings.check_batches(2)
+    interleaved = {"pipeline_schedule": "interleaved_1f1b", "virtual_pipeline_size": 2}
+    settings = ParallelSettings(pipeline_parallel_size=4, **interleaved)
+    with pytest.raises(UserError, match=r"idle; start rampup_batch_size with 4 or more, or use"):
+        settings.check_batches(2, in_rampup=True)
+
+
 INVALID_WORLD_SIZES: dict[str, Plan] = {
     "tensor 2 × context 3 × pipeline 1 needs 6 ranks or a multiple, this run has 8": {
         "tensor_parallel_size": 2, "context_parallel_size": 3,

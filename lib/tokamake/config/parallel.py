@@ -120,11 +120,12 @@ class ParallelSettings(Settings):
         starts = [sum(counts[:stage]) for stage in range(self.num_stages + 1)]
         return [range(*starts[stage : stage + 2]) for stage in range(self.num_stages)]
 
-    def check_batches(self, num_batches: int) -> None:
+    def check_batches(self, num_batches: int, *, in_rampup: bool = False) -> None:
         """Check that the pipeline schedule supports the number of micro batches of a step.
 
         Args:
             num_batches: micro batches per step of a data-parallel rank.
+            in_rampup: whether the batch size still grows; ranks of some schedules may be idle then.
 
         Raises:
             UserError: some ranks would be idle, or rounds would have different sizes.
@@ -133,10 +134,14 @@ class ParallelSettings(Settings):
         if ranks == 1:
             return
         if num_batches < ranks:
+            if in_rampup and schedule in ("gpipe", "1f1b"):
+                return
+            remedy = f"raise global_batch_size or lower micro_batch_size to get {ranks} or more"
+            if in_rampup:
+                remedy = f"start rampup_batch_size with {ranks} or more, or use the schedule 1f1b"
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {ranks}: steps of {num_batches} micro "
-                "batches leave ranks idle; raise global_batch_size or lower micro_batch_size to "
-                f"get {ranks} or more"
+                f"batches leave ranks idle; {remedy}"
             )
         has_rounds = schedule in ("interleaved_1f1b", "interleaved_zero_bubble")
         if has_rounds and num_batches % (num_batches // ranks):

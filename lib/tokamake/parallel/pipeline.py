@@ -101,6 +101,9 @@ class Pipeline:
     def _schedule_of(self, num_batches: int) -> Any:
         if num_batches not in self._schedules:
             kind = _SCHEDULES[self._schedule]
+            if kind is Schedule1F1B and num_batches < self._num_stages:
+                # torch refuses it; all forward passes come before the backward passes then.
+                kind = ScheduleGPipe
             single = kind in (ScheduleGPipe, Schedule1F1B)
             stages = self._stages[0] if single else self._stages
             # The loss is a sum over tokens, so gradients are not divided by num_batches.

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
+from tokamake.config.fim import FimSettings
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import BACKEND_CHECKS, INDEX_SETTINGS, FimSettings, TrainSettings
+from tokamake.config.training import BACKEND_CHECKS, INDEX_SETTINGS, TrainSettings
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
@@ -115,7 +116,9 @@ def check_ranks(train: TrainSettings, world_size: int) -> None:
     data_parallel_size = train.parallel.data_parallel_size(world_size)
     train.batch_sizes.check(train.micro_batch_size, data_parallel_size)
     for size in train.batch_sizes.all:
-        train.parallel.check_batches(size // (train.micro_batch_size * data_parallel_size))
+        num_batches = size // (train.micro_batch_size * data_parallel_size)
+        in_rampup = size < train.global_batch_size
+        train.parallel.check_batches(num_batches, in_rampup=in_rampup)
 
 
 def check_precision(train: TrainSettings) -> None:

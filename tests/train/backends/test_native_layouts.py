@@ -98,6 +98,7 @@ PROVED: Proved = {
         ),
         ("untied", parallel(pp=2, cp=2, method="ulysses", schedule="zbv", vpp=2) | WIDE),
         ("tied", parallel(pp=4)),
+        ("tied", parallel(pp=4) | {"rampup_batch_size": (4, 4, 20)}),
         *[("deep", changes) for changes in with_schedules(pp=4)],
     ],
     8: [

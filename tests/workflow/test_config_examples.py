@@ -1,0 +1,83 @@
+"""The example configs plan their jobs, with the data and the profile that they name."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+import yaml
+
+from tests.support import pages
+from tests.support.paths import ROOT
+from tests.support.readings import PACK
+from tests.support.workflows import ARCHITECTURE
+from tokamake.checkpoint.init_model import init_model
+from tokamake.validation import read_table
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "config/examples").glob("*.yaml"))
+QUICK = ("gpt3-175b", "llama-aurora")
+"""Those that `make test` plans; `make test-all` plans all."""
+PROFILE = re.compile(r"# Profile: .*profiles/(\w+)\W.*`train: (\{.*\})`")
+TARGETS = {"gpt3-sizes": "results/gpt3-18.4b/train.json"}
+
+
+def write_raw(pattern: Path, key: str) -> None:
+    """A raw file that a pattern names, with the key that holds the text."""
+    path = pattern.with_name(pattern.name.replace("*", "part-0"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        parquet.write_table(arrow.table({key: ["planned only"]}), path)
+        return
+    line = json.dumps({key: "planned only"}).encode() + b"\n"
+    path.write_bytes(PACK.get(path.suffix[1:], bytes)(line))
+
+
+@pytest.fixture
+def clone(tmp_path: Path, sampled: Path) -> Path:
+    """A clone with the tokenizer and the checkpoint that examples name."""
+    clone = pages.make_clone(tmp_path)
+    architecture = tmp_path / "architecture.yaml"
+    architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
+    folder, tokenizer = clone / "models/llama2-7b", sampled / "tokenizer"
+    init_model(architecture=architecture, tokenizer=tokenizer, seed=1, output=folder)
+    (clone / "tokenizers").mkdir()
+    (clone / "tokenizers/gpt2").symlink_to(tokenizer)
+    for path in tokenizer.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return clone
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.grid) for each in EXAMPLES],
+)
+def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
+    text = (ROOT / f"config/examples/{name}.yaml").read_text()
+    header = PROFILE.search(text)
+    assert header
+    profile, resources = header[1], yaml.safe_load(header[2])
+    table = read_table(clone / yaml.safe_load(text)["corpora"], setting="corpora", row="corpus")
+    for row in table.rows.values():
+        write_raw(clone / row["files"], row["text_key"])
+    settings = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())
+    settings["set-resources"]["train"] |= resources
+    copy = clone / "mine/profile.yaml"
+    copy.parent.mkdir()
+    copy.write_text(yaml.safe_dump(settings))
+    user = clone.parent / f".config/tokamake/{profile}.yaml"
+    user.parent.mkdir(parents=True)
+    user.write_text("account: me\n" + "queue: prod\nfilesystems: home\n" * (profile == "aurora"))
+    target = TARGETS.get(name, "train")
+    output = pages.run(
+        f"snakemake --profile mine --configfile config/examples/{name}.yaml -n -- {target}",
+        clone.parent,
+    )
+    assert all(f"{key}={value}" in output for key, value in resources.items())
+    assert f"tokenize {len(table.rows)}" in " ".join(output.split())
+
+
+def test_each_example_is_documented() -> None:
+    page = (ROOT / "config/README.md").read_text()
+    assert all(f"[{name}.yaml](examples/{name}.yaml)" in page for name in EXAMPLES)
