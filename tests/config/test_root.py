@@ -82,6 +82,9 @@ MISTAKES = {
     "my.yaml: train.finetune: missing, but model.checkpoint is set; add true (load": {
         "model": {"checkpoint": "a"}
     },
+    "my.yaml: train.load_optimizer: false: only a run with train.finetune false loads": {
+        "train": {"load_optimizer": False}
+    },
     "my.yaml: train.finetune: false: there is no model.checkpoint; set it, or remove": {
         "train": {"finetune": False}
     },

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tokamake.config.training import TrainSettings, without_added_defaults
+from tokamake.config.added_settings import without_added_defaults
+from tokamake.config.training import TrainSettings
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class FixedSamples:
         self.rows = rows
         self.prefixes: list[Path] = []
         self.digest = "fixed"
+        self.corpora = ("code",)
         self.sequence_length = len(rows[0]) - 1
 
     def __len__(self) -> int:

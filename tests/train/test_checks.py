@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.workflows import ARCHITECTURE
 from tokamake.config.architecture import Architecture
+from tokamake.config.fim import FimSettings
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS, FimSettings, TrainSettings
+from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.train import checks
 

@@ -15,6 +15,7 @@ from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_he
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.native import training_state
 from tokamake.config.optimization import OptimizerSettings
@@ -245,6 +246,22 @@ def test_one_rank_continues_a_run_of_two_ranks(root: Path, tmp_path: Path) -> No
     config = make_run(root, "continued-by-one", start=tmp_path / "a", finetune=False)
     train(config)
     assert_continued(config, whole, rel=1e-5)
+
+
+def test_a_run_continues_at_its_step_with_a_new_optimizer(root: Path, first: Path) -> None:
+    changes = {"start": step(first, 4), "finetune": False, "load_optimizer": False}
+    config = make_run(root, "new-optimizer", **changes)
+    printed = train(config)
+    assert "continued at step 4: weights with a new optimizer, 32 samples" in printed
+    # It begins with the same weights and samples, and then takes other steps.
+    assert losses(config)[0] == losses(first)[4]
+    assert losses(config)[1] != losses(first)[5]
+    source = open_any(step(config, 6)).source
+    counts = {source.read(key).item() for key in source if key.startswith("optimizer.step.")}
+    assert counts == {2}
+    assert f"{step(first, 4)}, continued at step 4 with a new optimizer" in report_text(config)
+    other = make_run(root, "other-optimizer", optimizer={"name": "lion"}, **changes)
+    assert train_here(other) == 0
 
 
 def test_a_finetune_run_starts_at_step_0_and_resumes_after_a_kill(root: Path, first: Path) -> None:

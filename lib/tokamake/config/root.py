@@ -181,6 +181,11 @@ class Config(Settings):
                 f"train.finetune: {str(finetune).lower()}: there is no model.checkpoint; set it, "
                 "or remove this setting to start from random weights"
             )
+        if finetune is not False and not self.train.load_optimizer:
+            raise ValueError(
+                "train.load_optimizer: false: only a run with train.finetune false loads optimizer "
+                "states; remove this setting, or set finetune to false"
+            )
         return self
 
 

@@ -7,7 +7,9 @@ from pydantic import Field, model_validator
 
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
+from tokamake.config.dropout import DropoutSettings
 from tokamake.config.fields import Settings, Split, plug_in
+from tokamake.config.fim import FimSettings
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
@@ -24,27 +26,6 @@ LENGTHS = ("train_steps", "train_samples", "train_tokens")
 """Settings that give the length of a run, each in its own unit."""
 
 
-class FimSettings(Settings):
-    """Fill-in-the-middle (FIM): rearrange documents so that the model learns to fill gaps."""
-
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of documents to rearrange; 0 turns fill-in-the-middle off."""
-    spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the rearranged documents in the order suffix, prefix, middle (SPM). The others have
-    the order prefix, suffix, middle (PSM)."""
-    split_token: str = ""
-    """Special token between fragments of a document, for example between files of a repository.
-    Empty: documents have no fragments."""
-    fragment_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of fragments to rearrange, each fragment separately."""
-    prefix: str = "<fim_prefix>"
-    """Special token before the prefix."""
-    suffix: str = "<fim_suffix>"
-    """Special token before the suffix."""
-    middle: str = "<fim_middle>"
-    """Special token before the middle."""
-
-
 class TrainSettings(Settings):
     """The training run."""
 
@@ -52,6 +33,10 @@ class TrainSettings(Settings):
     """How to start from model.checkpoint. true: load only its weights and start at step 0 with a
     new optimizer state. false: continue its training with its optimizer state, step and samples.
     Leave it empty without model.checkpoint."""
+    load_optimizer: bool = True
+    """With `finetune: false`: load the optimizer states. false: start a new optimizer at the
+    checkpoint's step and samples, as Megatron's --no-load-optim does. Then another optimizer is
+    possible, too."""
     on_change: OnChange = "refuse"
     """What to do if the run has a checkpoint, but its settings or its data have changed since.
     refuse: stop, and list the changes. continue: keep weights, optimizer states, step and samples,
@@ -101,6 +86,8 @@ class TrainSettings(Settings):
     """Mask attention between different documents of a sample."""
     eod_mask_loss: bool = False
     """Mask the loss at end-of-document tokens: the token after them is not predictable."""
+    dropout: DropoutSettings = DropoutSettings()
+    """Dropout."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its hyperparameters."""
     schedule: ScheduleSettings = ScheduleSettings()
@@ -131,6 +118,9 @@ class TrainSettings(Settings):
     offload_optimizer: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps and updates optimizer states and master weights. none: on the device of
     the model. cpu: in host memory."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of DeepSpeed, as in its JSON file: bucket sizes, prefetching, pinned memory,
+    its profilers. Those that have a setting of their own here are refused."""
     offload_param: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps the weights that zero_stage 3 shards. none: on the device. cpu: in host
     memory until a layer needs them."""
@@ -165,6 +155,9 @@ class TrainSettings(Settings):
     log_layer_norms: bool = False
     """Record the gradient norm of each layer, and of all other parameters: grad_norm/layers.N and
     grad_norm/others."""
+    log_corpus_losses: bool = False
+    """Record the training loss of each corpus, a mean per token since the last record: loss/CORPUS.
+    """
     profile_steps: tuple[Annotated[int, Field(ge=1)], int] | None = None
     """First and last step to profile with torch.profiler, such as [20, 22]. The first 8 ranks write
     traces to training/profile, which Perfetto and chrome://tracing show. Empty: none."""
@@ -211,6 +204,7 @@ class TrainSettings(Settings):
                 "nothing; set zero_stage to 1 or more, or remove this setting"
             )
         self._check_sampled_labels()
+        self._check_dropout()
         self._check_compile()
         self._check_split_backward()
         self._check_retention()
@@ -277,6 +271,15 @@ class TrainSettings(Settings):
                 "recompute_granularity: selective: saved activations would be freed too early, "
                 f"because pipeline_schedule {schedule} computes gradients of weights late; set it "
                 "to full or none"
+            )
+
+    def _check_dropout(self) -> None:
+        parallel = self.parallel
+        has_ring = parallel.context_parallel_size > 1 and parallel.context_parallel_method == "ring"
+        if self.dropout.attention and has_ring:
+            raise ValueError(
+                f"dropout.attention: {self.dropout.attention}: ring attention has no weights to "
+                "drop; set parallel.context_parallel_method to ulysses, or this to 0"
             )
 
     def _check_compile(self) -> None:
@@ -365,27 +368,6 @@ def _backends_with(feature: str) -> dict[str, Any]:
         for name in plugins.names(BACKEND_CHECKS)
     }
     return {name: value for name, value in stated.items() if value}
-
-
-ADDED_SETTINGS = (
-    *("verify_data", "keep_last", "keep_every", "keep_best"),
-    *("init_timeout_seconds", "train_timeout_seconds"),
-    *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
-    *("profile_steps", "log_layer_norms"),
-)
-"""Training settings that earlier versions did not have. The workflow leaves them out of `params` of
-rules, and `train` out of the run's digest, where they have their default; otherwise, an update
-would train all runs again."""
-
-
-def without_added_defaults(train: dict[str, Any]) -> dict[str, Any]:
-    """Settings of `train` as JSON, without those of `ADDED_SETTINGS` that have their default."""
-    defaults = TrainSettings().model_dump(mode="json", include={*ADDED_SETTINGS})
-    return {
-        name: value
-        for name, value in train.items()
-        if name not in defaults or value != defaults[name]
-    }
 
 
 PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")

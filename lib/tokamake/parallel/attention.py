@@ -7,6 +7,7 @@ heads, K width of a head, C ranks.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ def attention(
     axis: Axis,
     method: Method = "ring",
     mask: AttentionMask = None,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Compute causal attention: a token attends to itself and all tokens before it.
 
@@ -53,6 +55,7 @@ def attention(
             exchanges tokens for heads and back.
         mask: limits attention further: the result of `context.document_mask`, or on one rank a
             (B, 1, L, S) bool mask or score bias. None: causal only.
+        drop: drops some of the (B, H, S, S) weights; not with "ring". Without it, no weights exist.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
@@ -65,17 +68,23 @@ def attention(
         q_BHLK, k_BGSK, v_BGSK = q_BHLK.float(), k_BGSK.float(), v_BGSK.float()
         if isinstance(mask, Tensor) and mask.is_floating_point():
             mask = mask.float()
-        wide = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)
+        wide = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
         return wide.half()
     if axis.size == 1:
         assert not isinstance(mask, Documents)
-        return _on_one_rank(q_BHLK, k_BGSK, v_BGSK, mask)
-    return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)
+        return _on_one_rank(q_BHLK, k_BGSK, v_BGSK, mask, drop)
+    return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
 
 
 def _on_one_rank(
-    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | PackedDocuments | None
+    q_BHLK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    mask: Tensor | PackedDocuments | None,
+    drop: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
+    if drop:
+        return _dropped(q_BHLK, k_BGSK, v_BGSK, mask, drop)
     if isinstance(mask, PackedDocuments):
         return by_document(q_BHLK, k_BGSK, v_BGSK, mask)
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
@@ -93,6 +102,28 @@ def _on_one_rank(
     )
 
 
+def _dropped(
+    q_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    mask: Tensor | PackedDocuments | None,
+    drop: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Attention whose weights exist, so that some can be dropped: memory grows with S squared."""
+    repeats = q_BHSK.shape[1] // k_BGSK.shape[1]
+    k_BHSK, v_BHSK = (x.repeat_interleave(repeats, 1) for x in (k_BGSK, v_BGSK))
+    scores_BHSS = (q_BHSK @ k_BHSK.mT).float() / math.sqrt(q_BHSK.shape[-1])
+    if isinstance(mask, PackedDocuments):
+        mask = mask.mask
+    if mask is None:
+        mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril()
+    if mask.dtype == torch.bool:
+        scores_BHSS = scores_BHSS.masked_fill(~mask, -torch.inf)
+    else:
+        scores_BHSS = scores_BHSS + mask
+    return drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
+
+
 @torch.compiler.disable
 def _on_ranks(
     q_BHLK: Tensor,
@@ -102,13 +133,15 @@ def _on_ranks(
     axis: Axis,
     method: Method,
     mask: AttentionMask,
+    drop: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     assert q_BHLK.shape[2] == k_BGLK.shape[2], "several ranks support no cache of keys"
     if method == "ring":
         assert mask is None or isinstance(mask, Documents)
+        assert drop is None, "ring attention drops no weights"
         return ring(q_BHLK, k_BGLK, v_BGLK, axis=axis, documents=mask)
     assert not isinstance(mask, Documents)
-    return _ulysses(q_BHLK, k_BGLK, v_BGLK, axis=axis, mask=mask)
+    return _ulysses(q_BHLK, k_BGLK, v_BGLK, axis=axis, mask=mask, drop=drop)
 
 
 def _ulysses(
@@ -118,6 +151,7 @@ def _ulysses(
     *,
     axis: Axis,
     mask: Tensor | PackedDocuments | None,
+    drop: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     heads, groups, size = q_BHLK.shape[1], k_BGLK.shape[1], axis.size
     check_heads(heads, size)
@@ -127,7 +161,7 @@ def _ulysses(
     heads_by_rank = [x.unflatten(1, (size, -1)) for x in (q_BHLK, *kv)]
     qkv = _AllToAll.apply(torch.cat(heads_by_rank, 2).transpose(0, 1).contiguous(), axis)
     q, k, v = _join_shares(qkv).split([x.shape[2] for x in heads_by_rank], 1)
-    y_CBHLK = _AllToAll.apply(_split_shares(_on_one_rank(q, k, v, mask), size), axis)
+    y_CBHLK = _AllToAll.apply(_split_shares(_on_one_rank(q, k, v, mask, drop), size), axis)
     y_BHLK: Tensor = y_CBHLK.transpose(0, 1).flatten(1, 2)
     return y_BHLK
 

@@ -31,6 +31,7 @@ def cross_entropy(
     mesh: Mesh = SINGLE_RANK,
     size: int,
     compiled: bool = False,
+    row_losses: list[Tensor] | None = None,
 ) -> Tensor:
     """Sum of the cross entropy of all tokens, in nats, fp32.
 
@@ -43,11 +44,18 @@ def cross_entropy(
         size: number of entries of the whole vocabulary.
         compiled: whether to compile the arithmetic with torch.compile, unless it is on a CPU. It
             then reads the logits once in each direction, and holds no other scores.
+        row_losses: list that gets the sum of each row of labels, (...) without the last dimension,
+            fp32, without a gradient; None: they are not computed.
     """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     own = part(size, mesh.tensor)
+
+    def keep(losses_N: Tensor) -> None:
+        if row_losses is not None:
+            row_losses.append(losses_N.view(labels.shape).sum(-1))
+
     return _CrossEntropy.apply(
-        logits_NV, labels_N, mesh.tensor, own, _is_compiled(logits, compiled)
+        logits_NV, labels_N, mesh.tensor, own, _is_compiled(logits, compiled), keep
     )
 
 
@@ -92,7 +100,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis, own: range, compiled: bool
+        ctx: Any,
+        logits_NV: Tensor,
+        labels_N: Tensor,
+        axis: Axis,
+        own: range,
+        compiled: bool,
+        keep: Callable[[Tensor], None],
     ) -> Tensor:
         """Return the sum of the losses; `own` is this rank's part of the vocabulary."""
         own_N = (labels_N >= own.start) & (labels_N < own.stop)
@@ -110,11 +124,13 @@ class _CrossEntropy(torch.autograd.Function):
             lse_N, at_label_N = _over_ranks(lse_N, at_label_N, axis)
         ctx.compiled = compiled
         ctx.save_for_backward(logits_NV, lse_N, index_N, own_N, labels_N)
-        return (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0).sum()
+        losses_N = (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0)
+        keep(losses_N)
+        return losses_N.sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Overwrite the logits with (softmax - one-hot label) times the gradient of the sum.
 
         torch raises an error if another backward pass still needs the original logits.
@@ -125,7 +141,7 @@ class _CrossEntropy(torch.autograd.Function):
         width = logits_NV.shape[1]
         if ctx.compiled and width:
             _compiled(_to_gradient)(logits_NV, lse_N, index_N, minus_one_N, factor_N)
-            return logits_NV, None, None, None, None
+            return logits_NV, None, None, None, None, None
         for rows in _chunks(logits_NV, width) if width else ():
             logits = logits_NV[rows]
             scores = logits if logits.dtype == torch.float32 else logits.float()
@@ -134,7 +150,7 @@ class _CrossEntropy(torch.autograd.Function):
             scores.mul_(factor_N[rows, None])
             if scores is not logits:
                 logits.copy_(scores)
-        return logits_NV, None, None, None, None
+        return logits_NV, None, None, None, None, None
 
 
 def _log_sum_exp(logits_NV: Tensor) -> Tensor:

@@ -146,6 +146,8 @@ def _start(run: Run) -> list[tuple[str, str]]:
     if finetune is None:
         return []
     mode = "weights alone" if finetune else f"continued at step {run.step:,}"
+    if not run.train.load_optimizer:
+        mode += " with a new optimizer"
     parent = f"run {run.parent}: " if run.parent else ""
     return [("start", f"{parent}{run.checkpoint}, {mode}")]
 

@@ -24,6 +24,17 @@ TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens; one below 0 fills up a row and is no token."""
 
 
+class StepSamples(NamedTuple):
+    """This rank's samples of a step."""
+
+    numbers: npt.NDArray[np.int64]
+    """(micro batches, B) number of each sample in the run."""
+    corpora: npt.NDArray[np.int64] | None = None
+    """(micro batches, B) number of the corpus of each sample; None: their losses are not measured.
+    """
+    num_corpora: int = 0
+
+
 class MicroBatch(NamedTuple):
     """A micro batch, or several, of this rank's tokens."""
 
@@ -31,8 +42,9 @@ class MicroBatch(NamedTuple):
     """(B, L) tokens."""
     labels: Tensor
     """(B, L) tokens to predict, `NO_LABEL` where there is no loss."""
-    document_inputs: dict[str, Tensor]
-    """Inputs of `Model.forward` that keep documents apart: (B, L) position_ids, document_ids."""
+    further_inputs: dict[str, Tensor]
+    """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
+    documents apart; (B,) sample_numbers, from which masks of dropout follow."""
 
 
 def inputs_and_labels(
@@ -54,7 +66,12 @@ def inputs_and_labels(
 
 
 def to_batch(
-    rows: TokenRows, run: Run, *, device: torch.device, mesh: Mesh = SINGLE_RANK
+    rows: TokenRows,
+    run: Run,
+    *,
+    device: torch.device,
+    mesh: Mesh = SINGLE_RANK,
+    sample_numbers: npt.NDArray[np.int64] | None = None,
 ) -> MicroBatch:
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
@@ -63,6 +80,7 @@ def to_batch(
         run: its settings say whether documents of a row are kept apart.
         device: device of the model.
         mesh: this rank among its peers.
+        sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
     """
     loss_mask, document_arrays = _documents(rows, run)
     inputs, labels = inputs_and_labels(rows, loss_mask)
@@ -70,11 +88,10 @@ def to_batch(
     def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
         return share(to_device(array, device), axis=mesh.context)
 
-    return MicroBatch(
-        rank_tensor(inputs),
-        rank_tensor(labels),
-        {name: rank_tensor(array) for name, array in document_arrays.items()},
-    )
+    further = {name: rank_tensor(array) for name, array in document_arrays.items()}
+    if sample_numbers is not None and any(run.train.dropout.rates):
+        further["sample_numbers"] = to_device(sample_numbers, device)
+    return MicroBatch(rank_tensor(inputs), rank_tensor(labels), further)
 
 
 def _documents(
@@ -107,11 +124,11 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def concatenated(batches: list[MicroBatch]) -> MicroBatch:
     """Join micro batches along their samples."""
-    names = batches[0].document_inputs
+    names = batches[0].further_inputs
     return MicroBatch(
         torch.cat([batch.inputs for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
-        {name: torch.cat([batch.document_inputs[name] for batch in batches]) for name in names},
+        {name: torch.cat([batch.further_inputs[name] for batch in batches]) for name in names},
     )
 
 

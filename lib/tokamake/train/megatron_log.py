@@ -86,6 +86,8 @@ def scalars(record: Record) -> Scalars:
         tag = _TAGS.get(name)
         if name.startswith(_VALIDATION):
             tag = f"lm loss validation{_suffix(name.removeprefix(_VALIDATION).lstrip('/'))}"
+        if name.startswith("loss/"):  # Megatron has no losses of corpora
+            tag = f"lm {name}"
         if tag:
             values[tag, step] = value
             if samples is not None and name not in _NOT_AGAINST_SAMPLES:

@@ -210,6 +210,10 @@ def _layer_bytes(run: Run, setup: _Setup, *, num_layers: int) -> float:
         architecture, size=setup.dtype_bytes, fused_norm=setup.device_type != "cpu"
     )
     layer = kept.states / sequence + kept.gathered + kept.split / tensor
+    if train.dropout.attention:
+        # Weights of attention before and after dropout, in fp32 and for the product with values.
+        weights = architecture.num_attention_heads * train.sequence_length
+        layer += weights * (_FP32_BYTES + setup.dtype_bytes) / tensor
     state = architecture.hidden_size * setup.dtype_bytes / sequence
     if train.recompute_granularity == "none":
         return num_layers * layer

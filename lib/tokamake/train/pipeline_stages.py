@@ -14,7 +14,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.models.common.language_model import Output, logits_and_auxiliary_loss
+from tokamake.models.common.language_model import (
+    DropoutRates,
+    Output,
+    logits_and_auxiliary_loss,
+)
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -35,6 +39,8 @@ class PipelineStages:
     Attributes:
         chunks: this rank's part of each parameter.
         num_averaged: number of ranks over which FSDP2 averages gradients that should be summed.
+        row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
+            so far, on ranks with the last stage; None: they are not kept.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -88,12 +94,15 @@ class PipelineStages:
         if self._rounds:
             sharding.keep_master_weights(self.chunks, self._dtype)
         self._scale = 1.0
+        self.row_losses: list[Tensor] | None = [] if run.train.log_corpus_losses else None
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
     def _prepare(self, module: Any, device: torch.device) -> list[ParameterChunk]:
         """Set up recomputation, compilation and sharding of a stage; allocate its weights."""
         train = self._train
         granularity, method = train.recompute_granularity, train.recompute_method
+        if any(train.dropout.rates):
+            module.dropout_rates = DropoutRates(*train.dropout.rates, self._run.seed)
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
         placed = placements(module)
         if train.compile:
@@ -151,6 +160,7 @@ class PipelineStages:
             mesh=self._mesh,
             size=self._vocab_size,
             compiled=self._train.compile,
+            row_losses=self.row_losses if torch.is_grad_enabled() else None,
         )
         if auxiliary_loss is not None and torch.is_grad_enabled():
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
@@ -175,7 +185,7 @@ class PipelineStages:
         if self._pipeline:
             joined = concatenated([*batches])
             return self._pipeline.train(
-                joined.inputs, joined.labels, len(batches), **joined.document_inputs
+                joined.inputs, joined.labels, len(batches), **joined.further_inputs
             )
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
@@ -206,7 +216,7 @@ class PipelineStages:
         """
         self._scale = scale
         (module,) = self.modules.values()
-        output, labels = module(batch.inputs, **batch.document_inputs), batch.labels
+        output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
         if draws is not None:
             assert self._vocab_size is not None
             logits, _ = logits_and_auxiliary_loss(output)
@@ -225,7 +235,7 @@ class PipelineStages:
                 joined.labels,
                 len(batches),
                 self._empty_states,
-                **joined.document_inputs,
+                **joined.further_inputs,
             )
         sharding.round_master_weights(self.chunks)
         return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()

@@ -70,9 +70,12 @@ def _model(run: Run) -> str:
 
 def _start(run: Run) -> str:
     if run.train.finetune is False:
+        loaded = "weights, optimizer states, loss scale"
+        if not run.train.load_optimizer:
+            loaded = "weights with a new optimizer"
         return (
-            f"{run.checkpoint}, continued at step {run.step:,}: weights, optimizer states, loss "
-            f"scale, {run.consumed_samples:,} samples"
+            f"{run.checkpoint}, continued at step {run.step:,}: {loaded}, "
+            f"{run.consumed_samples:,} samples"
         )
     prefix = "finetuned: " if run.train.finetune else ""
     return f"{run.checkpoint}, {prefix}weights alone, at step 0"

@@ -36,6 +36,8 @@ class StepResult(NamedTuple):
     """Whether the step updated the weights."""
     layer_norms: tuple[float, ...] = ()
     """Norm of the gradient of each layer, then of all other parameters; empty: not measured."""
+    corpus_losses: tuple[tuple[float, float], ...] = ()
+    """Sum of the losses in nats, and number of tokens, of each corpus; empty: not measured."""
 
 
 NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)

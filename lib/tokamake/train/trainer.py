@@ -22,7 +22,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_ran
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
-from tokamake.train.batch import steps_of_rank
+from tokamake.train.batch import StepSamples, steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
 from tokamake.train.checkpoints.resume import ResumePoint
@@ -203,7 +203,13 @@ class Trainer:
         self.saver = CheckpointSaver(
             run, ranks, engine=self.engine, deadline=self.deadline, start=start
         )
-        self.log = TrainingLog(self.run, ranks, done=self.state.step, stragglers=self.stragglers)
+        self.log = TrainingLog(
+            self.run,
+            ranks,
+            done=self.state.step,
+            stragglers=self.stragglers,
+            corpora=self.samples.corpora,
+        )
         self.guard = StepGuard(
             self.run, ranks, engine=self.engine, samples=self.samples, start=self.state
         )
@@ -280,6 +286,7 @@ class Trainer:
             judge=self.guard.judge,
             stop=self.stopping.is_asked(),
             saved=self.saver.written,
+            samples=self._samples_of(batch),
         )
         if result.bad and (checkpoint := self._respond(result, batch)):
             self._go_back(checkpoint)
@@ -292,6 +299,13 @@ class Trainer:
         self.log.count_step(result, batch.global_batch_size, seconds=seconds, reading=reading)
         self.heartbeat.end_step(self.state.step)
         return result
+
+    def _samples_of(self, batch: StepBatch) -> StepSamples:
+        """This rank's samples, with their corpora if losses of these are recorded."""
+        numbers = batch.sample_numbers
+        if not self.run.train.log_corpus_losses:
+            return StepSamples(numbers)
+        return StepSamples(numbers, self.samples.corpus_numbers(numbers), len(self.samples.corpora))
 
     def _leave_out(self, batch: StepBatch) -> StepResult:
         """Count a step whose data are left out."""

@@ -1,7 +1,8 @@
 """Records of training and validation, written and printed by rank 0."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tokamake.config.resolved_run import Run
@@ -30,6 +31,8 @@ class _Interval:
     updates: int = 0
     skipped: int = 0
     nans: int = 0
+    corpora: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Sum of the losses in nats, and number of tokens, of each corpus."""
 
     def for_megatron(self) -> megatron_log.Interval:
         mean = self.losses / self.updates if self.updates else math.nan
@@ -44,12 +47,22 @@ class TrainingLog:
         ranks: this process among its peers.
         done: finished steps; records of later steps, from before a restart, are dropped.
         stragglers: names slow ranks.
+        corpora: names of the corpora of `StepResult.corpus_losses`.
 
     Raises:
         UserError: rank 0 cannot write metrics.jsonl.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, *, done: int, stragglers: Stragglers) -> None:
+    def __init__(
+        self,
+        run: Run,
+        ranks: Ranks,
+        *,
+        done: int,
+        stragglers: Stragglers,
+        corpora: Sequence[str] = (),
+    ) -> None:
+        self._corpora = corpora
         self._train, self._ranks, self._stragglers = run.train, ranks, stragglers
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
@@ -81,6 +94,10 @@ class TrainingLog:
         if math.isfinite(result.loss) and not result.skipped:
             interval.losses += result.loss
             interval.updates += 1
+        for corpus, (nats, tokens) in zip(self._corpora, result.corpus_losses, strict=False):
+            if math.isfinite(nats):
+                before = interval.corpora.get(corpus, (0.0, 0.0))
+                interval.corpora[corpus] = before[0] + nats, before[1] + tokens
 
     def training(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
         """Record the last step, with the mean speed since the last record."""
@@ -122,6 +139,7 @@ class TrainingLog:
             "learning_rate": learning_rate,
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
             **_layer_norms(result),
+            **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
             "model_flops_per_second": tokens_per_second * self._flops_per_token,
@@ -162,6 +180,15 @@ class TrainingLog:
         assert self._tracking
         self._metrics.add(record)
         self._tracking.add(record)
+
+
+def _corpus_losses(interval: _Interval) -> Record:
+    """Mean loss per token of each corpus that had tokens."""
+    return {
+        f"loss/{corpus}": nats / tokens
+        for corpus, (nats, tokens) in sorted(interval.corpora.items())
+        if tokens
+    }
 
 
 def _layer_norms(result: StepResult) -> Record:

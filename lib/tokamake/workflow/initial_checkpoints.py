@@ -145,7 +145,7 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
     `resolve` checks it again, once the checkpoint exists.
     """
     remedy = "or set train.finetune to true to load only its weights"
-    if train.optimizer.name != parent.optimizer.name:
+    if train.load_optimizer and train.optimizer.name != parent.optimizer.name:
         raise UserError(
             f"{name}: has optimizer states of {parent.optimizer.name}, not of "
             f"{train.optimizer.name}; set train.optimizer.name to {parent.optimizer.name}, {remedy}"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.fields import Settings
-from tokamake.config.training import without_added_defaults
 from tokamake.workflow.config import WorkflowConfig
 
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
@@ -20,6 +21,7 @@ from tokamake.train.step_result import StepResult
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 ALONE = Ranks(0, 1, 0, 1)
+NONE = np.zeros((0, 8), np.int64)
 RESULT = StepResult(math.nan, math.inf, stop=False, saved=False, skipped=False)
 
 
@@ -46,7 +48,7 @@ def write(
         log = open_log(folder, done=done, batch_size=batch_size)
         for step, action in actions.items():
             bad = BadStep("not_finite", action, "loss: nan")
-            log.add(step, RESULT, bad=bad, batch=StepBatch(8 * step - 8, 8, []), ranks=[0])
+            log.add(step, RESULT, bad=bad, batch=StepBatch(8 * step - 8, 8, [], NONE), ranks=[0])
         log.close()
         return log.history
 

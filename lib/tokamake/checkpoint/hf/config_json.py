@@ -121,6 +121,7 @@ def write_config(
     eos_token: int | list[int] | None,
     bos_token: int | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
+    dropout: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Write config.json and generation_config.json, for transformers 4 and 5.
 
@@ -133,6 +134,8 @@ def write_config(
         bos_token: beginning-of-text token, or None.
         generation: further settings of generation_config.json, and end-of-text tokens of its own if
             they include `eos_token`.
+        dropout: rates of training: hidden, attention, embedding. transformers drops nothing in
+            inference; a model that is trained further there has the same rates.
 
     Raises:
         UserError: transformers has no such model.
@@ -142,6 +145,7 @@ def write_config(
         "architectures": [model_format.class_name],
         "model_type": model_format.model_type,
         **model_format.config(architecture),
+        **{key: dropout.get(rate, 0.0) for key, rate in model_format.dropout.items()},
         "bos_token_id": bos_token,
         "eos_token_id": eos_token,
         # Both versions read torch_dtype. Version 4 keeps an additional `dtype` as it is, so that

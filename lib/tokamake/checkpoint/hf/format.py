@@ -104,6 +104,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = files.read_json(folder / "config.json", REMEDY)
     noted = ("model_type", "bos_token_id", "eos_token_id")
     notes = {key: config[key] for key in noted if key in config}
+    rates = {rate: config[key] for key, rate in model_format.dropout.items() if key in config}
+    if any(rates.values()):
+        notes["dropout"] = rates
     if (folder / config_json.GENERATION_CONFIG).is_file():
         notes["generation"] = config_json.read_generation_config(folder)
     tokenizer = {file for name in _TOKENIZER_FILES for file in folder.glob(name) if file.is_file()}
@@ -256,7 +259,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     Args:
         folder: where to write; exists and is empty.
         checkpoint: the source. In its notes, `eos_token_id` is the end-of-text token, or several,
-            `bos_token_id` the beginning-of-text token, and `generation` the generation config.
+            `bos_token_id` the beginning-of-text token, `generation` the generation config, and
+            `dropout` the rates of training.
         target: dtype and maximum size of a file; this format has no parallel layout.
 
     Returns:
@@ -282,6 +286,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         eos_token=notes.get("eos_token_id"),
         bos_token=notes.get("bos_token_id"),
         generation=notes.get("generation", {}),
+        dropout=notes.get("dropout", {}),
     )
     shards = [*_shards(planned, target.max_shard_bytes)]
     if len(shards) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokamake.checkpoint.megatron_model.model_arguments import architecture_fields, family_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
-from tokamake.checkpoint.tensors.checkpoint import TEXT_NOTES, Checkpoint, ParallelLayout
+from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -59,7 +59,7 @@ class Description:
         """Return the open checkpoint; see `Checkpoint` for the arguments."""
         is_described = getattr(self.args, "tokamake", None) is not None
         # Only tokamake writes them.
-        kept = {key: getattr(self.args, key, None) for key in TEXT_NOTES}
+        kept = {key: getattr(self.args, key, None) for key in EXPORT_NOTES}
         return Checkpoint(
             format,
             folder,

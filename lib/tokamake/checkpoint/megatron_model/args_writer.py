@@ -8,7 +8,7 @@ from tokamake.checkpoint.megatron_model.model_arguments import (
     arguments_of,
     inexpressible,
 )
-from tokamake.checkpoint.tensors.checkpoint import TEXT_NOTES, Checkpoint, ParallelLayout, Target
+from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 
 _POSITION_TYPES = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
@@ -21,7 +21,7 @@ def megatron_arguments(
     """Return the arguments that describe a checkpoint's model, progress and parallel layout."""
     architecture, progress = checkpoint.architecture, checkpoint.progress
     args = _model_arguments(architecture)
-    for key in TEXT_NOTES:
+    for key in EXPORT_NOTES:
         setattr(args, key, checkpoint.notes.get(key))
     stages = layout.pipeline_parallel_size
     args.padded_vocab_size = padded_vocab_size

@@ -12,8 +12,8 @@ from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_descrip
 from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import (
+    EXPORT_NOTES,
     OPTIMIZER_SETTINGS,
-    TEXT_NOTES,
     Checkpoint,
     Progress,
     Target,
@@ -38,7 +38,7 @@ NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
 
 _WEIGHTS, _STATES = "model.", "optimizer."
 _OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS, LR_SCHEDULER)
-_NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", *TEXT_NOTES)
+_NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", *EXPORT_NOTES)
 """Fields of the description that are notes of the open checkpoint."""
 _NO_RANKS = 0
 """World size of a converted checkpoint: no number of ranks finds its own rank state in it."""
@@ -107,7 +107,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _description(checkpoint: Checkpoint) -> dict[str, Any]:
-    written = (*_OPTIMIZER_NOTES, *TEXT_NOTES)
+    written = (*_OPTIMIZER_NOTES, *EXPORT_NOTES)
     return {
         "version": VERSION,
         "world_size": _NO_RANKS,

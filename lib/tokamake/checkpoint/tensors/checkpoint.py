@@ -39,8 +39,9 @@ class ParallelLayout:
 
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer's chat templates beside the first one, in transformers."""
-TEXT_NOTES = ("eos_token_id", "bos_token_id", "generation")
-"""Notes for config.json and generation_config.json of an export; all formats keep them."""
+EXPORT_NOTES = ("eos_token_id", "bos_token_id", "generation", "dropout")
+"""Notes for config.json and generation_config.json of an export; all formats keep them. `dropout`
+has the rates of training: hidden, attention, embedding."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Samples:
         sequence_length: tokens that the model sees per sample.
         digest: hash of everything that determines the samples and their order.
         prefixes: paths of the datasets, without .bin and .idx.
+        corpora: names of the corpora.
 
     Args:
         folder: index folder.
@@ -74,6 +75,9 @@ class Samples:
             if not matches(description["pairs"][prefix], identity(data_root, prefix)):
                 raise UserError(f"{data_root / prefix}: changed since it was indexed; {REMEDY}")
         self.prefixes = [data_root / dataset["prefix"] for dataset in self._descriptions]
+        names = [dataset["corpus"] for dataset in self._descriptions]
+        self.corpora: tuple[str, ...] = (*dict.fromkeys(names),)
+        self._corpus_numbers = np.array([self.corpora.index(name) for name in names])
         # Thousands of ranks open thousands of datasets: open each at its first sample.
         self._datasets: dict[int, IndexedDataset] = {}
         arrays = ArrayFile(folder / split)
@@ -114,6 +118,11 @@ class Samples:
     def corpus_of(self, sample: int) -> str:
         """Name of the corpus of a sample."""
         return self._descriptions[self._dataset_number(sample)]["corpus"]
+
+    def corpus_numbers(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
+        numbers: npt.NDArray[np.int64] = self._corpus_numbers[self._dataset_index[samples]]
+        return numbers
 
     def spans(self, sample: int) -> list[DocumentSpan]:
         """Spans whose concatenated tokens are the sample."""
@@ -174,6 +183,20 @@ def batches(
         yield np.stack([samples[first + row] for row in range(micro_batch_size)])
 
 
+def sample_numbers(
+    consumed_samples: int,
+    shape: tuple[int, int],
+    *,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+) -> npt.NDArray[np.int64]:
+    """Numbers of the samples that `batches` yields to a rank, in the shape (micro batches, B)."""
+    num_batches, micro_batch_size = shape
+    block = micro_batch_size * data_parallel_size
+    first = consumed_samples + data_parallel_rank * micro_batch_size
+    return first + np.arange(num_batches)[:, None] * block + np.arange(micro_batch_size)
+
+
 def _numbers_with(index: DatasetIndex, sequence: int) -> npt.NDArray[np.int64]:
     """Numbers of the samples of a dataset, in drawing order, that hold a token of a sequence."""
     rows: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -196,6 +219,8 @@ class StepBatch(NamedTuple):
     micro_batches: list[npt.NDArray[np.int64]]
     """Micro batches of this rank, (micro_batch_size, sequence_length + 1) each; none if the data of
     the step are left out."""
+    sample_numbers: npt.NDArray[np.int64]
+    """(micro batches, micro_batch_size) number of each sample of this rank."""
 
 
 def steps(
@@ -220,7 +245,8 @@ def steps(
     while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):
         step = sizes.whole_steps(consumed_samples) + 1
         if any(first <= step <= last for first, last in left_out):
-            yield StepBatch(consumed_samples, size, [])
+            none = np.zeros((0, micro_batch_size), np.int64)
+            yield StepBatch(consumed_samples, size, [], none)
             consumed_samples += size
             continue
         of_rank = batches(
@@ -231,7 +257,14 @@ def steps(
             data_parallel_size=data_parallel_size,
         )
         num_micro_batches = size // (micro_batch_size * data_parallel_size)
-        yield StepBatch(consumed_samples, size, list(islice(of_rank, num_micro_batches)))
+        numbers = sample_numbers(
+            consumed_samples,
+            (num_micro_batches, micro_batch_size),
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        )
+        rows = list(islice(of_rank, num_micro_batches))
+        yield StepBatch(consumed_samples, size, rows, numbers)
         consumed_samples += size
 
 

@@ -39,6 +39,8 @@ class HFFormat:
     """Keys that change the model, and the values that our model supports."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Keys that every config.json gets."""
+    dropout: Mapping[str, str] = field(default_factory=dict)
+    """Keys of rates of dropout, and the rate in `train.dropout` that each has."""
     extra_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     """Fields that follow from other fields and keys together."""
     extra_keys: Callable[[Architecture], dict[str, Any]] = _nothing

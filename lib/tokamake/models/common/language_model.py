@@ -8,7 +8,7 @@ Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +17,29 @@ from torch import Tensor, nn
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.layers import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
+from tokamake.parallel.axis import part
 from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
+from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     VocabParallelEmbedding,
+    own_tokens,
     shared_input,
 )
 
 Output = Tensor | tuple[Tensor, Tensor]
 """Result of `forward`: logits, or logits and an auxiliary loss; see `LanguageModel`."""
+
+
+class DropoutRates(NamedTuple):
+    """Rates of dropout; see `parallel.dropout.Dropout`."""
+
+    hidden: float
+    attention: float
+    embedding: float
+    seed: int
 
 
 class LanguageModel(nn.Module):
@@ -49,6 +61,7 @@ class LanguageModel(nn.Module):
         mesh: this rank among those that share the model.
         layers: layers of this stage by their number in the whole model.
         recompute: activations that the backward pass computes again.
+        dropout_rates: rates and seed of dropout while training; None: nothing is dropped.
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, unless it is the embedding.
         has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
@@ -75,10 +88,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         assert architecture.vocab_size is not None, "fill in vocab_size before building the model"
         self.architecture, self.mesh, self.recompute = architecture, mesh, NONE
+        self.dropout_rates: DropoutRates | None = None
         numbers = range(architecture.num_hidden_layers) if stage is None else stage
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
         self.layers = nn.ModuleDict({str(n): self.build_layer() for n in numbers})
+        for number, layer in self.layers.items():
+            attention: Any = layer.self_attn
+            attention.number = int(number)
         if self.is_first:
             self.add_embeddings()
         if self.is_last:
@@ -113,6 +130,7 @@ class LanguageModel(nn.Module):
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
     ) -> Output:
         """Predict each token's successor; families implement this.
 
@@ -121,6 +139,8 @@ class LanguageModel(nn.Module):
             cache: keys and values of earlier tokens, from `new_cache`; these tokens extend it.
             position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
             document_ids: (B, L) numbers; a token sees only tokens with its own number.
+            sample_numbers: (B,) int64 number of each sample in the run, from which the masks of
+                dropout follow; None: nothing is dropped.
 
         Returns:
             (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
@@ -163,6 +183,14 @@ class LanguageModel(nn.Module):
             return zigzag_indices(length * axis.size, axis, device=x.device)
         start = cache[0].length if cache else 0
         return torch.arange(start, start + length, device=x.device)
+
+    def dropout(self, x: Tensor, sample_numbers: Tensor | None) -> Dropout | None:
+        """Dropout of a forward pass; see `forward` for the arguments. None: nothing is dropped."""
+        if sample_numbers is None or self.dropout_rates is None:
+            return None
+        positions_L = own_tokens(self.positions(x)[None], self.mesh)[0]
+        heads = part(self.architecture.num_attention_heads, self.mesh.tensor)
+        return Dropout(*self.dropout_rates, sample_numbers, positions_L, heads)
 
     def mask(self, document_ids: Tensor | None) -> PackedDocuments | Documents | None:
         """Mask that separates documents, in the form that `attention` takes; None: no mask.

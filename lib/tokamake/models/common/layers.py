@@ -6,6 +6,7 @@ H query heads, G key and value heads, K width of a head.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import AttentionMask, attention
+from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -49,6 +51,9 @@ class Attention(nn.Module):
 
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
 
+    Attributes:
+        number: of its layer in the whole model.
+
     Args:
         architecture: shape of the model.
         mesh: this rank among its peers.
@@ -63,6 +68,7 @@ class Attention(nn.Module):
         head_norm: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
+        self.number = 0
         self._mesh, self._width = mesh, architecture.head_dim
         hidden, bias = architecture.hidden_size, architecture.attention_bias
         self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh=mesh, bias=bias)
@@ -77,6 +83,7 @@ class Attention(nn.Module):
         cos_LK: Tensor | None,
         sin_LK: Tensor | None,
         mask: AttentionMask = None,
+        dropout: Dropout | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Mix tokens: each sees itself and earlier tokens, also those in the cache.
@@ -86,6 +93,7 @@ class Attention(nn.Module):
             cos_LK: cosines of rotary positions; None: heads are not rotated.
             sin_LK: sines of rotary positions.
             mask: mask from `parallel.context.document_mask`, or a bias of scores; None: no mask.
+            dropout: dropout of the weights; None: nothing is dropped.
             cache: keys and values of earlier tokens; these tokens extend it.
         """
         x_BLD = shared_input(x_BLD, self._mesh)
@@ -102,7 +110,10 @@ class Attention(nn.Module):
         if cache is not None:  # S: these tokens and those in the cache
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         axis, method = self._mesh.context, self._mesh.context_method
-        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask)
+        drop = None
+        if dropout and dropout.attention:
+            drop = partial(dropout.weights, axis=axis, layer=self.number)
+        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
 
 
@@ -159,9 +170,17 @@ class TransformerLayer(nn.Module):
         cos_LK: Tensor | None,
         sin_LK: Tensor | None,
         mask: AttentionMask = None,
+        dropout: Dropout | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Transform token states; see `Attention.forward` for the arguments."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, cache)
-        y_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
+        y_BLD: Tensor = self.self_attn(
+            self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
+        )
+        if dropout:
+            y_BLD = dropout.states(y_BLD, "attention_output", layer=self.self_attn.number)
+        x_BLD = x_BLD + y_BLD
+        y_BLD = self.mlp(self.post_attention_layernorm(x_BLD))
+        if dropout:
+            y_BLD = dropout.states(y_BLD, "mlp_output", layer=self.self_attn.number)
         return x_BLD + y_BLD

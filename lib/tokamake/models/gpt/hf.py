@@ -37,7 +37,7 @@ _DEFAULTS = {
     "initializer_range": 0.02,
     "tie_word_embeddings": True,
 }
-_NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+_DROPOUT = {"attn_pdrop": "attention", "embd_pdrop": "embedding", "resid_pdrop": "hidden"}
 
 
 def _four_times(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ GPT2 = HFFormat(
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
-    constants=_NO_DROPOUT,
+    dropout=_DROPOUT,
     extra_fields=_four_times,
     prefix="transformer.",
     layers="h",
@@ -106,7 +106,7 @@ GPT_BIGCODE = HFFormat(
     defaults=_DEFAULTS | {"max_position_embeddings": 1024, "hidden_act": "gelu_pytorch_tanh"},
     implied=GPT2.implied,
     supported={"scale_attn_weights": (True,), "add_cross_attention": (False,)},
-    constants=_NO_DROPOUT,
+    dropout=_DROPOUT,
     extra_fields=_bigcode_fields,
     extra_keys=_bigcode_keys,
     prefix="transformer.",
@@ -149,6 +149,11 @@ STARCODER2 = HFFormat(
     implied={"position_embedding": "rotary", "embedding_layernorm": False},
     supported={"sliding_window": (None,)},
     constants={"sliding_window": None},
+    dropout={
+        "attention_dropout": "attention",
+        "embedding_dropout": "embedding",
+        "residual_dropout": "hidden",
+    },
     names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
 )
 """Rotary positions."""
@@ -167,6 +172,7 @@ BLOOM = HFFormat(
         "embedding_layernorm": True,
     },
     supported={"apply_residual_connection_post_layernorm": (False,)},
+    dropout={"attention_dropout": "attention", "hidden_dropout": "hidden"},
     extra_fields=_four_times,
     prefix="transformer.",
     layers="h",

@@ -94,11 +94,15 @@ class Model(LanguageModel):
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
     ) -> Tensor:
         """Predict each token's successor; see `LanguageModel.forward`."""
         if position_ids is None:
             position_ids = self.positions(x, cache)
+        dropout = self.dropout(x, sample_numbers)
         x_BLD = self._embedded(x, position_ids) if self.is_first else x
+        if self.is_first and dropout:
+            x_BLD = dropout.states(x_BLD, "embedding")
         cos, sin = None, None
         mask: AttentionMask = self.mask(document_ids)
         if self.architecture.position_embedding == "rotary":
@@ -107,7 +111,7 @@ class Model(LanguageModel):
             assert mask is None or isinstance(mask, PackedDocuments)
             start, length = cache[0].length if cache else 0, position_ids.shape[-1]
             mask = self._bias(x_BLD, start, length=length, mask=mask.mask if mask else None)
-        x_BLD = self.through_layers(x_BLD, cos, sin, mask, cache=cache)
+        x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD
 
     def _embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:

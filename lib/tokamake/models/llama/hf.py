@@ -30,6 +30,7 @@ HUGGING_FACE = (
             "initializer_range": 0.02,
         },
         implied={"position_embedding": "rotary"},
+        dropout={"attention_dropout": "attention"},
         ignored=r".*rotary_emb\.inv_freq",
     ),
 )

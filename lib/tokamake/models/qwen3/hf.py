@@ -37,6 +37,7 @@ HUGGING_FACE = (
             "initializer_range": 0.02,
         },
         implied={"position_embedding": "rotary"},
+        dropout={"attention_dropout": "attention"},
         supported={key: (value,) for key, value in _ABSENT.items()},
         constants=_ABSENT,
         # transformers takes a missing head_dim for 128, not for hidden_size / heads.

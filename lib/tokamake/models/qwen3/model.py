@@ -56,11 +56,16 @@ class Model(LanguageModel):
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
     ) -> Tensor:
         """Predict each token's successor; see `LanguageModel.forward`."""
         if position_ids is None:
             position_ids = self.positions(x, cache)
+        dropout = self.dropout(x, sample_numbers)
         x_BLD = self.embed_tokens(x) if self.is_first else x
+        if self.is_first and dropout:
+            x_BLD = dropout.states(x_BLD, "embedding")
         cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
-        x_BLD = self.through_layers(x_BLD, cos, sin, self.mask(document_ids), cache=cache)
+        mask = self.mask(document_ids)
+        x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
         return self.logits(x_BLD) if self.is_last else x_BLD

@@ -34,10 +34,12 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import (
     MicroBatch,
+    StepSamples,
     TokenRows,
     has_masked_labels,
     num_micro_batches,
     to_batch,
+    to_device,
 )
 from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.numerics import precision_of
@@ -59,6 +61,8 @@ class Sums(NamedTuple):
     """Whether all ranks have saved."""
     layer_norms: tuple[float, ...]
     """Norm of the gradient of each layer, then of all other parameters, if they are measured."""
+    corpora: tuple[tuple[float, float], ...] = ()
+    """Sum of the losses in nats, and tokens, of each corpus, if they are measured."""
 
 
 class EngineBase(ABC):
@@ -171,8 +175,17 @@ class EngineBase(ABC):
     def _set_mode(self, mode: str) -> None:
         """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
 
-    def _batches(self, rows: Sequence[TokenRows]) -> list[MicroBatch]:
-        return [to_batch(array, self._run, device=self._device, mesh=self.mesh) for array in rows]
+    def _batches(
+        self, rows: Sequence[TokenRows], samples: StepSamples | None = None
+    ) -> list[MicroBatch]:
+        """Micro batches on the device; without the numbers of samples, nothing is dropped."""
+        numbers = [None] * len(rows) if samples is None else samples.numbers
+        return [
+            to_batch(
+                array, self._run, device=self._device, mesh=self.mesh, sample_numbers=of_samples
+            )
+            for array, of_samples in zip(rows, numbers, strict=True)
+        ]
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
         """Number of tokens with a loss, over all ranks."""
@@ -193,6 +206,7 @@ class EngineBase(ABC):
         stop: bool,
         saved: bool,
         layers: Tensor | None = None,
+        corpora: Tensor | None = None,
     ) -> Sums:
         """Agree on a step's results in one collective.
 
@@ -202,6 +216,7 @@ class EngineBase(ABC):
             stop: whether this rank stops.
             saved: whether it has saved.
             layers: sum of squares of each layer; None: not measured.
+            corpora: (corpora, 2) what `_corpus_sums` returns.
         """
         self._own_sums = loss, squares
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
@@ -209,12 +224,38 @@ class EngineBase(ABC):
         # The flags travel with the loss, because a second collective would cost its latency.
         flags = torch.tensor([stop, saved], device=self._device)
         parts = [torch.stack((own, squares)).float(), flags.float()]
-        sums = torch.cat(parts if layers is None else [*parts, layers])
+        optional = [part.flatten() for part in (layers, corpora) if part is not None]
+        sums = torch.cat([*parts, *optional])
         dist.all_reduce(sums)
-        total, square, num_stops, num_saved, *layer_squares = sums.tolist()
+        total, square, num_stops, num_saved, *others = sums.tolist()
         all_saved = num_saved == self._ranks.world_size
-        norms = tuple(map(math.sqrt, layer_squares))
-        return Sums(total, math.sqrt(square), num_stops > 0, all_saved, norms)
+        num_layers = 0 if layers is None else len(layers)
+        norms = tuple(map(math.sqrt, others[:num_layers]))
+        of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
+        return Sums(total, math.sqrt(square), num_stops > 0, all_saved, norms, of_corpora)
+
+    def _corpus_sums(
+        self, batches: Sequence[MicroBatch], samples: StepSamples | None
+    ) -> Tensor | None:
+        """Sum of the losses in nats, and number of tokens, of each corpus in this rank's batches.
+
+        Returns:
+            (corpora, 2) fp32, zeros on ranks that do not count; None: they are not measured.
+        """
+        if samples is None or samples.corpora is None or self.stages.row_losses is None:
+            return None
+        sums = torch.zeros((samples.num_corpora, 2), device=self._device)
+        if self.stages.has_loss and self.mesh.tensor.rank == 0:
+            # The passes of an optimizer that draws labels come before those of the step.
+            losses = torch.cat(self.stages.row_losses[-len(batches) :])
+            tokens = torch.cat([(batch.labels != NO_LABEL).sum(-1) for batch in batches])
+            of_rows = to_device(samples.corpora.flatten(), self._device)
+            mask = of_rows == torch.arange(samples.num_corpora, device=self._device)[:, None]
+            values = torch.stack((losses, tokens.float()), dim=1)
+            # A sum has the same bits in each run; index_add_ on a GPU has not.
+            sums = torch.where(mask[:, :, None], values, 0).sum(1)
+        self.stages.row_losses.clear()
+        return sums
 
     def bad_ranks(self) -> list[int]:
         """Ranks that the last step's bad numbers come from; all ranks call it after a bad step."""
@@ -243,6 +284,7 @@ class EngineBase(ABC):
 
     def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
         """Description that a checkpoint has of itself."""
+        dropout = self._run.train.dropout
         return {
             **progress,
             "architecture": self._run.architecture.model_dump(mode="json"),
@@ -251,6 +293,7 @@ class EngineBase(ABC):
             LR_SCHEDULER: dict(zip(RATES, self._run.train.learning_rates, strict=True)),
             "loss_scale": self._loss_scale.state,
             "loss_scale_tolerated": self._loss_scale.num_tolerated,
+            **({"dropout": dropout.model_dump()} if any(dropout.rates) else {}),
         }
 
     def _rank_state(self) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.train.backends._deepspeed_internals import disable_shm_extension
 
@@ -77,7 +79,11 @@ class Mpu:
 def initialize(
     run: Run, module: torch.nn.Module, *, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
 ) -> Any:
-    """Wrap a module and its optimizer in DeepSpeed's engine."""
+    """Wrap a module and its optimizer in DeepSpeed's engine.
+
+    Raises:
+        UserError: DeepSpeed refuses a value of `train.deepspeed`.
+    """
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
@@ -86,12 +92,19 @@ def initialize(
     disable_shm_extension()
     # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    engine, *_ = deepspeed.initialize(
-        model=module,
-        optimizer=optimizer,
-        mpu=mpu,
-        config=settings(run, mpu.get_data_parallel_world_size()),
-    )
+    try:
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            mpu=mpu,
+            config=settings(run, mpu.get_data_parallel_world_size()),
+        )
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        place = ".".join(map(str, mistake["loc"]))
+        raise UserError(
+            f"train.deepspeed: {place}: {mistake['input']!r}: {mistake['msg']}; correct it"
+        ) from None
     return engine
 
 
@@ -133,4 +146,14 @@ def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
     if train.precision == "fp16":
         # The engine sets the scale at each step; 0 would mean DeepSpeed's dynamic scaling.
         values["fp16"] = {"enabled": True, "loss_scale": 1.0}
-    return values
+    return _merged(values, train.deepspeed)
+
+
+def _merged(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Add settings to others, section by section; those that are given replace others."""
+    sections = {
+        name: _merged(values[name], value)
+        for name, value in given.items()
+        if isinstance(values.get(name), dict)
+    }
+    return values | given | sections

@@ -26,7 +26,7 @@ from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
-from tokamake.train.batch import MicroBatch, TokenRows
+from tokamake.train.batch import MicroBatch, StepSamples, TokenRows
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
@@ -103,10 +103,11 @@ class Engine(EngineBase):
         judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
+        samples: StepSamples | None = None,
     ) -> StepResult:
         """Do one optimizer step; see `native.Engine.train_step`."""
         self._set_mode("train")
-        batches = self._batches(rows)
+        batches = self._batches(rows, samples)
         # DeepSpeed averages over these ranks what should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         scale = num_averaged / self._num_labels(batches)
@@ -121,9 +122,14 @@ class Engine(EngineBase):
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
-        loss, norm, stops, all_saved, _ = self._sum_over_ranks(
-            total / num_averaged, squares, stop=stop, saved=saved
+        sums = self._sum_over_ranks(
+            total / num_averaged,
+            squares,
+            stop=stop,
+            saved=saved,
+            corpora=self._corpus_sums(batches, samples),
         )
+        loss, norm = sums.loss, sums.norm
         set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
         norm = self._update(norm) if math.isfinite(loss) else self._discard()
         if self._zero_stage and not math.isfinite(norm):
@@ -133,13 +139,14 @@ class Engine(EngineBase):
         return StepResult(
             loss,
             norm,
-            stop=stops,
-            saved=all_saved,
+            stop=sums.stop,
+            saved=sums.saved,
             skipped=overflowed,
             loss_scale=loss_scale,
             # DeepSpeed knows the norm only after the update.
             bad=None if overflowed else judge(loss, norm),
             updated=math.isfinite(loss) and math.isfinite(norm),
+            corpus_losses=sums.corpora,
         )
 
     def _reduce_at_end(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:

@@ -23,7 +23,7 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase, Sums
-from tokamake.train.batch import MicroBatch, TokenRows, label_draws
+from tokamake.train.batch import MicroBatch, StepSamples, TokenRows, label_draws
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
@@ -66,6 +66,7 @@ class Engine(EngineBase):
         judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
+        samples: StepSamples | None = None,
     ) -> StepResult:
         """Do one optimizer step.
 
@@ -76,12 +77,14 @@ class Engine(EngineBase):
             judge: says what is wrong with the step, and whether it updates the weights even so.
             stop: whether this rank was asked to stop.
             saved: whether this rank has written its files of a checkpoint.
+            samples: those in `rows`; None: nothing is dropped, no loss of a corpus is measured.
         """
         self._set_mode("train")
-        batches = self._batches(rows)
+        batches = self._batches(rows, samples)
         loss_scale = self._loss_scale.value  # it may change before the update
         self._update_hessian(rows, batches)
-        loss, norm, stops, all_saved, layer_norms = self._measure(batches, stop=stop, saved=saved)
+        sums = self._measure(batches, stop=stop, saved=saved, samples=samples)
+        loss, norm = sums.loss, sums.norm
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         bad = None if overflowed else judge(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
@@ -93,23 +96,33 @@ class Engine(EngineBase):
         return StepResult(
             loss,
             norm,
-            stop=stops,
-            saved=all_saved,
+            stop=sums.stop,
+            saved=sums.saved,
             skipped=overflowed,
             loss_scale=loss_scale,
             bad=bad,
             updated=updates,
-            layer_norms=layer_norms,
+            layer_norms=sums.layer_norms,
+            corpus_losses=sums.corpora,
         )
 
-    def recompute(self, rows: Sequence[TokenRows]) -> tuple[float, float]:
+    def recompute(
+        self, rows: Sequence[TokenRows], *, samples: StepSamples | None = None
+    ) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
-        sums = self._measure(self._batches(rows), stop=False, saved=False)
+        sums = self._measure(self._batches(rows, samples), stop=False, saved=False)
         self._drop_gradients()
         return sums.loss, sums.norm
 
-    def _measure(self, batches: Sequence[MicroBatch], *, stop: bool, saved: bool) -> Sums:
+    def _measure(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        stop: bool,
+        saved: bool,
+        samples: StepSamples | None = None,
+    ) -> Sums:
         """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
         loss_scale = self._loss_scale.value
         # FSDP2 averages over ranks what should be summed.
@@ -122,7 +135,12 @@ class Engine(EngineBase):
             num_layers = self._run.architecture.num_hidden_layers
             layers = sharding.squares_by_layer(self._chunks, num_layers, device=self._device)
         sums = self._sum_over_ranks(
-            total / self.stages.num_averaged, squares, stop=stop, saved=saved, layers=layers
+            total / self.stages.num_averaged,
+            squares,
+            stop=stop,
+            saved=saved,
+            layers=layers,
+            corpora=self._corpus_sums(batches, samples),
         )
         return sums._replace(
             loss=sums.loss / loss_scale,

@@ -44,6 +44,7 @@ _FIXED = {
     "seed": "the order of samples follows from it",
     "architecture": "the weights are those of another model",
     "train.finetune": "the run starts in another way",
+    "train.load_optimizer": "the run starts in another way",
     "train.sequence_length": "the position of a run counts samples of this length",
     "train.optimizer.name": "an optimizer cannot use the states of another one",
 }

@@ -104,7 +104,8 @@ def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
     Raises:
         UserError: optimizer states are missing, no step is left, or the batch sizes were different.
     """
-    _check_states(start, train.optimizer)
+    if train.load_optimizer:
+        _check_states(start, train.optimizer)
     step, consumed = start.progress.iteration, start.progress.consumed_samples
     last = train.num_steps
     if last is not None and step >= last:

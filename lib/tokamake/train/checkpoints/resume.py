@@ -143,7 +143,7 @@ def checkpoint_to_load(run: Run, ranks: Ranks, *, start: ResumePoint) -> Path | 
     with raise_on_all_ranks():
         if ranks.rank == 0:
             check_begun(run)
-    return run.checkpoint
+    return run.checkpoint if run.train.load_optimizer else None
 
 
 def prepare_output(

@@ -10,8 +10,9 @@ from tokamake import files
 from tokamake.checkpoint.latest import REMEDY
 from tokamake.checkpoint.native.folder import locate
 from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
+from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
+from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -30,6 +31,7 @@ WITHOUT_EFFECT = {
     "trackers",
     "profile_steps",
     "log_layer_norms",
+    "log_corpus_losses",
     "save_interval",
     "keep_last",
     "keep_every",
@@ -44,6 +46,7 @@ WITHOUT_EFFECT = {
     "zero_stage",
     "offload_optimizer",
     "offload_param",
+    "deepspeed",
     "parallel",
     "recompute_granularity",
     "recompute_method",

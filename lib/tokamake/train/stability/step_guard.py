@@ -9,6 +9,7 @@ from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep, GuardState, described
+from tokamake.train.batch import StepSamples
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.stability.events import EventLog
@@ -122,7 +123,9 @@ class StepGuard:
 
     def _recompute(self, batch: StepBatch) -> str:
         """Whether the same data and weights give bad numbers again."""
-        loss, grad_norm = self._engine.recompute(batch.micro_batches)
+        loss, grad_norm = self._engine.recompute(
+            batch.micro_batches, samples=StepSamples(batch.sample_numbers)
+        )
         return "reproducible" if self.judge(loss, grad_norm) else "transient"
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ class FimSamples:
     Attributes:
         sequence_length: tokens that the model sees per sample.
         digest: hash of everything that determines the samples and their order.
+        corpora: names of the corpora.
 
     Args:
         samples: samples to rearrange.
@@ -71,7 +72,7 @@ class FimSamples:
             marks.suffix: fim.suffix,
             marks.middle: fim.middle,
         }
-        self.sequence_length = samples.sequence_length
+        self.sequence_length, self.corpora = samples.sequence_length, samples.corpora
         self.digest = files.digest(
             {
                 "samples": samples.digest,
@@ -110,6 +111,10 @@ class FimSamples:
     def corpus_of(self, sample: int) -> str:
         """Name of the corpus of a sample."""
         return self._samples.corpus_of(sample)
+
+    def corpus_numbers(self, samples: Tokens) -> Tokens:
+        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
+        return self._samples.corpus_numbers(samples)
 
     def spans(self, sample: int) -> list[DocumentSpan]:
         """Spans of a sample before rearrangement."""

@@ -1,6 +1,6 @@
 """Checks of the back end `deepspeed` (ZeRO)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
 
@@ -8,7 +8,61 @@ if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
+_OFFLOAD = ("pin_memory", "buffer_count", "buffer_size", "fast_init", "max_in_cpu", "ratio")
+PASSED: dict[str, Any] = {
+    "zero_optimization": {
+        **dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size", "sub_group_size")),
+        **dict.fromkeys(("allgather_partitions", "reduce_scatter", "overlap_comm")),
+        "contiguous_gradients": None,
+        **dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance")),
+        **dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")),
+        "offload_optimizer": dict.fromkeys(_OFFLOAD),
+        "offload_param": dict.fromkeys(_OFFLOAD),
+    },
+    **dict.fromkeys(("comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown")),
+}
+"""Settings of DeepSpeed's JSON file that it gets as they are. Others would change which rank has
+which states, or what a step computes."""
+_OWN_SETTINGS = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "global_batch_size",
+    "gradient_clipping": "gradient_clipping",
+    "optimizer": "optimizer",
+    "scheduler": "schedule",
+    "bf16": "precision",
+    "fp16": "precision and loss_scaling",
+    "activation_checkpointing": "recompute_granularity",
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer",
+    "zero_optimization.offload_param.device": "offload_param",
+    "tensorboard": "log_style",
+    "wandb": "trackers",
+}
+"""Setting of `train` in place of one of DeepSpeed's JSON file."""
+
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}
+
+
+def _check_passed(values: dict[str, Any], known: dict[str, Any], *, prefix: str = "") -> None:
+    """Refuse settings of DeepSpeed's JSON file that it does not get.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if own := _OWN_SETTINGS.get(key):
+            raise ValueError(f"deepspeed: {key}: remove it, and set train.{own}")
+        if name not in known:
+            raise ValueError(
+                f"deepspeed: {key}: is not passed on to DeepSpeed; remove it, or choose one of "
+                f"{', '.join(f'{prefix}{each}' for each in known)}"
+            )
+        if known[name]:
+            if not isinstance(value, dict):
+                raise ValueError(f"deepspeed: {key}: {value!r}: not a section; give its settings")
+            _check_passed(value, known[name], prefix=f"{key}.")
 
 
 def check_settings(train: "TrainSettings") -> None:
@@ -33,6 +87,7 @@ def check_settings(train: "TrainSettings") -> None:
             "on_bad_step.recompute: true: DeepSpeed computes gradients in its update alone; set it "
             "to false, or backend to native"
         )
+    _check_passed(train.deepspeed, PASSED)
     if train.log_layer_norms:
         raise ValueError(
             "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "

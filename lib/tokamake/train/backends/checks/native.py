@@ -17,6 +17,11 @@ def check_settings(train: "TrainSettings") -> None:
     Raises:
         ValueError: it does not.
     """
+    if train.deepspeed:
+        raise ValueError(
+            "deepspeed: only the back end deepspeed has these settings; set backend to deepspeed, "
+            "or remove them"
+        )
     schedule = train.parallel.pipeline_schedule
     splits = train.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD
     if splits and train.zero_stage == 3:

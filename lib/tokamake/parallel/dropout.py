@@ -1,0 +1,160 @@
+"""Dropout whose masks follow from counters: the same however ranks share the work.
+
+Whether a number is dropped is a hash of seed, place in the model, sample, position and column
+(counter-based random numbers: Salmon et al. 2011, doi 10.1145/2063384.2063405). No generator has a
+state. So layouts, recomputation and restarts have the same masks, and the backward pass computes
+them again instead of saving them.
+Shape suffixes: B samples, L tokens of this rank, S all tokens of a sample, D columns, H heads.
+"""
+
+import hashlib
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tokamake.parallel.axis import Axis
+
+Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
+"""Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
+stream."""
+
+_SITES: dict[Site, int] = {"embedding": 0, "attention": 1, "attention_output": 2, "mlp_output": 3}
+_BITS = 24
+"""Bits of a hash that are compared with the rate."""
+# Hashes have 32 bits in int64, and the factor has 27, so that no product overflows.
+_WORD = 2**32 - 1
+_FACTOR = 0x45D9F3B
+
+
+class Dropout(NamedTuple):
+    """Dropout of a forward pass, for the tokens of this rank."""
+
+    hidden: float
+    """Rate of what a layer adds to the residual stream."""
+    attention: float
+    """Rate of the weights of attention."""
+    embedding: float
+    """Rate of the states of the embedding."""
+    seed: int
+    samples_B: Tensor
+    """int64 number of each sample in the run."""
+    positions_L: Tensor
+    """int64 positions, in their samples, of the tokens whose states this rank has."""
+    heads: range
+    """Attention heads of this rank, before context-parallel ranks exchange tokens for heads."""
+
+    # torch 2.13 compiles these integers wrongly for CPUs.
+    @torch.compiler.disable
+    def states(self, x_BLD: Tensor, site: Site, *, layer: int = 0) -> Tensor:
+        """Drop numbers of states, and scale the others so that the mean stays.
+
+        Args:
+            x_BLD: the states.
+            site: where they are.
+            layer: number of the layer in the whole model.
+        """
+        rate = self.embedding if site == "embedding" else self.hidden
+        if not rate:
+            return x_BLD
+        rows = _hashes(
+            _key(self.seed, layer, site),
+            [self.samples_B[:, None, None], self.positions_L[:, None]],
+        )
+        columns_D = _column_hashes(x_BLD.shape[-1], x_BLD.device)
+        result: Tensor = _Dropped.apply(x_BLD, *rows, columns_D, rate)
+        return result
+
+    @torch.compiler.disable
+    def weights(self, weights_BHSS: Tensor, axis: Axis, *, layer: int) -> Tensor:
+        """Drop weights of attention, and scale the others.
+
+        Args:
+            weights_BHSS: (B, H, S, S) of all tokens of each sample, of queries and of keys.
+            axis: context-parallel ranks, which divide the heads of this rank.
+            layer: number of the layer in the whole model.
+        """
+        num_heads, length = weights_BHSS.shape[1], weights_BHSS.shape[2]
+        first = self.heads.start + axis.rank * num_heads
+        device = weights_BHSS.device
+        heads_H = torch.arange(first, first + num_heads, device=device)
+        places_S = torch.arange(length, device=device)
+        rows = _hashes(
+            _key(self.seed, layer, "attention"),
+            [self.samples_B[:, None, None, None], heads_H[:, None, None], places_S[:, None]],
+        )
+        columns_S = _column_hashes(length, device)
+        result: Tensor = _Dropped.apply(weights_BHSS, *rows, columns_S, self.attention)
+        return result
+
+
+def _key(seed: int, layer: int, site: Site) -> int:
+    """A number of 64 bits for each place in the model."""
+    text = f"{seed} {layer} {site}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Spread the information of a word over all of its bits (T. Mueller's hash of an int)."""
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * _FACTOR) & _WORD
+    return x ^ (x >> 16)
+
+
+def _hashes(key: int, counters: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two words for each combination of counters; two, so that no two rows have the same mask.
+
+    Args:
+        key: of the place in the model.
+        counters: int64, at least 0, of shapes that broadcast.
+    """
+    words = []
+    for start in (key & _WORD, key >> 32):
+        state: Tensor | int = start
+        for counter in counters:
+            state = _mixed(state ^ (counter & _WORD))
+            state = _mixed(state ^ (counter >> 32) ^ start)
+        assert isinstance(state, Tensor)
+        words.append(state)
+    return words[0], words[1]
+
+
+def _column_hashes(count: int, device: torch.device) -> Tensor:
+    return _mixed(torch.arange(1, count + 1, device=device))
+
+
+def _kept(first: Tensor, second: Tensor, *, columns: Tensor, rate: float) -> Tensor:
+    """Which numbers are kept: True with probability 1 - rate.
+
+    Args:
+        first: (..., 1) first word of each row.
+        second: (..., 1) second word of each row.
+        columns: (D,) word of each column.
+        rate: share of the numbers to drop.
+    """
+    x = first ^ columns
+    x = ((x ^ (x >> 16)) * _FACTOR) & _WORD
+    x = ((x ^ (x >> 16) ^ second) * _FACTOR) & _WORD
+    return ((x ^ (x >> 16)) >> (32 - _BITS)) >= round(rate * 2**_BITS)
+
+
+class _Dropped(torch.autograd.Function):
+    """Dropout that saves only counters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, first: Tensor, second: Tensor, columns: Tensor, rate: float
+    ) -> Tensor:
+        """Return `x` with dropped numbers 0, and the others divided by 1 - rate."""
+        ctx.save_for_backward(first, second, columns)
+        ctx.rate = rate
+        return torch.where(_kept(first, second, columns=columns, rate=rate), x / (1 - rate), 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Drop the same numbers of the gradient."""
+        first, second, columns = ctx.saved_tensors
+        kept = _kept(first, second, columns=columns, rate=ctx.rate)
+        return torch.where(kept, gradient / (1 - ctx.rate), 0), None, None, None, None
