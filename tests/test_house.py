@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -395,3 +396,10 @@ def names_a_module(test: Path) -> bool:
     names |= {folder.name, "csrc"}  # lib/csrc
     subject = test.stem.removeprefix("test_")
     return any(f"{subject}_".startswith(f"{name}_") for name in names if name)
+
+
+def test_pip_knows_the_names_of_extras() -> None:
+    """pip installs nothing for an extra whose name has an underscore, and only warns."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in project["optional-dependencies"]:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)

@@ -71,8 +71,10 @@ def build_request(
         return whole_number(rule, name, value=resources.get(name, default))
 
     _refuse_conflicts(rule, resources)
+    nodes = number("nodes", 1)
+    per_node = number("tasks_per_node", 1) if resources.get("tasks_per_node") else 1
     arguments = [
-        *_nodes(number("nodes", 1), number("tasks", 1), spare=num_spare_nodes(rule, resources)),
+        *_nodes(nodes, number("tasks", per_node * nodes), spare=num_spare_nodes(rule, resources)),
         f"--cpus-per-task={number('cpus_per_task', threads)}",
     ]
     # Without --mem, Slurm decides; whole nodes have all their memory.
@@ -81,7 +83,12 @@ def build_request(
     if resources.get("mem_mb_per_cpu"):
         arguments.append(f"--mem-per-cpu={number('mem_mb_per_cpu', 1)}")
     if resources.get("tasks_per_node"):
-        arguments.append(f"--ntasks-per-node={number('tasks_per_node', 1)}")
+        if (tasks := number("tasks", per_node * nodes)) > per_node * nodes:
+            raise UserError(
+                f"rule {rule}: tasks: {tasks}: more than {nodes} nodes with tasks_per_node "
+                f"{per_node} have; change one of them"
+            )
+        arguments.append(f"--ntasks-per-node={per_node}")
     if resources.get("gpu"):
         model = resources.get("gpu_model")
         arguments.append(f"--gpus={f'{model}:' if model else ''}{number('gpu', 1)}")
@@ -109,6 +116,11 @@ def _refuse_conflicts(rule: str, resources: Mapping[str, Any]) -> None:
         raise UserError(
             f"rule {rule}: clusters: {clusters!r}: jobs on other clusters are not followed; start "
             "Snakemake on a login node of that cluster"
+        )
+    if resources.get("gpu_model") and not resources.get("gpu"):
+        raise UserError(
+            f"rule {rule}: gpu_model: {resources['gpu_model']!r}: without gpu; set gpu to the "
+            "number of GPUs, or name the model in gres"
         )
     for name, others in _CONFLICTS.items():
         for other in others if resources.get(name) else ():

@@ -1,7 +1,7 @@
 """Masks of dropout follow from counters; a model with them equals that of transformers."""
 
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,13 @@ from tokamake.checkpoint.model_tensors import to_model
 from tokamake.models.common.language_model import DropoutRates
 from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
 from tokamake.parallel.dropout import Dropout, Site
+
+
+class Layer(NamedTuple):
+    """Stand-in for the attention of a layer."""
+
+    number: int
+
 
 SEED = 7
 SAMPLES = torch.tensor([5, 900_000_000_000])
@@ -29,7 +36,7 @@ def dropout(samples: Tensor = SAMPLES, length: int = 64, **changes: Any) -> Drop
 def kept(site: Site = "mlp_output", *, layer: int = 0, **changes: Any) -> Tensor:
     """Which of (samples, 64, 128) ones are kept."""
     drop = dropout(**changes)
-    return drop.states(torch.ones(len(drop.samples_B), 64, 128), site, layer=layer) > 0
+    return drop.states(torch.ones(len(drop.samples_B), 64, 128), site, layer=Layer(layer)) > 0
 
 
 def test_the_rate_is_that_of_the_setting_and_the_mean_stays() -> None:
@@ -42,7 +49,7 @@ def test_the_rate_is_that_of_the_setting_and_the_mean_stays() -> None:
         for dim in (0, 1, 2):
             assert (dropped == 0).float().mean(dim).std() < 0.6
     weights = torch.ones(2, 4, 256, 256)
-    dropped = dropout(length=256).weights(weights, SINGLE_RANK_AXIS, layer=3)
+    dropped = dropout(length=256).weights(weights, SINGLE_RANK_AXIS, layer=Layer(3))
     assert (dropped == 0).float().mean().item() == pytest.approx(0.2, abs=0.002)
 
 
@@ -69,12 +76,14 @@ def test_a_token_has_the_same_mask_in_any_batch_and_on_any_rank() -> None:
     ones = torch.ones(2, 16, 128)
     assert torch.equal(part.states(ones, "mlp_output") > 0, whole[:, 16:32])
     weights = torch.ones(2, 4, 8, 8)
-    of_all = dropout().weights(weights, SINGLE_RANK_AXIS, layer=0)
+    of_all = dropout().weights(weights, SINGLE_RANK_AXIS, layer=Layer(0))
     for rank in range(2):
-        of_rank = dropout().weights(weights[:, :2], Axis(rank, 2), layer=0)
+        of_rank = dropout().weights(weights[:, :2], Axis(rank, 2), layer=Layer(0))
         assert torch.equal(of_rank, of_all[:, 2 * rank : 2 * rank + 2])
     others = dropout()._replace(heads=range(2, 4))
-    assert torch.equal(others.weights(weights[:, :2], SINGLE_RANK_AXIS, layer=0), of_all[:, 2:])
+    assert torch.equal(
+        others.weights(weights[:, :2], SINGLE_RANK_AXIS, layer=Layer(0)), of_all[:, 2:]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -121,10 +130,10 @@ def test_logits_and_gradients_equal_transformers_with_the_same_masks(
     transformer.drop = Masked(lambda x: drop.states(x, "embedding"))
     for number, layer in enumerate(transformer.h):
         layer.attn.resid_dropout = Masked(
-            lambda x, number=number: drop.states(x, "attention_output", layer=number)
+            lambda x, number=number: drop.states(x, "attention_output", layer=Layer(number))
         )
         layer.mlp.dropout = Masked(
-            lambda x, number=number: drop.states(x, "mlp_output", layer=number)
+            lambda x, number=number: drop.states(x, "mlp_output", layer=Layer(number))
         )
         # transformers drops weights of attention by this function, layer by layer.
         layer.attn.training, layer.attn.attn_dropout.p = True, 0.2
@@ -132,7 +141,7 @@ def test_logits_and_gradients_equal_transformers_with_the_same_masks(
 
     def drop_weights(weights: Tensor, p: float, training: bool) -> Tensor:
         assert (p, training) == (0.2, True)
-        return drop.weights(weights, SINGLE_RANK_AXIS, layer=next(layers))
+        return drop.weights(weights, SINGLE_RANK_AXIS, layer=Layer(next(layers)))
 
     monkeypatch.setattr(nn.functional, "dropout", drop_weights)
     inputs: dict[str, Tensor] = {"sample_numbers": samples}

@@ -46,7 +46,14 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
         ({"gpu": 3}, f"{DEFAULT} --gpus=3"),
         ({"gpu": 3, "gpu_model": "h100", "runtime": 9}, f"{DEFAULT} --gpus=h100:3 --time=9"),
         ({"mem_mb_per_cpu": 900}, f"{DEFAULT} --mem-per-cpu=900"),
-        ({"tasks_per_node": 2}, f"{DEFAULT} --ntasks-per-node=2"),
+        (
+            {"nodes": 2, "tasks_per_node": 3},
+            "--nodes=2 --ntasks=6 --cpus-per-task=4 --ntasks-per-node=3",
+        ),
+        (
+            {"nodes": 2, "tasks": 5, "tasks_per_node": 3},
+            "--nodes=2 --ntasks=5 --cpus-per-task=4 --ntasks-per-node=3",
+        ),
         ({"spare_nodes": 0}, DEFAULT),
         (
             {"nodes": 2, "tasks": 8, "spare_nodes": 1},
@@ -85,6 +92,8 @@ def test_values_of_job_rule_user_and_site_replace_each_other_in_this_order(
         ({"spare_nodes": -1}, "spare_nodes: -1"),
         ({"runtime": 1.5}, "runtime: 1.5"),
         ({"gpu": "two"}, "gpu: 'two': must be a whole number"),
+        ({"gpu_model": "h100"}, "gpu_model: 'h100': without gpu; set gpu to the number"),
+        ({"tasks": 5, "tasks_per_node": 3}, "tasks: 5: more than 1 nodes with tasks_per_node 3"),
         ({"clusters": "big"}, "clusters: 'big': jobs on other clusters are not followed; start"),
         ({"mem_mb": 1, "mem_mb_per_cpu": 1}, "mem_mb: 1: with mem_mb_per_cpu 1; remove one"),
         ({"gpu": 1, "gres": "gpu:1"}, "gpu: 1: with gres 'gpu:1'; remove one of them"),

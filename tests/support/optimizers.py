@@ -15,7 +15,7 @@ from tokamake.optim._groups import parameter_groups, set_rates
 Arrays = dict[str, npt.NDArray[np.float64]]
 
 NAMES = plugins.names("optim")
-LOW_BIT = pytest.mark.extra("low_bit", "torchao")
+LOW_BIT = pytest.mark.extra("low-bit", "torchao")
 CASES = [pytest.param(name, marks=[LOW_BIT] if name == "adamw_8bit" else []) for name in NAMES]
 RATES = [0.0, 0.05, 0.1, 0.08]
 ADAM = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3}

@@ -57,7 +57,7 @@ MISFITS: dict[str, Settings] = {
     "global_step4: has consumed 32 samples in 4 steps, with train.global_batch_size and "
     "rampup_batch_size it would be 16; set these as they were, or": {"global_batch_size": 4},
     "global_step4: has optimizer states of adamw, not of lion; set train.optimizer.name to adamw, "
-    "or set train.finetune to true": {"optimizer": {"name": "lion"}},
+    "or set train.load_optimizer to false for a new": {"optimizer": {"name": "lion"}},
 }
 
 
@@ -99,7 +99,7 @@ def test_a_universal_checkpoint_names_its_optimizer(
 
 
 def test_a_checkpoint_without_optimizer_states_cannot_be_continued(root: Path) -> None:
-    expected = "start/global_step0: has no optimizer states of adamw to continue with; set train.f"
+    expected = "start/global_step0: has no optimizer states of adamw to continue with; set train.l"
     assert expected in refused(root, root / "start", finetune=False)
 
 

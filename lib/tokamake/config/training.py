@@ -119,8 +119,8 @@ class TrainSettings(Settings):
     """Where DeepSpeed keeps and updates optimizer states and master weights. none: on the device of
     the model. cpu: in host memory."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """Further settings of DeepSpeed, as in its JSON file: bucket sizes, prefetching, pinned memory,
-    its profilers. Those that have a setting of their own here are refused."""
+    """Further settings of DeepSpeed, as in its JSON file: sizes of buckets, prefetching, pinned
+    memory, wall_clock_breakdown. Those that have a setting of their own here are refused."""
     offload_param: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps the weights that zero_stage 3 shards. none: on the device. cpu: in host
     memory until a layer needs them."""

@@ -112,7 +112,8 @@ def _dropped(
     """Attention whose weights exist, so that some can be dropped: memory grows with S squared."""
     repeats = q_BHSK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = (x.repeat_interleave(repeats, 1) for x in (k_BGSK, v_BGSK))
-    scores_BHSS = (q_BHSK @ k_BHSK.mT).float() / math.sqrt(q_BHSK.shape[-1])
+    # Queries are scaled first: a product of fp16 could overflow.
+    scores_BHSS = ((q_BHSK / math.sqrt(q_BHSK.shape[-1])) @ k_BHSK.mT).float()
     if isinstance(mask, PackedDocuments):
         mask = mask.mask
     if mask is None:

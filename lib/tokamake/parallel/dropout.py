@@ -47,19 +47,20 @@ class Dropout(NamedTuple):
 
     # torch 2.13 compiles these integers wrongly for CPUs.
     @torch.compiler.disable
-    def states(self, x_BLD: Tensor, site: Site, *, layer: int = 0) -> Tensor:
+    def states(self, x_BLD: Tensor, site: Site, *, layer: Any = None) -> Tensor:
         """Drop numbers of states, and scale the others so that the mean stays.
 
         Args:
             x_BLD: the states.
             site: where they are.
-            layer: number of the layer in the whole model.
+            layer: module whose `number` is that of the layer in the whole model; None: 0. A number
+                would make torch.compile compile each layer for itself.
         """
         rate = self.embedding if site == "embedding" else self.hidden
         if not rate:
             return x_BLD
         rows = _hashes(
-            _key(self.seed, layer, site),
+            _key(self.seed, layer.number if layer else 0, site),
             [self.samples_B[:, None, None], self.positions_L[:, None]],
         )
         columns_D = _column_hashes(x_BLD.shape[-1], x_BLD.device)
@@ -67,13 +68,13 @@ class Dropout(NamedTuple):
         return result
 
     @torch.compiler.disable
-    def weights(self, weights_BHSS: Tensor, axis: Axis, *, layer: int) -> Tensor:
+    def weights(self, weights_BHSS: Tensor, axis: Axis, *, layer: Any) -> Tensor:
         """Drop weights of attention, and scale the others.
 
         Args:
             weights_BHSS: (B, H, S, S) of all tokens of each sample, of queries and of keys.
             axis: context-parallel ranks, which divide the heads of this rank.
-            layer: number of the layer in the whole model.
+            layer: module whose `number` is that of the layer in the whole model.
         """
         num_heads, length = weights_BHSS.shape[1], weights_BHSS.shape[2]
         first = self.heads.start + axis.rank * num_heads
@@ -81,7 +82,7 @@ class Dropout(NamedTuple):
         heads_H = torch.arange(first, first + num_heads, device=device)
         places_S = torch.arange(length, device=device)
         rows = _hashes(
-            _key(self.seed, layer, "attention"),
+            _key(self.seed, layer.number, "attention"),
             [self.samples_B[:, None, None, None], heads_H[:, None, None], places_S[:, None]],
         )
         columns_S = _column_hashes(length, device)

@@ -179,7 +179,17 @@ def _logit_bytes(run: Run, setup: _Setup) -> float:
         num_batches = setup.num_batches
     elif parallel.pipeline_schedule in SPLIT_BACKWARD:
         num_batches = min(setup.num_batches, parallel.pipeline_parallel_size)
+    elif parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule == "1f1b":
+        num_batches = max(1, _growing_batches(setup))
     return num_batches * setup.dtype_bytes * vocab_size / parallel.tensor_parallel_size
+
+
+def _growing_batches(setup: _Setup) -> int:
+    """Most micro batches of a step that has fewer of them than the pipeline has ranks."""
+    train, ranks = setup.train, setup.train.parallel.pipeline_parallel_size
+    block = train.micro_batch_size * setup.data_parallel_size
+    counts = [size // block for size in train.batch_sizes.all]
+    return max((count for count in counts if count < ranks), default=0)
 
 
 def _num_passes(setup: _Setup, rank: int) -> float:
@@ -194,7 +204,9 @@ def _num_passes(setup: _Setup, rank: int) -> float:
     if parallel.pipeline_schedule == "gpipe":
         return num_batches
     if virtual == 1:
-        return min(num_batches, ranks - rank)
+        # While the batch grows, all passes of up to ranks - 1 micro batches come first.
+        growing = _growing_batches(setup)
+        return max(min(num_batches, ranks - rank), growing)
     if parallel.pipeline_schedule == "zbv":
         return min(num_batches * virtual, ranks * virtual)
     return min(num_batches * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
@@ -210,15 +222,18 @@ def _layer_bytes(run: Run, setup: _Setup, *, num_layers: int) -> float:
         architecture, size=setup.dtype_bytes, fused_norm=setup.device_type != "cpu"
     )
     layer = kept.states / sequence + kept.gathered + kept.split / tensor
+    weights = 0.0
     if train.dropout.attention:
         # Weights of attention before and after dropout, in fp32 and for the product with values.
-        weights = architecture.num_attention_heads * train.sequence_length
-        layer += weights * (_FP32_BYTES + setup.dtype_bytes) / tensor
+        weights = architecture.num_attention_heads * train.sequence_length / tensor
+        layer += weights * (_FP32_BYTES + setup.dtype_bytes)
     state = architecture.hidden_size * setup.dtype_bytes / sequence
     if train.recompute_granularity == "none":
         return num_layers * layer
     if train.recompute_granularity == "selective":
-        return num_layers * (3 * state + kept.products / tensor) + layer
+        # Scores of attention are a matrix product, too.
+        products = kept.products / tensor + weights * setup.dtype_bytes
+        return num_layers * (3 * state + products) + layer
     # While a group is recomputed, all its activations exist.
     group = min(train.recompute_num_layers, num_layers)
     if train.recompute_method == "uniform":

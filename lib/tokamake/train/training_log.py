@@ -94,8 +94,7 @@ class TrainingLog:
         if math.isfinite(result.loss) and not result.skipped:
             interval.losses += result.loss
             interval.updates += 1
-        for corpus, (nats, tokens) in zip(self._corpora, result.corpus_losses, strict=False):
-            if math.isfinite(nats):
+            for corpus, (nats, tokens) in zip(self._corpora, result.corpus_losses, strict=False):
                 before = interval.corpora.get(corpus, (0.0, 0.0))
                 interval.corpora[corpus] = before[0] + nats, before[1] + tokens
 

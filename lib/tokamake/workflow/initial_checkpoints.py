@@ -148,7 +148,8 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
     if train.load_optimizer and train.optimizer.name != parent.optimizer.name:
         raise UserError(
             f"{name}: has optimizer states of {parent.optimizer.name}, not of "
-            f"{train.optimizer.name}; set train.optimizer.name to {parent.optimizer.name}, {remedy}"
+            f"{train.optimizer.name}; set train.optimizer.name to {parent.optimizer.name}, "
+            f"train.load_optimizer to false for a new optimizer, {remedy}"
         )
     if (step := parent.num_steps) is None:  # its data decide
         return

@@ -99,9 +99,22 @@ def test_resolve_refuses_them_before_any_rank_starts(tmp_path: Path) -> None:
         ({"bf16": {"enabled": True}}, "bf16: remove it, and set train.precision"),
         (
             {"zero_optimization": {"round_robin_gradients": True}},
-            "zero_optimization.round_robin_gradients: is not passed on to DeepSpeed; remove it, or "
-            "choose one of zero_optimization.reduce_bucket_size, ",
+            "zero_optimization.round_robin_gradients: is not passed on to DeepSpeed; remove it "
+            "(passed on: zero_optimization.reduce_bucket_size, ",
         ),
+        (
+            {"zero_optimization": {"overlap_comm": True}},
+            "zero_optimization.overlap_comm: is not passed on to DeepSpeed",
+        ),
+        (
+            {"zero_optimization": {"stage3_prefetch_bucket_size": 9}},
+            "zero_optimization.stage3_prefetch_bucket_size: is not passed on",
+        ),
+        (
+            {"zero_optimization": {"reduce_bucket_size": "many"}},
+            "zero_optimization.reduce_bucket_size: 'many': give a whole number",
+        ),
+        ({"wall_clock_breakdown": 1}, "wall_clock_breakdown: 1: give true or false"),
         ({"zero_optimization": 3}, "zero_optimization: 3: not a section; give its settings"),
         (
             {"zero_optimization": {"offload_param": {"device": "nvme"}}},
@@ -134,8 +147,7 @@ def test_settings_of_the_json_file_reach_deepspeed(
     assert zero_settings["stage"] == 2
     assert train_here(plain) == train_here(config) == 0
     assert losses(config) == pytest.approx(losses(plain), rel=1e-6)
-    wrong = {"zero_optimization": {"reduce_bucket_size": "many"}}
+    wrong = {"zero_optimization": {"reduce_bucket_size": -1}}
     config = make_run(root, "wrong", **zero(2, deepspeed=wrong))
-    message = r"train\.deepspeed: .*reduce_bucket_size: 'many': .*; correct it"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"train\.deepspeed: .*reduce_bucket_size: -1: .*; correct"):
         train_here(config)

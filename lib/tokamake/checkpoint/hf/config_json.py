@@ -135,7 +135,7 @@ def write_config(
         generation: further settings of generation_config.json, and end-of-text tokens of its own if
             they include `eos_token`.
         dropout: rates of training: hidden, attention, embedding. transformers drops nothing in
-            inference; a model that is trained further there has the same rates.
+            inference; a model that is trained further there has those that its type has keys for.
 
     Raises:
         UserError: transformers has no such model.

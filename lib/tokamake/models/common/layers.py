@@ -112,7 +112,7 @@ class Attention(nn.Module):
         axis, method = self._mesh.context, self._mesh.context_method
         drop = None
         if dropout and dropout.attention:
-            drop = partial(dropout.weights, axis=axis, layer=self.number)
+            drop = partial(dropout.weights, axis=axis, layer=self)
         y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
 
@@ -178,9 +178,9 @@ class TransformerLayer(nn.Module):
             self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
         )
         if dropout:
-            y_BLD = dropout.states(y_BLD, "attention_output", layer=self.self_attn.number)
+            y_BLD = dropout.states(y_BLD, "attention_output", layer=self.self_attn)
         x_BLD = x_BLD + y_BLD
         y_BLD = self.mlp(self.post_attention_layernorm(x_BLD))
         if dropout:
-            y_BLD = dropout.states(y_BLD, "mlp_output", layer=self.self_attn.number)
+            y_BLD = dropout.states(y_BLD, "mlp_output", layer=self.self_attn)
         return x_BLD + y_BLD

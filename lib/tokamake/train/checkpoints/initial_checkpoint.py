@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tokamake.config.training import TrainSettings
 
 _FINETUNE_REMEDY = "set train.finetune to true to load only its weights"
+_OPTIMIZER_REMEDY = (
+    "set train.load_optimizer to false for a new optimizer at the same step, or train.finetune to "
+    "true to load only its weights"
+)
 _WITHOUT_EFFECT = {"initializer_range"}
 """Fields of an architecture that do not matter once there are weights."""
 
@@ -128,12 +132,12 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
     expected = state_keys(start.architecture, settings)
     if expected and not actual:
         raise UserError(
-            f"{start.path}: has no optimizer states of {name} to continue with; {_FINETUNE_REMEDY}"
+            f"{start.path}: has no optimizer states of {name} to continue with; {_OPTIMIZER_REMEDY}"
         )
     if (saved := start.notes.get("optimizer", name)) != name:
         raise UserError(
             f"{start.path}: has optimizer states of {saved}, not of {name}; set "
-            f"train.optimizer.name to {saved}, or {_FINETUNE_REMEDY}"
+            f"train.optimizer.name to {saved}, or {_OPTIMIZER_REMEDY}"
         )
     for keys, problem in (
         (expected - actual, "has no"),
@@ -143,7 +147,7 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
             others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise UserError(
                 f"{start.path}: {problem} {min(keys)}{others}, so its optimizer was not {name}; "
-                f"set train.optimizer.name as it was, or {_FINETUNE_REMEDY}"
+                f"set train.optimizer.name as it was, or {_OPTIMIZER_REMEDY}"
             )
 
 

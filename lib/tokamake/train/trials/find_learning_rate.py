@@ -80,7 +80,7 @@ def measure(trial: "TrialSteps", rates: list[float]) -> list[float]:
     weight_decay = Schedule(trial.run.train).weight_decay(0, 0)
     losses: list[float] = []
     for rate, rows in zip(rates, trial.batches(), strict=False):
-        loss = trial.engine.train_step(rows, learning_rate=rate, weight_decay=weight_decay).loss
+        loss = trial.train_step(rows, learning_rate=rate, weight_decay=weight_decay).loss
         if not isfinite(loss):
             break
         losses.append(loss)

@@ -43,7 +43,7 @@ def measure(
     def step() -> None:
         settings = trial.run.train.optimizer
         rates = {"learning_rate": settings.learning_rate, "weight_decay": 0.0}
-        trial.engine.train_step(next(batches), **rates)
+        trial.train_step(next(batches), **rates)
 
     for _ in range(warmup_steps):
         step()

@@ -13,13 +13,15 @@ from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
+from tokamake.data.samples.loader import sample_numbers
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import num_micro_batches, steps_of_rank
+from tokamake.train.batch import StepSamples, num_micro_batches, steps_of_rank
 from tokamake.train.checks import check_run, check_trial_samples
 from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import startup_log
+from tokamake.train.step_result import StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +61,7 @@ class TrialSteps:
         train = run.train.model_copy(update={"rampup_batch_size": None, "finetune": finetune})
         self.run = with_precision(run.model_copy(update={"train": train}), device)
         self._ranks, self._num_steps, self._synthetic = ranks, num_steps, synthetic
+        self._num_done = 0
         with raise_on_all_ranks():
             index = None if synthetic else read_index(self.run.index)
             check_run(self.run, index=index, world_size=ranks.world_size, device=device)
@@ -68,6 +71,19 @@ class TrialSteps:
             ranks.print_once(startup_log(self.run, ranks, device=device))
         backend = plugins.load("train/backends", train.backend)
         self.engine: Any = backend.Engine(self.run, ranks, device=device)
+
+    def train_step(self, rows: "list[TokenRows]", **rates: float) -> StepResult:
+        """Do one optimizer step with the next samples."""
+        mesh, train = self.engine.mesh, self.run.train
+        numbers = sample_numbers(
+            self._num_done * train.global_batch_size,
+            (len(rows), train.micro_batch_size),
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
+        )
+        self._num_done += 1
+        result: StepResult = self.engine.train_step(rows, samples=StepSamples(numbers), **rates)
+        return result
 
     def batches(self) -> "Iterator[list[TokenRows]]":
         """This rank's micro batches of each step."""
