@@ -20,7 +20,6 @@ Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
 """Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
 stream."""
 
-_SITES: dict[Site, int] = {"embedding": 0, "attention": 1, "attention_output": 2, "mlp_output": 3}
 _BITS = 24
 """Bits of a hash that are compared with the rate."""
 # Hashes have 32 bits in int64, and the factor has 27, so that no product overflows.
