@@ -1,11 +1,12 @@
 """Distributed checkpoints of megatron.core on CPU ranks; a program of its own.
 
     python dist_cores.py save FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE NAME...
-    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM KIND...
+    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM/KIND...
 
 `save` writes a checkpoint FOLDER/CASE-KIND for each NAME, with states of one step of Adam whose
 gradients were the weights: the first moments are half of these. Afterwards, fp32 weights are not
-rounded. `load` loads a checkpoint as Megatron-LM does, and saves what it has loaded in FOLDER/KIND.
+rounded. `load` loads each checkpoint FROM as Megatron-LM does, and saves what it has loaded in
+FOLDER/NAME/KIND, where NAME is the last part of FROM.
 """
 
 import os
@@ -242,11 +243,13 @@ def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> N
     cores.start(meeting, rank, sizes.world, sizes.tensor, sizes.pipeline)
     without_gpu()
     with_step_counts()
-    for kind in rest[1:] if mode == "load" else ():
-        load(folder / kind, Path(rest[0]), kind, rank, sizes)
-    for name in rest if mode == "save" else ():
-        case, _, kind = name.rpartition("/")
-        write(folder, case, kind, rank, sizes)
+    for item in rest:
+        start, _, kind = item.rpartition("/")
+        if mode == "load":
+            source = Path(start)
+            load(folder / source.name / kind, source, kind, rank, sizes)
+        else:
+            write(folder, start, kind, rank, sizes)
 
 
 if __name__ == "__main__":
