@@ -134,6 +134,19 @@ def test_executors_learn_which_failures_a_retry_would_meet_again(
     assert note.exists() == noted
 
 
+@pytest.mark.parametrize(
+    ("stage", "offline"), [("describe", "1"), ("fetch", "None"), ("train", "None")]
+)
+def test_libraries_of_stages_without_a_network_do_not_ask_the_hub(stage: str, offline: str) -> None:
+    script = (
+        "import os; from tokamake import cli; os.environ.pop('HF_HUB_OFFLINE', 0)\n"
+        "cli.main(); print(os.environ.get('HF_HUB_OFFLINE'))"
+    )
+    command = [sys.executable, "-c", script, stage, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == offline
+
+
 def test_data_stages_need_no_torch(workspace: Path) -> None:
     raw, tokenizer = workspace / "raw/code", workspace / "tokenizer"
     shard, merged = workspace / "shard", workspace / "merged"

@@ -27,7 +27,7 @@ NO_COMMAND = {"all", "data", "report"}
 # Rules whose command has another name.
 OTHER_NAME = {
     **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
-    **{"import_checkpoint": "convert", "export_hf": "convert"},
+    **{"fetch_weights": "fetch", "import_checkpoint": "convert", "export_hf": "convert"},
 }
 
 

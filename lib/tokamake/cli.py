@@ -45,6 +45,7 @@ STAGES = {
             "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
         ),
         "find-duplicates": Command("data.corpus", "web-*.rows --output web.rows"),
+        "fetch": Command("remote", "hf://meta-llama/Llama-3.1-8B"),
         "fetch-batch": Command(
             "data.corpus", "--plan plan.json --batch web-00000 --output fetched.json"
         ),
@@ -122,7 +123,6 @@ STAGES = {
 TOOLS = {
     "Data": {
         "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
-        "fetch": Command("remote", "hf://meta-llama/Llama-3.1-8B"),
         "tokenize": Command(
             "data.tokenize", "raw/*.jsonl.zst --output out/web --tokenizer /models/llama2"
         ),
@@ -167,6 +167,10 @@ SEVERAL_FILES = {
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
+ONLINE = {"fetch", "fetch-batch", "plan", "push", "train"}
+"""Subcommands that may use the Hugging Face Hub; `train` for trackers. Libraries ask it for files
+that they have, so in the others, which run on compute nodes, the network is off."""
+
 _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""
 
@@ -186,6 +190,8 @@ def main() -> None:
     stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
     from tokamake.runtime.exit_status import Stopped
 
+    if stage not in ONLINE:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # libraries read it when they are imported
     # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
     if stage == "train":  # other signals stop it in the same way
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

@@ -20,14 +20,22 @@ _MAX_SHOWN = 200
 """Characters of a value that a message shows."""
 
 
-def validate(model: type[Model], value: Any, where: str) -> Model:
+def validate(
+    model: type[Model], value: Any, where: str, *, context: dict[str, Any] | None = None
+) -> Model:
     """Validate `value` against a model.
+
+    Args:
+        model: the model.
+        value: a parsed document.
+        where: place of the document, for messages.
+        context: what validators of fields are told.
 
     Raises:
         UserError: a line per mistake: file, key, value, remedy.
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         raise _user_error(error, model, where=where) from None
 
@@ -66,12 +74,17 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     if not path:
-        return f"{where}:{shown} {message[0].lower()}{message[1:]}"
+        return f"{where}:{shown} {_uncapitalized(message)}"
     # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
     key = re.match(r"\w*", message)
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
-    return f"{where}: {path}:{shown} {message[0].lower()}{message[1:]}"
+    return f"{where}: {path}:{shown} {_uncapitalized(message)}"
+
+
+def _uncapitalized(message: str) -> str:
+    """Begin a message with a small letter, unless it begins with an acronym or a variable."""
+    return message if message[:2].isupper() else f"{message[0].lower()}{message[1:]}"
 
 
 def _shown(value: Any) -> str:

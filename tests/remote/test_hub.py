@@ -8,8 +8,8 @@ from huggingface_hub import hf_hub_download
 from tests.support.web_server import Server
 from tokamake.errors import UserError
 from tokamake.remote.download import download, list_files
-from tokamake.remote.hub import fetched_path
 from tokamake.remote.hub_address import parse_address
+from tokamake.remote.hub_models import fetched_path
 
 CARD = b"""---
 configs:

@@ -21,6 +21,25 @@ rule init_model:
         " > {log} 2>&1"
 
 
+if checkpoint_rules.addresses:
+
+    rule fetch_weights:
+        "Download a file of the weights of a model on the Hugging Face Hub."
+        output:
+            "{weights}",
+        log:
+            "logs/fetch_weights/{weights}.log",
+        benchmark:
+            "results/benchmarks/fetch_weights/{weights}.tsv"
+        wildcard_constraints:
+            weights="|".join(map(re.escape, checkpoint_rules.addresses)),
+        localrule: True  # compute nodes have no network
+        params:
+            address=checkpoint_rules.weights_address,
+        shell:
+            "tokamake fetch {params.address:q} > {log} 2>&1"
+
+
 rule import_checkpoint:
     "Convert an initial checkpoint of any format to the native format."
     input:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tokamake.config.fields import FetchedPath, Settings
+from tokamake.config.fields import Settings, TokenizerPath
 
 
 class SampleCorpus(Settings):
@@ -28,10 +28,10 @@ TokenizerKind = Literal["bpe", "wordpiece", "unigram", "ids"]
 class TokenizerSettings(Settings):
     """The tokenizer: an existing one, or one to train on the corpora."""
 
-    path: FetchedPath | None = None
+    path: TokenizerPath | None = None
     """File or folder of an existing tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
-    SentencePiece .model, or BERT vocab.txt; or hf://ORG/NAME@REVISION after `tokamake fetch`.
-    Empty: train a tokenizer on the corpora."""
+    SentencePiece .model, or BERT vocab.txt; or an address of the Hugging Face Hub,
+    hf://ORG/NAME@REVISION. Empty: train a tokenizer on the corpora."""
     kind: TokenizerKind = "bpe"
     """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
     BERT, or Unigram over bytes. ids: nothing is trained, and text is token ids separated by spaces,

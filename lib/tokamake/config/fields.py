@@ -7,32 +7,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+)
 
 from tokamake import plugins
 from tokamake.errors import UserError
-from tokamake.remote.hub import fetched_path
+from tokamake.remote.hub_models import fetched_path, pin
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""
 
 
-def fetched(value: Any) -> Any:
-    """Validator: an address of the Hugging Face Hub becomes the path of what was fetched.
+FETCH = {"fetch": True}
+"""Context of a validation that downloads the tokenizer and the config of a model by its address."""
+
+
+def fetched(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any:
+    """Return the path of the downloaded files in place of an address of the Hugging Face Hub.
 
     Raises:
-        ValueError: `tokamake fetch` has not fetched it.
+        ValueError: they were not downloaded, or with `FETCH`, they cannot be.
     """
     if isinstance(value, str) and value.startswith("hf://"):
         try:
+            if info.context == FETCH:
+                return pin(value, tokenizer_only=tokenizer_only)
             return fetched_path(value)
         except UserError as error:
             raise ValueError(str(error).removeprefix(f"{value}: ")) from None
     return value
 
 
-FetchedPath = Annotated[Path, BeforeValidator(fetched)]
-"""Path, or an address of the Hugging Face Hub that `tokamake fetch` has fetched."""
+def _fetched_tokenizer(value: Any, info: ValidationInfo) -> Any:
+    return fetched(value, info, tokenizer_only=True)
+
+
+TokenizerPath = Annotated[Path, BeforeValidator(_fetched_tokenizer)]
+"""Path of a tokenizer, or its address on the Hugging Face Hub."""
 
 
 def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:

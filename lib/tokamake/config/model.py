@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, model_validator
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
@@ -60,11 +60,11 @@ class ParentRun(Settings):
     """Name of the run whose last checkpoint this run starts from."""
 
 
-def _as_checkpoint(value: Any) -> Any:
+def _as_checkpoint(value: Any, info: ValidationInfo) -> Any:
     """A mapping is the name of a run, anything else a folder."""
     is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
     if is_run or value is None or isinstance(value, str | Path | ParentRun):
-        return ParentRun(**value) if is_run else fetched(value)
+        return ParentRun(**value) if is_run else fetched(value, info, tokenizer_only=False)
     raise ValueError(
         "give the folder of a checkpoint, or the name of a run of the same table: {run: NAME}"
     )
@@ -80,9 +80,9 @@ class ModelSettings(Settings):
     tokenizer's."""
     checkpoint: Annotated[Path | ParentRun | None, BeforeValidator(_as_checkpoint)] = None
     """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
-    parent whose file `latest` names it; hf://ORG/NAME@REVISION after `tokamake fetch`; or the last
-    checkpoint of another run of the table of runs: {run: NAME}. See train.finetune. Empty: random
-    weights."""
+    parent whose file `latest` names it; an address of the Hugging Face Hub, hf://ORG/NAME@REVISION;
+    or the last checkpoint of another run of the table of runs: {run: NAME}. See train.finetune.
+    Empty: random weights."""
 
     @model_validator(mode="before")
     @classmethod

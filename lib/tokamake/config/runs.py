@@ -30,7 +30,9 @@ class NamedRun(NamedTuple):
     """Origin of the config, for messages: config file, or table and line."""
 
 
-def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
+def read_runs(
+    values: dict[str, Any], source: str, *, context: dict[str, Any] | None = None
+) -> dict[str, NamedRun]:
     """Read and check the config of each run.
 
     Args:
@@ -38,6 +40,7 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
             have dotted names of settings, for example `train.optimizer.name`. Cells are YAML; an
             empty cell keeps the value of the config.
         source: file of the config, for messages.
+        context: of the validation, such as `FETCH` of config.fields.
 
     Returns:
         Name of the run → its config, in the order of the table. Without a table, only the `run` of
@@ -49,7 +52,7 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
     from tokamake.config.root import Config
 
     if not (isinstance(values, dict) and isinstance(values.get("runs"), str)):
-        config = validate(Config, values, source)
+        config = validate(Config, values, source, context=context)
         return {config.run: NamedRun(config, source)}
     path = Path(values["runs"])
     table = read_table(path, setting="runs", row="run")
@@ -61,9 +64,12 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
         if "run" not in cells:
             raise UserError(f"{where}: run: missing; give the run a name")
         try:
-            config = validate(Config, _with_overrides(values, cells, where=where), where)
+            overridden = _with_overrides(values, cells, where=where)
+            config = validate(Config, overridden, where, context=context)
         except UserError as error:
-            raise _attribute_mistakes(error, where, values=values, source=source) from None
+            raise _attribute_mistakes(
+                error, where, values=values, source=source, context=context
+            ) from None
         if config.run in runs:
             raise UserError(
                 f"{where}: run {config.run!r} is already in line {lines[config.run]}; "
@@ -74,13 +80,18 @@ def read_runs(values: dict[str, Any], source: str) -> dict[str, NamedRun]:
 
 
 def _attribute_mistakes(
-    error: UserError, where: str, *, values: dict[str, Any], source: str
+    error: UserError,
+    where: str,
+    *,
+    values: dict[str, Any],
+    source: str,
+    context: dict[str, Any] | None,
 ) -> UserError:
     """Report `source` as the place of a mistake that does not come from this row."""
     from tokamake.config.root import Config
 
     try:
-        validate(Config, values, source)
+        validate(Config, values, source, context=context)
     except UserError as config_error:
         config_lines = set(str(config_error).splitlines())
         lines = [

@@ -1,6 +1,7 @@
 """List and download the files behind addresses of all kinds."""
 
 from pathlib import Path
+from typing import Any
 
 from tokamake.errors import UserError
 from tokamake.files import write_link
@@ -28,7 +29,16 @@ def download(file: RemoteFile) -> None:
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
-    cached = (hub if file.url.startswith("hf://") else https).download(file).absolute()
+    cached = _source(file).download(file).absolute()
     link = Path(file.path)
     if not (link.is_symlink() and link.readlink() == cached):
         write_link(link, cached)
+
+
+def is_cached(file: RemoteFile) -> bool:
+    """Whether a file was downloaded before, here or from another folder."""
+    return _source(file).find(file) is not None
+
+
+def _source(file: RemoteFile) -> Any:
+    return hub if file.url.startswith("hf://") else https

@@ -1,21 +1,13 @@
-"""Tool `fetch`: download models, tokenizers and datasets, for configs that name them by address."""
-
-_WEIGHTS = ("model*.safetensors", "model*.safetensors.index.json")
-_PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-_TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab.*", "merges.txt", "*.model", "additional_chat_templates/*.jinja"),
-)
-_MODEL = ("config.json", "generation_config.json", *_TOKENIZER)
+"""Stage `fetch`: download models, tokenizers and datasets by their addresses."""
 
 
 def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     """Download files of the Hugging Face Hub, or at https addresses, and print where they are.
 
     Downloads go to the cache (HF_HOME), where existing files are used again; the working
-    directory gets links below results/raw. An interrupted download continues. Afterwards a config
-    can name the same address in `tokenizer.path` and `model.checkpoint`, and needs no network. A
-    branch such as main stays at the commit that it had, until you fetch it again.
+    directory gets links below results/raw. An interrupted download continues. The workflow
+    fetches what `tokenizer.path` and `model.checkpoint` name by itself; what you fetched before is
+    used. A branch such as main stays at the commit that it had, until you fetch it again.
 
     Args:
         addresses: hf://ORG/NAME@REVISION for a model, hf://datasets/ORG/NAME@REVISION for a
@@ -29,40 +21,20 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     from tokamake.remote.download import download, list_files
     from tokamake.remote.hub import link_revision
     from tokamake.remote.hub_address import parse_address
+    from tokamake.remote.hub_models import list_model, remember
 
     for address in addresses:
         is_hub = address.startswith("hf://")
-        if tokenizer and not (is_hub and parse_address(address).kind == "model"):
+        is_model = is_hub and parse_address(address).kind == "model"
+        if tokenizer and not is_model:
             raise UserError(f"{address}: --tokenizer is for models; leave it out")
-        files = list_files(address)
-        if is_hub and (parsed := parse_address(address)).kind == "model" and not parsed.path:
-            names = _TOKENIZER if tokenizer else _MODEL
-            files = _select(files, names, address=address, tokenizer_only=tokenizer)
+        if is_model:
+            files = list_model(address, tokenizer_only=tokenizer)
+            remember(files)
+        else:
+            files = list_files(address)
         for file in files:
             download(file)
             print(f"{file.path}: {file.size:,} bytes", flush=True)
         if is_hub:
             print(f"{link_revision(address, files[0])}: {address}, files: {len(files):,}")
-
-
-def _select(files: list, names: tuple[str, ...], *, address: str, tokenizer_only: bool) -> list:
-    """Files of a model that tokamake reads: weights in one form, its config and its tokenizer."""
-    from fnmatch import fnmatch
-
-    from tokamake.errors import UserError
-    from tokamake.remote.hub_address import parse_address
-
-    def matching(patterns: tuple[str, ...]) -> list:
-        paths = {parse_address(file.url).path: file for file in files}
-        return [f for path, f in paths.items() if any(fnmatch(path, each) for each in patterns)]
-
-    weights = (matching(_WEIGHTS) or matching(_PICKLED_WEIGHTS)) if not tokenizer_only else []
-    if not tokenizer_only and not weights:
-        raise UserError(
-            f"{address}: has no model*.safetensors or pytorch_model*.bin; name files by a pattern, "
-            "or only the tokenizer with --tokenizer"
-        )
-    if not (others := matching(names)):
-        missing = "file of a tokenizer" if tokenizer_only else "config.json and no tokenizer"
-        raise UserError(f"{address}: has no {missing}; name files by a pattern")
-    return [*others, *weights]

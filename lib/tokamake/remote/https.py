@@ -86,9 +86,20 @@ def download(file: RemoteFile) -> Path:
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
-    path = cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
+    path = cache_path(file)
     save(file, path, url=file.url)
     return path
+
+
+def find(file: RemoteFile) -> Path | None:
+    """Find a downloaded file in the cache."""
+    path = cache_path(file)
+    return path if is_finished(path, file) else None
+
+
+def cache_path(file: RemoteFile) -> Path:
+    """Path of a download in the cache."""
+    return cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
 
 
 def save(
@@ -112,7 +123,7 @@ def save(
         UserError: it cannot be downloaded, or differs from what was listed.
     """
     partial = path.with_name(f"{path.name}.incomplete")
-    while not _is_finished(path, file):
+    while not is_finished(path, file):
         check_online(file.url, "download it")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not claim(path, partial):  # another job downloads it
@@ -120,7 +131,7 @@ def save(
             continue
         try:
             # Another job may have finished it between the first look and the lock.
-            if not _is_finished(path, file):
+            if not is_finished(path, file):
                 _finish(file, partial, url=url, headers=headers, check=check)
                 partial.rename(path)
                 sync(path.parent)
@@ -128,7 +139,7 @@ def save(
             release(path)
 
 
-def _is_finished(path: Path, file: RemoteFile) -> bool:
+def is_finished(path: Path, file: RemoteFile) -> bool:
     """Whether a file is complete: it has its final name, so its size is all that can be wrong."""
     return path.is_file() and path.stat().st_size == file.size
 

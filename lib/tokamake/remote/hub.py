@@ -17,7 +17,7 @@ from typing import Any
 from tokamake.errors import UserError
 from tokamake.files import glob_expression, sha256, write_link
 from tokamake.remote.dataset_splits import files_of
-from tokamake.remote.https import save
+from tokamake.remote.https import cache_path, is_finished, save
 from tokamake.remote.hub_address import COMMIT_DIGITS, FORM, HubAddress, parse_address
 from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
@@ -46,14 +46,9 @@ def list_files(address: str) -> list[RemoteFile]:
     ]
 
 
-def download(file: RemoteFile) -> Path:
-    """Download a file into the cache, or find it there or in that of other tools of the Hub.
-
-    Raises:
-        UserError: it cannot be downloaded, or differs from what was listed.
-    """
-    from huggingface_hub import hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.utils import build_hf_headers
+def find(file: RemoteFile) -> Path | None:
+    """Find a downloaded file in the cache, or in that of other tools of the Hub."""
+    from huggingface_hub import try_to_load_from_cache
 
     parsed = parse_address(file.url)
     with explained(file.url):
@@ -64,6 +59,25 @@ def download(file: RemoteFile) -> Path:
             revision=parsed.revision,
             repo_type=parsed.kind,
         )
+    if isinstance(known, str) and Path(known).stat().st_size == file.size:
+        return Path(known)
+    path = cache_path(file)
+    return path if is_finished(path, file) else None
+
+
+def download(file: RemoteFile) -> Path:
+    """Download a file into the cache, or find it there or in that of other tools of the Hub.
+
+    Raises:
+        UserError: it cannot be downloaded, or differs from what was listed.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    if found := find(file):
+        return found
+    parsed = parse_address(file.url)
+    with explained(file.url):
         url = hf_hub_url(
             parsed.repository,
             parsed.path,
@@ -72,9 +86,7 @@ def download(file: RemoteFile) -> Path:
             endpoint=endpoint(),
         )
         headers = build_hf_headers()
-    if isinstance(known, str) and Path(known).stat().st_size == file.size:
-        return Path(known)
-    path = cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
+    path = cache_path(file)
     save(file, path, url=url, headers=headers, check=lambda partial: _check(partial, file))
     return path
 
@@ -105,24 +117,17 @@ def repository_of(path: Path) -> str | None:
     return "/".join(parts[len(folder) : len(folder) + 2]) if is_inside else None
 
 
-def fetched_path(address: str) -> Path:
-    """Return where `tokamake fetch` has put what an address names, with the commit in the path.
+def pinned_path(address: str) -> Path | None:
+    """Return where files that an address names are put, with the commit in the path.
 
-    Raises:
-        UserError: it has not fetched it, or the cache was emptied.
+    None: its revision is the name of a branch or tag that nothing has resolved here. The path may
+    not exist.
     """
     parsed = parse_address(address)
     link = Path(parsed.folder, parsed._replace(path="").fetched.name)
-    folder = link.with_name(str(link.readlink())) if link.is_symlink() else link
-    path = folder / parsed.path
-    is_whole = path.is_dir() and all(file.exists() for file in path.rglob("*"))
-    if not (path.is_file() or is_whole):
-        state = "gone from the cache" if path.is_symlink() or path.is_dir() else "not fetched yet"
-        raise UserError(
-            f"{address}: {state}: {path}; run `tokamake fetch {address}` here, on a node with a "
-            "network (with --tokenizer, only the tokenizer comes)"
-        )
-    return path
+    if link.is_symlink():
+        return link.with_name(str(link.readlink())) / parsed.path
+    return link / parsed.path if parsed.is_commit else None
 
 
 def _tree(parsed: HubAddress) -> tuple[str, dict[str, Any]]:

@@ -36,10 +36,14 @@ class HubAddress(NamedTuple):
         return f"{FOLDER}/hub/{self.kind}s/{self.repository}"
 
     @property
+    def is_commit(self) -> bool:
+        """Whether the revision is a commit, and no branch or tag."""
+        return bool(re.fullmatch("[0-9a-f]{40}", self.revision))
+
+    @property
     def fetched(self) -> Path:
         """Path of what `tokamake fetch` has fetched for the address."""
-        is_commit = re.fullmatch("[0-9a-f]{40}", self.revision)
-        name = self.revision[:COMMIT_DIGITS] if is_commit else quote(self.revision, safe="")
+        name = self.revision[:COMMIT_DIGITS] if self.is_commit else quote(self.revision, safe="")
         return Path(self.folder, name, self.path)
 
     def at(self, commit: str, path: str) -> str:

@@ -81,8 +81,8 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
     imports = _begun(
         folder, "import_checkpoint", logs="logs/import_checkpoint", product="results/import/{}"
     )
-    if imports:
-        groups["starts"] = imports
+    if starts := [*_weight_fetches(folder), *imports]:
+        groups["starts"] = starts
     for run in runs(folder):
         weights = data_set_of(folder, run).weights.format(run=run)
         run_stages = [StageJob("weigh", weights, f"logs/{run}/weigh.log")]
@@ -149,6 +149,20 @@ def _fetches(folder: Path, data_set: DataSet) -> list[StageJob]:
         product = stage_product if (folder / stage_product).exists() else listed
         stages.append(StageJob("fetch", product, f"{data_set.logs}/fetch/{log.name}", always=False))
     return stages
+
+
+def _weight_fetches(folder: Path) -> list[StageJob]:
+    """Return the downloads of weights that have begun. The path of a log is that of its file."""
+    logs = Path("logs/fetch_weights")
+    return [
+        StageJob(
+            "fetch_weights",
+            str(log.relative_to(folder / logs).with_suffix("")),
+            str(log.relative_to(folder)),
+            always=False,
+        )
+        for log in sorted((folder / logs).rglob("*.log"))
+    ]
 
 
 def _report_stages(data_set: DataSet) -> list[StageJob]:

@@ -12,6 +12,8 @@ from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
 from tokamake.remote.hub import repository_of
+from tokamake.remote.hub_models import unfetched
+from tokamake.remote.remote_file import RemoteFile
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import HF_FILES, RUN
@@ -30,6 +32,8 @@ class CheckpointRules:
         self._name = {run: self._start_of(run)[0] for run in first}
         self.starts = dict(map(self._start_of, first))
         """Folder of each initial checkpoint that exists before any run is trained, by name."""
+        self._weights = {name: unfetched(Path(path)) for name, path in self.starts.items()}
+        """Weights of the initial checkpoints that are still to be downloaded."""
         self._files = {self._name[run]: self._files_of(run) for run in first}
         self._native = {name for name, path in self.starts.items() if find_native(Path(path))}
         self.imported = [
@@ -46,6 +50,14 @@ class CheckpointRules:
             f"results/{run}/push.json" for run in config.runs if config.runs[run].export.push
         ]
         """Files that name the commits of uploaded models."""
+        self.addresses = {f.path: f.url for files in self._weights.values() for f in files}
+        """Address of each file that `fetch_weights` downloads, by its path."""
+
+    @property
+    def missing_weights(self) -> list[RemoteFile]:
+        """Weights to download for checkpoints that are not converted yet."""
+        starts = [name for name in self._weights if not Path(f"results/import/{name}").exists()]
+        return [file for name in starts for file in self._weights[name]]
 
     def _start_of(self, run: str) -> tuple[str, str]:
         """Name and folder of the checkpoint that a run starts from."""
@@ -56,14 +68,20 @@ class CheckpointRules:
         return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
 
     def _files_of(self, run: str) -> list[str]:
-        """Files of the checkpoint that a run starts from."""
+        """Files of the checkpoint that a run starts from, also those that are to be downloaded."""
         if (checkpoint := self._config.runs[run].model.folder) is None:
             return [f"results/{run}/init/{file}" for file in HF_FILES]
-        return list(map(str, list_files(checkpoint)))
+        existing = list_files(checkpoint) or [checkpoint / "config.json"]
+        missing = (Path(file.path) for file in self._weights[self._name[run]])
+        return [str(existing[0]), *map(str, sorted({*existing[1:], *missing}))]
 
     def import_inputs(self, wildcards: Any) -> list[str]:
         """Files of an initial checkpoint."""
         return self._files[wildcards.start]
+
+    def weights_address(self, wildcards: Any) -> str:
+        """Address of a file of weights."""
+        return self.addresses[wildcards.weights]
 
     def import_folder(self, wildcards: Any) -> str:
         """Folder of an initial checkpoint."""

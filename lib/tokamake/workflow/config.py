@@ -11,7 +11,7 @@ from typing import Any
 
 from tokamake.checkpoint.detect import list_files
 from tokamake.config.data_set import DataSet
-from tokamake.config.fields import split_fractions
+from tokamake.config.fields import FETCH, split_fractions
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.training import TrainSettings
@@ -22,9 +22,6 @@ from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
-from tokamake.remote.remote_file import cache_folder
-from tokamake.runtime.console import counted
-from tokamake.units import in_bytes
 from tokamake.validation import read_yaml
 from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
@@ -144,7 +141,8 @@ def read_workflow_config(
 def _read(
     values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
 ) -> WorkflowConfig:
-    runs = read_runs(values, ", ".join(os.path.relpath(path) for path in config_files))
+    source = ", ".join(os.path.relpath(path) for path in config_files)
+    runs = read_runs(values, source, context=FETCH if is_main_process else None)
     shared = next(iter(runs.values())).config
     for run, where in runs.values():
         _check_braces(run, where)
@@ -164,7 +162,6 @@ def _read(
         check_empty(corpora, plan)
         check_indexes(corpora, plan, previous=previous)
         check_repeated(tables.values(), plan)
-        _report_downloads(plan, DataSet(shared.data_set))
     check_initial_models(runs, is_main_process=is_main_process)
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
@@ -190,29 +187,6 @@ def _read(
         previous_plan=previous,
         given_tokenizer=tokenizer,
     )
-
-
-def _report_downloads(plan: Plan, data_set: DataSet) -> None:
-    """Say what jobs will download: files of batches that are not tokenized yet."""
-    if not plan.downloads:
-        return
-    shards = {shard.name: shard for shard in plan.shards}
-    needed = {
-        path
-        for batch in plan.tokenize_batches
-        if not Path(data_set.batch_file("tokenize", batch.name)).exists()
-        for name in batch.members
-        for path in shards[name].files
-    }
-    sizes = {download.path: download.size for download in plan.downloads}
-    missing = [path for path in needed & sizes.keys() if not Path(path).exists()]
-    if missing:
-        size = in_bytes(sum(sizes[path] for path in missing))
-        print(
-            f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, to be downloaded "
-            f"to {cache_folder()}",
-            file=sys.stderr,
-        )
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:

@@ -9,6 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from tokamake.checkpoint.hf.config_json import read_config
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
@@ -16,7 +19,12 @@ from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.train.checkpoints.initial_checkpoint import differing_fields, open_initial_checkpoint
+from tokamake.remote.hub_models import unfetched
+from tokamake.train.checkpoints.initial_checkpoint import (
+    check_start,
+    differing_fields,
+    open_initial_checkpoint,
+)
 from tokamake.train.checks import check_sequence_length
 
 
@@ -103,6 +111,11 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
 def _initial_model(run: Config) -> InitialModel:
     """The model of a run that starts from random weights or a folder."""
     model = run.model
+    if model.folder and unfetched(model.folder):
+        # Its weights are still to come; without optimizer states, config.json says all.
+        initial = Checkpoint("hf", model.folder, read_config(model.folder)[0], TensorSource([], {}))
+        check_start(initial, run.train, architecture=model.stated)
+        return InitialModel(initial.architecture, str(model.folder))
     if model.folder:
         initial = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
         return InitialModel(initial.architecture, str(model.folder))

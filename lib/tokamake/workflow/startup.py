@@ -14,6 +14,7 @@ from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig, read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
+from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import LayoutCheck
 from tokamake.workflow.options import RunSettings
@@ -78,11 +79,14 @@ def rule_functions(
             check_replaced(checked)
             folders = [RUN.format(run=run) for run in checked.runs]
             check_writable([checked.data_set.folder, "logs", *folders])
+        checkpoints = CheckpointRules(checked)
+        if is_main:
+            report_downloads([*raw_downloads(checked), *checkpoints.missing_weights])
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
             data=DataRules(checked, snakemake.force_job if is_main else None),
-            checkpoints=CheckpointRules(checked),
+            checkpoints=checkpoints,
             segments=SegmentRules(checked, planned_segments if is_main else None),
             doctor=DoctorRules(snakemake),
             layouts=LayoutCheck(checked, snakemake),

@@ -49,11 +49,26 @@ def open_initial_checkpoint(
     from tokamake.checkpoint.detect import open_any
 
     start = open_any(checkpoint)
+    check_start(start, train, architecture=architecture, parent=parent)
+    return start
+
+
+def check_start(
+    start: "Checkpoint",
+    train: "TrainSettings",
+    *,
+    architecture: Path | None = None,
+    parent: str | None = None,
+) -> None:
+    """Check that a run can start from a checkpoint; the arguments are as above.
+
+    Raises:
+        UserError: it has another architecture, or cannot be continued with these settings.
+    """
     if architecture:
         check_architecture(start, architecture, parent=parent)
     if train.finetune is False:
         check_continued(start, train)
-    return start
 
 
 def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = None) -> None:

@@ -1,0 +1,128 @@
+"""A model and its tokenizer by address: the dry run checks them, and a job brings the weights."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.web_server import Server
+from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, jobs, make_workspace, snakemake
+from tokamake import files
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.init_model import init_model
+from tokamake.status.stages import stages
+
+HUB = Path("results/raw/hub/models/org/tiny")
+ADDRESS = "hf://org/tiny"
+
+
+@pytest.fixture
+def model(sampled: Path, tmp_path: Path) -> Path:
+    """A model with random weights and its tokenizer, in the format of Hugging Face."""
+    architecture = tmp_path / "tiny.yaml"
+    architecture.write_text(yaml.safe_dump(ARCHITECTURE))
+    folder, tokenizer = tmp_path / "model", sampled / "tokenizer"
+    init_model(architecture=architecture, tokenizer=tokenizer, seed=1, output=folder)
+    return Path(shutil.copytree(tokenizer, folder, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def home(sampled: Path, model: Path, server: Server) -> Path:
+    """A workspace that trains on local files, from a model of the Hub."""
+    home = make_workspace(Path.cwd())
+    (home / "corpora.tsv").write_text(f"corpus\tfiles\tweight\ncode\t{sampled}/raw/code/*\t1\n")
+    config = {**CONFIG, "model": {"checkpoint": ADDRESS}, "tokenizer": {"path": ADDRESS}}
+    config["train"] = {**CONFIG["train"], "finetune": True}
+    del config["sample_corpus"]
+    (home / "my.yaml").write_text(yaml.safe_dump(config))
+    server.repositories["models/org/tiny"] = {
+        path.name: path.read_bytes() for path in model.iterdir()
+    }
+    server.large = {"model.safetensors"}
+    return home
+
+
+def imported(folder: Path) -> str:
+    """Path of the conversion of a checkpoint."""
+    return f"results/import/{folder.name}-{files.digest(os.path.normpath(folder))[:8]}"
+
+
+def weights_requests(server: Server) -> list[str]:
+    return [request for request in server.downloads() if "model.safetensors" in request]
+
+
+@pytest.mark.slow
+def test_a_job_brings_the_weights_of_a_model(
+    home: Path, model: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = snakemake(home, "-n", *MINE, "train")
+    assert "tokamake: 1 file behind addresses, " in planned.stderr
+    assert {"fetch_weights", "import_checkpoint"} < set(jobs(planned))
+    assert not {"train_tokenizer", "init_model"} & set(jobs(planned))
+    assert weights_requests(server) == []
+
+    target = imported(HUB / server.commit("models/org/tiny")[:12])
+    server.cuts = [20_000]
+    result = snakemake(home, *MINE, target)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "range" not in weights_requests(server)[0]
+    assert weights_requests(server)[-1].endswith("bytes=20000-")
+    fetch, convert_job = stages(home)["starts"]
+    assert (fetch.name, convert_job.name) == ("fetch_weights", "import_checkpoint")
+    assert (home / fetch.product).is_file()
+    assert "model.safetensors: 178,896 bytes" in (home / fetch.log).read_text()
+    convert(source=model, target=tmp_path / "local", format="native")
+    local, fetched = open_any(tmp_path / "local").source, open_any(home / target).source
+    assert {*local} == {*fetched}
+    assert all((local.read(key) == fetched.read(key)).all() for key in local)
+
+    # An emptied cache asks for no weights again, and the network is only needed for what is gone.
+    num_requests = len(weights_requests(server))
+    shutil.rmtree(tmp_path / "cache")
+    again = snakemake(home, *MINE, target)
+    assert "Nothing to be done" in again.stderr
+    assert "behind addresses" not in again.stderr
+    assert len(weights_requests(server)) == num_requests
+    server.repositories.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "Nothing to be done" in snakemake(home, *MINE, target).stderr
+    shutil.rmtree(home / target)
+    missing = snakemake(home, "-n", *MINE, target)
+    assert jobs(missing) == {"fetch_weights": 1, "import_checkpoint": 1}
+    assert f"not in {tmp_path / 'cache'}, and HF_HUB_OFFLINE is set: {ADDRESS}@" in missing.stderr
+
+
+def test_without_a_network_the_dry_run_names_the_address(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = snakemake(home, "-n", *MINE, "train")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[1:] == [
+        f"tokamake: my.yaml: {setting}: '{ADDRESS}': HF_HUB_OFFLINE is set, so nothing can list "
+        "its files; run this once on a node with a network, without HF_HUB_OFFLINE"
+        for setting in ("tokenizer.path", "model.checkpoint")
+    ]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_come(
+    home: Path, server: Server
+) -> None:
+    def refused(model: dict[str, str], **settings: object) -> str:
+        config = yaml.safe_load((home / "my.yaml").read_text())
+        config |= {"model": model, "train": {**config["train"], **settings}}
+        (home / "other.yaml").write_text(yaml.safe_dump(config))
+        result = snakemake(home, "-n", "--configfile", "other.yaml", "--", "train")
+        assert result.returncode == 2
+        return result.stderr
+
+    architecture = yaml.safe_load((home / "architecture.yaml").read_text())
+    (home / "architecture.yaml").write_text(yaml.safe_dump({**architecture, "hidden_size": 64}))
+    stated = {"checkpoint": ADDRESS, "architecture": "architecture.yaml"}
+    assert "hidden_size: checkpoint 32, config 64 (architecture.yaml)" in refused(stated)
+    error = refused({"checkpoint": ADDRESS}, finetune=False)
+    assert "has no optimizer states of adamw to continue with" in error
+    assert weights_requests(server) == []

@@ -1,0 +1,52 @@
+"""What the start of a workflow says about downloads; workflows with addresses are tested beside."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.web_server import Server
+from tokamake.remote.download import download, list_files
+from tokamake.remote.remote_file import RemoteFile
+from tokamake.workflow.downloads import report_downloads
+
+
+def files(number: int) -> list[RemoteFile]:
+    return [
+        RemoteFile(f"https://host/{n}", f"results/raw/https/host/{n}", 1000, "")
+        for n in range(number)
+    ]
+
+
+def test_the_number_and_size_of_the_files_and_the_cache_are_named(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_downloads([])
+    report_downloads(files(5))
+    assert capsys.readouterr().err == (
+        f"tokamake: 5 files behind addresses, 5.0 kB, to be downloaded to {tmp_path / 'cache'}\n"
+    )
+
+
+def test_offline_what_is_not_in_the_cache_is_named(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    server.files["/a.jsonl"] = b"text"
+    server.repositories["datasets/org/texts"] = {"b.jsonl": b"text"}
+    cached = [*list_files(f"{server.url}/a.jsonl"), *list_files("hf://datasets/org/texts/b.jsonl")]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    report_downloads(cached)
+    assert f"{server.url}/a.jsonl, hf://datasets/org/texts@" in capsys.readouterr().err
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for file in cached:
+        download(file)
+        Path(file.path).unlink()  # a job links it again
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    report_downloads(cached)
+    assert capsys.readouterr().err == ""
+    report_downloads([*cached, *files(5)])
+    assert capsys.readouterr().err == (
+        f"tokamake: 5 files behind addresses, 5.0 kB, not in {tmp_path / 'cache'}, and "
+        "HF_HUB_OFFLINE is set: https://host/0, https://host/1, https://host/2 and 2 more; start "
+        "once on a node with a network, without HF_HUB_OFFLINE\n"
+    )
