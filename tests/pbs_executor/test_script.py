@@ -101,15 +101,13 @@ def test_a_job_that_gets_sigterm_writes_its_exit_status(records: Records, tmp_pa
 SAVES = """
 import pathlib, signal, sys
 
-def save(*_):
-    (here / "saved").touch()
-    sys.exit(3)
-
 here = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, save)
-signal.signal(signal.SIGUSR1, save)
+signals = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # one that comes too soon waits for sigwait
 (here / "started").touch()
-signal.pause()
+signal.sigwait(signals)
+(here / "saved").touch()
+sys.exit(3)
 """
 
 
