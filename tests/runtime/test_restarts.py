@@ -141,6 +141,7 @@ main()
 
 
 @pytest.mark.fault("kill in a step")
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_a_run_whose_rank_is_killed_ends_in_the_same_job(tmp_path: Path) -> None:
     config = make_run(prepare(tmp_path), "run")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from getpass import getuser
+from itertools import islice
 from pathlib import Path
 
 from tests.support.pbs_servers import wait_for
-from tokamake.runtime.process_group import free_port
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "setpriv")
 MISSING = [
@@ -100,6 +100,22 @@ class Slurm:
         result = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         return result.stdout.split() == ["idle"] * len(NODES)
 
+    def await_idle(self) -> None:
+        """Wait until all nodes are idle.
+
+        Raises:
+            AssertionError: one is not in time; the message has the states and the daemons' logs.
+        """
+        try:
+            wait_for(self.is_idle, "idle nodes")
+        except AssertionError as error:
+            logs = [f"{name}:\n{self._log(name)}" for name in ("slurmctld", *NODES)]
+            states = self.run("scontrol", "show", "nodes"), self.run("squeue")
+            raise AssertionError("\n".join([str(error), *states, *logs])) from None
+
+    def _log(self, name: str) -> str:
+        return "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-20:])
+
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node, as a power failure does."""
         self.daemons[name].kill()
@@ -175,16 +191,37 @@ def slurm() -> Iterator[Slurm]:
         running.start("slurmctld", ["slurmctld", "-D"])
         for node in NODES:
             running.start_node(node)
-        wait_for(running.is_idle, "idle nodes")
+        running.await_idle()
         yield running
+
+
+def _own_ports(number: int) -> list[int]:
+    """Free ports that no connection of another process takes while a node is down.
+
+    Linux gives connections ports from 32768 on. Processes look from different ports on.
+    """
+    first = 10_000 + os.getpid() * 7 % 20_000
+    ports = (port for port in range(first, 32_768) if _is_free(port))
+    return list(islice(ports, number))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _write_config(folder: Path) -> None:
     host = socket.gethostname().partition(".")[0]
-    text = _CONFIG.format(
-        host=host, port=free_port(), user=getuser(), folder=folder, timeout=PATIENCE
-    )
-    nodes = [_NODE.format(name=name, host=host, port=free_port()) for name in NODES]
+    port, *node_ports = _own_ports(1 + len(NODES))
+    text = _CONFIG.format(host=host, port=port, user=getuser(), folder=folder, timeout=PATIENCE)
+    nodes = [
+        _NODE.format(name=name, host=host, port=port)
+        for name, port in zip(NODES, node_ports, strict=True)
+    ]
     partition = "PartitionName=all Nodes=ALL Default=YES State=UP\n"
     (folder / "slurm.conf").write_text("".join([text, *nodes, partition]))
     for name in ("state", *(f"spool-{node}" for node in NODES)):

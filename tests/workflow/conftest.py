@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.pbs_servers import wait_for
 from tests.support.slurm_cluster import Slurm, slurm
 from tests.support.slurm_site import Site, make_shim
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
@@ -88,4 +87,4 @@ def site(tmp_path: Path, sampled: Path, cluster: Slurm) -> Iterator[Site]:
         controller.wait()
     if jobs := cluster.jobs():
         cluster.run("scancel", *jobs)
-    wait_for(cluster.is_idle, "idle nodes")
+    cluster.await_idle()

@@ -66,8 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TWO_RANKS = {
-    "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable",)),
-    "tensors": (Sizes(2, 1, 1), ("llama:bf16/plain",)),
+    "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable", "llama:bf16/plain")),
     "pipeline": (
         Sizes(1, 2, 1),
         ("llama-tied:bf16/dp_reshardable", "qwen3:bf16/fully_reshardable"),
@@ -202,17 +201,18 @@ def test_all_tensors_are_those_that_megatron_core_has_saved(name: str, folder: P
     assert_tensors_of_megatron(folder / name)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "name",
     [
         "tensor/gpt-dp_reshardable",
-        pytest.param("tensors/llama-plain-bf16", marks=pytest.mark.grid),
-        pytest.param("pipeline/llama-tied-dp_reshardable-bf16", marks=pytest.mark.grid),
-        pytest.param("pipeline/qwen3-fully_reshardable-bf16", marks=pytest.mark.grid),
-        pytest.param("data/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
-        pytest.param("both/qwen3-dp_reshardable-bf16", marks=pytest.mark.grid),
-        pytest.param("both/gpt-dp_reshardable", marks=pytest.mark.grid),
+        "tensor/llama-plain-bf16",
+        "pipeline/llama-tied-dp_reshardable-bf16",
+        "pipeline/qwen3-fully_reshardable-bf16",
+        "data/qwen3-dp_reshardable-bf16",
+        "both/qwen3-dp_reshardable-bf16",
+        "both/gpt-dp_reshardable",
     ],
 )
 def test_all_tensors_of_two_ranks_are_those_that_megatron_core_has_saved(

@@ -209,6 +209,7 @@ def test_without_a_checkpoint_a_rewind_is_a_skip(
 
 
 @pytest.mark.fault("numbers that are not finite")
+@pytest.mark.grid
 def test_an_interrupted_run_goes_on_bit_by_bit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between a rewind and the next checkpoint, where only the journal knows of it."""
     on_bad_step: Settings = {"not_finite": "rewind", "spike": "skip", "spike_window": 4}
