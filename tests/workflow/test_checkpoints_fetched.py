@@ -73,7 +73,7 @@ def test_a_job_brings_the_weights_of_a_model(
     fetch, convert_job = stages(home)["starts"]
     assert (fetch.name, convert_job.name) == ("fetch_weights", "import_checkpoint")
     assert (home / fetch.product).is_file()
-    assert "model.safetensors: 178,896 bytes" in (home / fetch.log).read_text()
+    assert "model.safetensors: 178,912 bytes" in (home / fetch.log).read_text()
     convert(source=model, target=tmp_path / "local", format="native")
     local, fetched = open_any(tmp_path / "local").source, open_any(home / target).source
     assert {*local} == {*fetched}
