@@ -168,8 +168,8 @@ SEVERAL_FILES = {
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
 ONLINE = {"fetch", "fetch-batch", "plan", "push", "train"}
-"""Subcommands that may use the Hugging Face Hub; `train` for trackers. Libraries ask it for files
-that they have, so in the others, which run on compute nodes, the network is off."""
+"""Subcommands that may use the Hugging Face Hub; `train` may, for its trackers. In all others,
+libraries do not ask it for files that they have: compute nodes have no network."""
 
 _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""

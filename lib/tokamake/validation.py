@@ -84,7 +84,8 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
 
 def _uncapitalized(message: str) -> str:
     """Begin a message with a small letter, unless it begins with an acronym or a variable."""
-    return message if message[:2].isupper() else f"{message[0].lower()}{message[1:]}"
+    is_name = message[:2].isalpha() and message[:2].isupper()
+    return message if is_name else f"{message[0].lower()}{message[1:]}"
 
 
 def _shown(value: Any) -> str:

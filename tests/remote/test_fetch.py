@@ -82,9 +82,8 @@ def test_a_config_names_what_was_fetched(hub: Server, tmp_path: Path) -> None:
         validate(Config, sections, "my.yaml")
     model, tokenizer = sorted(str(caught.value).splitlines())
     assert model == (
-        "my.yaml: model.checkpoint: 'hf://org/gpt': not fetched yet: "
-        "results/raw/hub/models/org/gpt/main; run `tokamake fetch hf://org/gpt` here, on a node "
-        "with a network (with --tokenizer, only the tokenizer comes)"
+        "my.yaml: model.checkpoint: 'hf://org/gpt': not fetched yet; start the "
+        "workflow again on a node with a network, or run `tokamake fetch hf://org/gpt`"
     )
     assert tokenizer.startswith("my.yaml: tokenizer.path: 'hf://org/gpt@")
     fetch(["hf://org/gpt"])
@@ -104,5 +103,5 @@ def test_a_repository_without_weights_or_tokenizer_is_refused(hub: Server) -> No
         fetch(["hf://org/gpt"])
     with pytest.raises(UserError, match="--tokenizer is for models; leave it out"):
         fetch([f"{hub.url}/x"], tokenizer=True)
-    with pytest.raises(UserError, match="hf://org/gpt: has no file of a tokenizer; name files by"):
+    with pytest.raises(UserError, match="hf://org/gpt: has no file of a tokenizer; name another"):
         fetch(["hf://org/gpt"], tokenizer=True)

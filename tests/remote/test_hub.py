@@ -257,5 +257,5 @@ def test_offline_nothing_is_listed_and_what_is_missing_is_named(
 
 
 def test_an_address_that_was_not_fetched_is_refused(server: Server) -> None:
-    with pytest.raises(UserError, match=r"not fetched yet: results/raw/hub/models/org/gpt/main;"):
-        fetched_path("hf://org/gpt")
+    with pytest.raises(UserError, match=r"hf://org/gpt: not fetched yet; start the workflow"):
+        fetched_path("hf://org/gpt", tokenizer_only=True)

@@ -1,6 +1,5 @@
 """Models of the Hub: what comes before the checks of a workflow, and what is still to come."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -30,6 +29,11 @@ def hub(server: Server) -> Server:
     return server
 
 
+def move_on(hub: Server) -> str:
+    """Change the repository, as its owner does; return its new commit."""
+    return hub.move_on("models/org/gpt", {"README.md": b"new"})
+
+
 def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -42,38 +46,55 @@ def test_config_and_tokenizer_come_and_weights_are_listed(hub: Server) -> None:
     # The network is asked for what is missing only.
     hub.repositories.clear()
     before = len(hub.requests)
-    assert pin("hf://org/gpt", tokenizer_only=False) == folder
-    assert fetched_path("hf://org/gpt") == folder
+    for tokenizer_only in (False, True):
+        assert pin("hf://org/gpt", tokenizer_only=tokenizer_only) == folder
+        assert fetched_path("hf://org/gpt", tokenizer_only=tokenizer_only) == folder
     assert len(hub.requests) == before
 
 
-def test_each_file_of_the_weights_comes_by_its_own_address(hub: Server) -> None:
+def test_each_file_of_the_weights_comes_by_its_own_address(
+    hub: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = pin("hf://org/gpt@main", tokenizer_only=False)
     first, second = unfetched(folder)
+    move_on(hub)
+    before = [request for request in hub.requests if "/api/" in request]
     fetch([first.url])
+    assert [request for request in hub.requests if "/api/" in request] == before
     assert (folder / WEIGHTS[0]).read_bytes() == b"one"
     assert unfetched(folder) == [second]
-    fetch(["hf://org/gpt"])
+    # Without a network, what the cache has is linked.
+    download(second)
+    (folder / WEIGHTS[1]).unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fetch([second.url])
     assert unfetched(folder) == []
 
 
 def test_a_branch_stays_at_the_commit_that_was_pinned(hub: Server) -> None:
-    folder = pin("hf://org/gpt", tokenizer_only=False)
-    hub.repositories["models/org/gpt"]["config.json"] = b'{"new": 1}'
-    assert pin("hf://org/gpt", tokenizer_only=False) == folder
-    other = pin(f"hf://org/gpt@{hub.commit('models/org/gpt')}", tokenizer_only=False)
-    assert other != folder
-    assert (other / "config.json").read_bytes() == b'{"new": 1}'
-
-
-def test_a_tokenizer_comes_alone_and_its_model_later(hub: Server) -> None:
+    """Whatever else of the repository is named later."""
     folder = pin("hf://org/gpt", tokenizer_only=True)
     assert names(folder) == {"tokenizer.json"}
     assert unfetched(folder) == []
-    assert pin("hf://org/gpt/tokenizer.json", tokenizer_only=True) == folder / "tokenizer.json"
+    commit = move_on(hub)
     assert pin("hf://org/gpt", tokenizer_only=False) == folder
+    assert pin("hf://org/gpt/tokenizer.json", tokenizer_only=True) == folder / "tokenizer.json"
     assert "config.json" in names(folder)
     assert len(unfetched(folder)) == 2
+    assert pin(f"hf://org/gpt@{commit}", tokenizer_only=False) == FOLDER / commit[:12]
+    # `tokamake fetch` moves it.
+    fetch(["hf://org/gpt"])
+    assert pin("hf://org/gpt", tokenizer_only=False) == FOLDER / commit[:12]
+
+
+@pytest.mark.parametrize("first", ["config.json", "step-7", "model-00001-of-00002.safetensors"])
+def test_a_part_that_was_named_before_does_not_pass_for_the_model(hub: Server, first: str) -> None:
+    hub.repositories["models/org/gpt"] |= {f"step-7/{name}": MODEL[name] for name in MODEL}
+    fetch([f"hf://org/gpt/{first}"])
+    folder = pin("hf://org/gpt", tokenizer_only=False)
+    assert (folder / "tokenizer.json").exists()
+    listed = [file.path for file in unfetched(folder)]
+    assert listed == [str(folder / name) for name in WEIGHTS if name != first]
 
 
 def test_a_file_of_a_tokenizer_comes_by_its_address(hub: Server) -> None:
@@ -90,9 +111,12 @@ def test_a_model_may_be_a_folder_of_a_repository(hub: Server) -> None:
     assert len(unfetched(folder)) == 2
 
 
-def test_files_of_a_pattern_are_listed_as_they_are(hub: Server) -> None:
+def test_files_of_a_pattern_or_of_another_format_are_listed_as_they_are(hub: Server) -> None:
     listed = list_model("hf://org/gpt/*.bin", tokenizer_only=False)
     assert [Path(file.path).name for file in listed] == ["pytorch_model.bin"]
+    hub.repositories["models/org/gpt"] |= {"native/latest": b"x", "native/deep/0.distcp": b"y"}
+    listed = list_model("hf://org/gpt/native", tokenizer_only=False)
+    assert {Path(file.path).name for file in listed} == {"latest", "0.distcp"}
 
 
 def test_an_emptied_cache_is_filled_again_at_the_same_commit(hub: Server, tmp_path: Path) -> None:
@@ -101,33 +125,51 @@ def test_an_emptied_cache_is_filled_again_at_the_same_commit(hub: Server, tmp_pa
         download(file)
     shutil.rmtree(tmp_path / "cache")
     assert len(unfetched(folder)) == 2
-    with pytest.raises(UserError, match="hf://org/gpt: gone from the cache: "):
-        fetched_path("hf://org/gpt")
+    with pytest.raises(UserError, match=r"hf://org/gpt: gone from the cache: .*/config.json; st"):
+        fetched_path("hf://org/gpt", tokenizer_only=False)
     assert pin("hf://org/gpt", tokenizer_only=False) == folder
     assert (folder / "config.json").is_file()
-    assert fetched_path("hf://org/gpt") == folder  # jobs bring the weights
+    assert not (folder / WEIGHTS[0]).is_symlink()
+    assert fetched_path("hf://org/gpt", tokenizer_only=False) == folder  # jobs bring the weights
 
 
 def test_other_paths_have_nothing_to_come(tmp_path: Path) -> None:
     model = tmp_path / "a/b/c/model"
     model.mkdir(parents=True)
-    (tmp_path / "a.json").write_text(json.dumps({"files": 3}))
-    assert unfetched(model) == unfetched(Path("a")) == []
+    assert unfetched(model) == unfetched(Path("a")) == unfetched(FOLDER) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("hf://org/none", "hf://org/none: no such repository, or a private one"),
+        ("hf://org/bare", "hf://org/bare: has no model*.safetensors or pytorch_model*.bin; name a"),
+        ("hf://datasets/org/gpt", "hf://datasets/org/gpt: is a dataset; name a model"),
+    ],
+)
+def test_mistakes_are_one_line(hub: Server, address: str, message: str) -> None:
+    hub.repositories["models/org/bare"] = {"README.md": b""}
+    with pytest.raises(UserError) as caught:
+        pin(address, tokenizer_only=False)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_system_refuses_is_one_line(hub: Server, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in place of the folder")
+    with pytest.raises(UserError, match=r"hf://org/gpt: /.*: (Not a directory|File exists)"):
+        pin("hf://org/gpt", tokenizer_only=True)
+
+
+def test_offline_an_unknown_model_is_named(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so nothing can list its files"):
+        pin("hf://org/gpt", tokenizer_only=True)
 
 
 def test_a_torn_list_is_named(hub: Server) -> None:
     folder = pin("hf://org/gpt", tokenizer_only=False)
-    folder.with_suffix(".json").write_text("{")
-    with pytest.raises(UserError, match=r"[0-9a-f]{12}\.json: not valid JSON .*; remove it, and"):
+    (listed,) = folder.parent.glob("*.json")
+    listed.write_text("{")
+    with pytest.raises(UserError, match=r"\.json: not valid JSON .*; remove it; it is written ag"):
         pin("hf://org/gpt", tokenizer_only=False)
-
-
-def test_mistakes_are_one_line(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="hf://org/none: no such repository, or a private one"):
-        pin("hf://org/none", tokenizer_only=True)
-    hub.repositories["models/org/gpt"] = {"README.md": b""}
-    with pytest.raises(UserError, match=r"hf://org/gpt: has no model\*\.safetensors or pytorch"):
-        pin("hf://org/gpt", tokenizer_only=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so nothing can list its files"):
-        pin("hf://org/gpt", tokenizer_only=True)

@@ -25,6 +25,8 @@ class Server:
     """Content of each file, by its path on the server."""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Files of each repository: datasets/ORG/NAME or models/ORG/NAME."""
+    earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files of earlier commits."""
     large: set[str] = field(default_factory=set)
     """Paths in repositories of files in Git LFS; the others are plain git blobs."""
     private: set[str] = field(default_factory=set)
@@ -46,6 +48,16 @@ class Server:
         """Commit of a repository: another one for other files."""
         content = sorted(self.repositories[repository].items())
         return hashlib.sha1(repr(content).encode()).hexdigest()
+
+    def move_on(self, repository: str, changes: dict[str, bytes]) -> str:
+        """Change files of a repository in a new commit; the earlier one stays.
+
+        Returns:
+            The new commit.
+        """
+        self.earlier[self.commit(repository)] = dict(self.repositories[repository])
+        self.repositories[repository] |= changes
+        return self.commit(repository)
 
     def downloads(self) -> list[str]:
         """Requests of content."""
@@ -151,17 +163,21 @@ class _Handler(BaseHTTPRequestHandler):
         repository = f"{kind}/{name}"
         if not self._check(repository, revision or "main"):
             return
-        commit = self.state.commit(repository)
+        earlier = revision in self.state.earlier
+        commit = revision if earlier else self.state.commit(repository)
         if what != "tree":
             self._send_json({"_id": "1", "id": name, "sha": commit, "private": False, "tags": []})
             return
-        self._send_json(self._tree(repository, folder.strip("/")))
+        self._send_json(self._tree(self._files(repository, commit), folder.strip("/")))
 
-    def _tree(self, repository: str, folder: str) -> list[dict[str, Any]]:
+    def _files(self, repository: str, revision: str) -> dict[str, bytes]:
+        return self.state.earlier.get(revision) or self.state.repositories[repository]
+
+    def _tree(self, files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
         """Files below a folder; if the request is not recursive, its files and folders."""
         is_recursive = "recursive=true" in urlsplit(self.path).query.lower()
         entries: dict[str, dict[str, Any]] = {}
-        for path, content in self.state.repositories[repository].items():
+        for path, content in files.items():
             inside = path.removeprefix(f"{folder}/" if folder else "")
             if folder and inside == path:
                 continue
@@ -181,20 +197,21 @@ class _Handler(BaseHTTPRequestHandler):
         repository = f"{'datasets' if dataset else 'models'}/{name}"
         if not self._check(repository, revision):
             return
-        content = self.state.repositories[repository].get(path)
+        content = self._files(repository, revision).get(path)
         if content is None:
             self._send(404, {"X-Error-Code": "EntryNotFound"})
             return
         hashed = hashlib.sha256(content).hexdigest()
         etag = hashed if path in self.state.large else git_hash(content)
-        self._send_file(content, etag=etag, commit=self.state.commit(repository))
+        commit = revision if revision in self.state.earlier else self.state.commit(repository)
+        self._send_file(content, etag=etag, commit=commit)
 
     def _check(self, repository: str, revision: str) -> bool:
         if repository not in self.state.repositories:
             self._send(404, {"X-Error-Code": "RepoNotFound"})
         elif repository in self.state.private and not self.headers.get("Authorization"):
             self._send(401, {"X-Error-Code": "GatedRepo"})
-        elif revision not in (*_REFS, self.state.commit(repository)):
+        elif revision not in (*_REFS, self.state.commit(repository), *self.state.earlier):
             self._send(404, {"X-Error-Code": "RevisionNotFound"})
         else:
             return True

@@ -28,27 +28,32 @@ FETCH = {"fetch": True}
 """Context of a validation that downloads the tokenizer and the config of a model by its address."""
 
 
-def fetched(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any:
-    """Return the path of the downloaded files in place of an address of the Hugging Face Hub.
+def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any:
+    """Replace an address of the Hugging Face Hub by the path of its downloaded files.
+
+    Args:
+        value: an address, or any other value, which stays.
+        info: of the validation. In the context `FETCH`, files that are missing are downloaded.
+        tokenizer_only: download the tokenizer alone, no config of a model.
 
     Raises:
-        ValueError: they were not downloaded, or with `FETCH`, they cannot be.
+        ValueError: files are missing, or cannot be downloaded.
     """
     if isinstance(value, str) and value.startswith("hf://"):
         try:
             if info.context == FETCH:
                 return pin(value, tokenizer_only=tokenizer_only)
-            return fetched_path(value)
+            return fetched_path(value, tokenizer_only=tokenizer_only)
         except UserError as error:
             raise ValueError(str(error).removeprefix(f"{value}: ")) from None
     return value
 
 
-def _fetched_tokenizer(value: Any, info: ValidationInfo) -> Any:
-    return fetched(value, info, tokenizer_only=True)
+def _tokenizer_path(value: Any, info: ValidationInfo) -> Any:
+    return local_path(value, info, tokenizer_only=True)
 
 
-TokenizerPath = Annotated[Path, BeforeValidator(_fetched_tokenizer)]
+TokenizerPath = Annotated[Path, BeforeValidator(_tokenizer_path)]
 """Path of a tokenizer, or its address on the Hugging Face Hub."""
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, model_vali
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
-from tokamake.config.fields import Settings, fetched
+from tokamake.config.fields import Settings, local_path
 
 FORMATS = "checkpoint/**/format"
 """Kind of the plug-ins that are checkpoint formats."""
@@ -64,7 +64,7 @@ def _as_checkpoint(value: Any, info: ValidationInfo) -> Any:
     """A mapping is the name of a run, anything else a folder."""
     is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
     if is_run or value is None or isinstance(value, str | Path | ParentRun):
-        return ParentRun(**value) if is_run else fetched(value, info, tokenizer_only=False)
+        return ParentRun(**value) if is_run else local_path(value, info, tokenizer_only=False)
     raise ValueError(
         "give the folder of a checkpoint, or the name of a run of the same table: {run: NAME}"
     )

@@ -21,18 +21,15 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     from tokamake.remote.download import download, list_files
     from tokamake.remote.hub import link_revision
     from tokamake.remote.hub_address import parse_address
-    from tokamake.remote.hub_models import list_model, remember
+    from tokamake.remote.hub_models import fetch_model
 
     for address in addresses:
         is_hub = address.startswith("hf://")
         is_model = is_hub and parse_address(address).kind == "model"
         if tokenizer and not is_model:
             raise UserError(f"{address}: --tokenizer is for models; leave it out")
-        if is_model:
-            files = list_model(address, tokenizer_only=tokenizer)
-            remember(files)
-        else:
-            files = list_files(address)
+        listed = fetch_model(address, tokenizer_only=tokenizer) if is_model else None
+        files = listed or list_files(address)
         for file in files:
             download(file)
             print(f"{file.path}: {file.size:,} bytes", flush=True)

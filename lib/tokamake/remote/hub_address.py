@@ -46,6 +46,11 @@ class HubAddress(NamedTuple):
         name = self.revision[:COMMIT_DIGITS] if self.is_commit else quote(self.revision, safe="")
         return Path(self.folder, name, self.path)
 
+    @property
+    def text(self) -> str:
+        """The address of a model as text."""
+        return self.at(quote(self.revision, safe=""), self.path).rstrip("/")
+
     def at(self, commit: str, path: str) -> str:
         """Address of a file at a commit."""
         prefix = "datasets/" if self.kind == "dataset" else ""

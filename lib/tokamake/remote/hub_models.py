@@ -1,38 +1,40 @@
 """Models of the Hugging Face Hub: which files tokamake reads, pinned at a commit.
 
-A list of the files of a commit lies beside its folder, COMMIT.json. A workflow brings config and
-tokenizer before its checks, which read them, and has a job for each file of the weights.
+The files that an address stands for are listed once, in a list beside the folder of the commit. A
+workflow brings config and tokenizer before its checks, which read them; a job brings each file of
+the weights.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-from tokamake.errors import UserError
-from tokamake.files import read_json, write_json
+from tokamake.errors import UserError, of_system
+from tokamake.files import digest, read_json, write_json
 from tokamake.remote.download import download, list_files
 from tokamake.remote.hub import link_revision, pinned_path
-from tokamake.remote.hub_address import parse_address
+from tokamake.remote.hub_address import COMMIT_DIGITS, HubAddress, parse_address
 from tokamake.remote.remote_file import FOLDER, RemoteFile
 
 _SAFETENSORS, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
+_TEMPLATES = "additional_chat_templates/"
 _TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab.*", "merges.txt", "*.model", "additional_chat_templates/*.jinja"),
+    *("vocab.*", "merges.txt", "*.model", f"{_TEMPLATES}*.jinja"),
 )
 _MODEL = ("config.json", "generation_config.json", *_TOKENIZER)
-_SMALL_BYTES = 100_000_000
-"""Size up to which a file that is no weights by its name comes before the checks."""
 _MODELS = Path(FOLDER, "hub/models")
 """Folder of links to models: ORG/NAME/COMMIT."""
+_GONE = "start the workflow again on a node with a network"
 
 
 def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     """List the files of a model that tokamake reads: config, tokenizer, weights in one form.
 
     Args:
-        address: hf://ORG/NAME@REVISION, or a folder, file or pattern in it. A file and those of a
-            pattern are listed as they are.
+        address: hf://ORG/NAME@REVISION, or a folder, file or pattern in it. A file, those of a
+            pattern, and those of a folder with weights in another form are listed as they are.
         tokenizer_only: list only the files of its tokenizer.
 
     Raises:
@@ -44,30 +46,48 @@ def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     if not all(name.startswith(folder) for name in names):
         return files
     own = {name.removeprefix(folder): file for name, file in names.items()}
+    own = {n: file for n, file in own.items() if "/" not in n or n.startswith(_TEMPLATES)}
 
     def matching(*patterns: str) -> list[RemoteFile]:
         return [f for name, f in own.items() if any(fnmatch(name, each) for each in patterns)]
 
-    weights: list[RemoteFile] = []
-    if not tokenizer_only:
-        weights = matching(_SAFETENSORS, "model*.safetensors.index.json")
-        weights = weights or matching(_PICKLED, "pytorch_model.bin.index.json")
-        if not weights:
-            raise UserError(
-                f"{address}: has no {_SAFETENSORS} or {_PICKLED}; name files by a pattern, "
-                "or only the tokenizer with --tokenizer"
-            )
-    if not (others := matching(*(_TOKENIZER if tokenizer_only else _MODEL))):
-        missing = "file of a tokenizer" if tokenizer_only else "config.json and no tokenizer"
-        raise UserError(f"{address}: has no {missing}; name files by a pattern")
-    return [*others, *weights]
+    if tokenizer_only:
+        if not (listed := matching(*_TOKENIZER)):
+            raise UserError(f"{address}: has no file of a tokenizer; name another model or a file")
+        return listed
+    weights = matching(_SAFETENSORS, "model*.safetensors.index.json")
+    weights = weights or matching(_PICKLED, "pytorch_model.bin.index.json")
+    if weights:
+        return [*matching(*_MODEL), *weights]
+    if path:
+        return files
+    raise UserError(
+        f"{address}: has no {_SAFETENSORS} or {_PICKLED}; name a folder of the repository, or its "
+        "tokenizer alone"
+    )
+
+
+def fetch_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
+    """List the files of a model at the commit that its revision has now, and pin it there.
+
+    A file that a list of its commit has is taken from there, without the network.
+
+    Raises:
+        UserError: as `list_model`.
+    """
+    parsed = parse_address(address)
+    if parsed.is_commit and (file := _find_listed(parsed)):
+        return [file]
+    files = list_model(address, tokenizer_only=tokenizer_only)
+    _write_list(parsed, files, tokenizer_only=tokenizer_only)
+    return files
 
 
 def pin(address: str, *, tokenizer_only: bool) -> Path:
     """Bring the config and the tokenizer of a model, for the checks of a workflow.
 
-    A revision stays at the commit that it had when it was first pinned or last fetched. The network
-    is asked only for what is missing.
+    A branch stays at the commit that it had at first; `fetch_model` moves it. The network is asked
+    only for what is missing.
 
     Args:
         address: hf://ORG/NAME@REVISION, or a folder or file in it.
@@ -79,27 +99,40 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
     Raises:
         UserError: there is no such model, it cannot be downloaded, or there is no network.
     """
-    path = pinned_path(address)
-    files = _listed_below(path) if path else []
-    if not tokenizer_only and all(_is_of_tokenizer(file) for file in files):
-        files = []  # its tokenizer alone was fetched
-    if not files:
-        files = list_model(address, tokenizer_only=tokenizer_only)
-        remember(files)
-    for file in files:
-        if (link := Path(file.path)).exists():
-            continue
-        if is_weights(file):
-            link.unlink(missing_ok=True)  # gone from the cache; Snakemake takes a link for a file
-        else:
-            download(file)
-    link_revision(address, files[0])
-    pinned = pinned_path(address)
-    assert pinned, "link_revision has linked it"
-    return pinned
+    parsed = parse_address(address)
+    if parsed.kind != "model":
+        raise UserError(f"{address}: is a dataset; name a model, hf://ORG/NAME")
+    try:
+        path = pinned_path(address)
+        files = _read_list(path, tokenizer_only=tokenizer_only) if path else []
+        if not files:
+            commit = _commit(path) if path else None
+            at_commit = parsed._replace(revision=commit).text if commit else address
+            files = list_model(at_commit, tokenizer_only=tokenizer_only)
+            _write_list(parsed, files, tokenizer_only=tokenizer_only)
+            if not commit:
+                link_revision(address, files[0])
+                path = pinned_path(address)
+        for file in files:
+            _bring(file)
+    except OSError as error:
+        raise UserError(f"{address}: {of_system(error)}") from None
+    assert path, "link_revision has linked it"
+    return path
 
 
-def fetched_path(address: str) -> Path:
+def _bring(file: RemoteFile) -> None:
+    """Download a file unless it is there; weights come later."""
+    link = Path(file.path)
+    if link.exists():
+        return
+    if comes_later(file):
+        link.unlink(missing_ok=True)  # gone from the cache; Snakemake takes a link for a file
+    else:
+        download(file)
+
+
+def fetched_path(address: str, *, tokenizer_only: bool) -> Path:
     """Return where what an address names was put, with the commit in the path.
 
     Weights may be missing: a job of the workflow brings them.
@@ -107,52 +140,89 @@ def fetched_path(address: str) -> Path:
     Raises:
         UserError: it was not fetched, or the cache was emptied.
     """
-    parsed = parse_address(address)
-    path = pinned_path(address) or parsed.fetched
-    to_come = {Path(file.path) for file in unfetched(path)}
-    is_whole = path.is_dir() and all(file.exists() or file in to_come for file in path.rglob("*"))
-    if not (path.is_file() or is_whole):
-        state = "gone from the cache" if path.is_symlink() or path.is_dir() else "not fetched yet"
-        raise UserError(
-            f"{address}: {state}: {path}; run `tokamake fetch {address}` here, on a node with a "
-            "network (with --tokenizer, only the tokenizer comes)"
-        )
+    path = pinned_path(address)
+    files = _read_list(path, tokenizer_only=tokenizer_only) if path else []
+    if not (path and files):
+        raise UserError(f"{address}: not fetched yet; {_GONE}, or run `tokamake fetch {address}`")
+    for file in files:
+        if not (comes_later(file) or Path(file.path).exists()):
+            raise UserError(f"{address}: gone from the cache: {file.path}; {_GONE}")
     return path
 
 
-def is_weights(file: RemoteFile) -> bool:
-    """Whether a file is too large to come before a dry run: weights."""
+def comes_later(file: RemoteFile) -> bool:
+    """Whether a file holds weights, which a job brings."""
     name = Path(file.path).name
-    return fnmatch(name, _SAFETENSORS) or fnmatch(name, _PICKLED) or file.size > _SMALL_BYTES
+    return fnmatch(name, _SAFETENSORS) or fnmatch(name, _PICKLED)
 
 
 def unfetched(path: Path) -> list[RemoteFile]:
-    """Weights below the folder of a model that are listed and not downloaded, or gone."""
-    files = filter(is_weights, _listed_below(path))
+    """Weights of the model in a folder that are listed and not downloaded, or gone."""
+    files = filter(comes_later, _read_list(path, tokenizer_only=False))
     return [file for file in files if not Path(file.path).exists()]
 
 
-def remember(files: Iterable[RemoteFile]) -> None:
-    """Add files of a model, all of one commit, to the list of the commit."""
-    files = list(files)
-    commit = Path(files[0].path).relative_to(_MODELS).parts[:3]
-    listed = _MODELS.joinpath(*commit)
-    known = {file.path: file for file in (*_listed_below(listed), *files)}
-    entries = [known[path]._asdict() for path in sorted(known)]
-    write_json(listed.with_suffix(".json"), {"files": entries})
+def _write_list(parsed: HubAddress, files: list[RemoteFile], *, tokenizer_only: bool) -> None:
+    """Write the list of what an address stands for."""
+    commit = parse_address(files[0].url).revision
+    path = Path(parsed.folder, commit[:COMMIT_DIGITS], parsed.path)
+    content = {"commit": commit, "path": parsed.path, "files": [file._asdict() for file in files]}
+    write_json(_list_of(path, tokenizer_only=tokenizer_only), content)
 
 
-def _is_of_tokenizer(file: RemoteFile) -> bool:
-    return any(fnmatch(Path(file.path).name, pattern) for pattern in _TOKENIZER)
+def _read_list(path: Path, *, tokenizer_only: bool) -> list[RemoteFile]:
+    """Files of what was listed for a path; none: it was not listed.
 
-
-def _listed_below(path: Path) -> list[RemoteFile]:
-    """Listed files of a folder or a file of a commit; none for any other path."""
-    if not path.is_relative_to(_MODELS):
+    A model has its tokenizer in its list, and each file that is listed with others is known.
+    """
+    if len(path.parts) < len(_MODELS.parts) + 3 or not path.is_relative_to(_MODELS):
         return []
-    file = _MODELS.joinpath(*path.relative_to(_MODELS).parts[:3]).with_suffix(".json")
-    if not file.is_file():
-        return []
-    read = read_json(file, "remove it, and run `tokamake fetch` again")
-    files = [RemoteFile(**entry) for entry in read["files"]]
-    return [file for file in files if Path(file.path).is_relative_to(path)]
+    for only in (True, False) if tokenizer_only else (False,):
+        file = _list_of(path, tokenizer_only=only)
+        if file.is_file():
+            files = _files_in(file)
+            return files if only == tokenizer_only else _without_weights(files)
+    return [file for file in _all_listed(path) if Path(file.path) == path][:1]
+
+
+def _without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    return [file for file in files if not comes_later(file)]
+
+
+def _list_of(path: Path, *, tokenizer_only: bool) -> Path:
+    """File of the list for a path below the folder of a commit, or for that folder."""
+    commit, *below = path.relative_to(_MODELS).parts[2:]
+    scope = digest(["tokenizer" if tokenizer_only else "model", *below])[:8]
+    return _MODELS.joinpath(*path.relative_to(_MODELS).parts[:2], f"{commit}.{scope}.json")
+
+
+def _lists(path: Path) -> list[Path]:
+    """All lists of the commit that a path is of."""
+    organization, name, commit, *_ = path.relative_to(_MODELS).parts
+    return sorted((_MODELS / organization / name).glob(f"{commit}.*.json"))
+
+
+def _commit(path: Path) -> str | None:
+    """The whole commit that a path is of, if a list states it."""
+    lists = _lists(path)
+    return _content(lists[0])["commit"] if lists else None
+
+
+def _find_listed(parsed: HubAddress) -> RemoteFile | None:
+    """Find a file at a commit in the lists of the commit."""
+    files = _all_listed(parsed.fetched)
+    return next((file for file in files if parse_address(file.url) == parsed), None)
+
+
+def _all_listed(path: Path) -> Iterator[RemoteFile]:
+    """Files of all lists of the commit that a path is of."""
+    return (file for each in _lists(path) for file in _files_in(each))
+
+
+def _files_in(file: Path) -> list[RemoteFile]:
+    return [RemoteFile(**entry) for entry in _content(file)["files"]]
+
+
+def _content(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = read_json(file, "remove it; it is written again")
+    return content

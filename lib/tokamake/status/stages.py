@@ -152,17 +152,18 @@ def _fetches(folder: Path, data_set: DataSet) -> list[StageJob]:
 
 
 def _weight_fetches(folder: Path) -> list[StageJob]:
-    """Return the downloads of weights that have begun. The path of a log is that of its file."""
-    logs = Path("logs/fetch_weights")
-    return [
-        StageJob(
-            "fetch_weights",
-            str(log.relative_to(folder / logs).with_suffix("")),
-            str(log.relative_to(folder)),
-            always=False,
-        )
-        for log in sorted((folder / logs).rglob("*.log"))
-    ]
+    """Return the downloads of weights that have begun. The path of a log is that of its file.
+
+    The weights of a model that was converted may be gone.
+    """
+    logs, jobs = Path("logs/fetch_weights"), []
+    for log in sorted((folder / logs).rglob("*.log")):
+        product = log.relative_to(folder / logs).with_suffix("")
+        is_imported = any((folder / "results/import").glob(f"{product.parent.name}-*"))
+        if (folder / product).exists() or not is_imported:
+            log = log.relative_to(folder)
+            jobs.append(StageJob("fetch_weights", str(product), str(log), always=False))
+    return jobs
 
 
 def _report_stages(data_set: DataSet) -> list[StageJob]:

@@ -50,7 +50,9 @@ class CheckpointRules:
             f"results/{run}/push.json" for run in config.runs if config.runs[run].export.push
         ]
         """Files that name the commits of uploaded models."""
-        self.addresses = {f.path: f.url for files in self._weights.values() for f in files}
+        self.addresses = {
+            file.path: file.url for weights in self._weights.values() for file in weights
+        }
         """Address of each file that `fetch_weights` downloads, by its path."""
 
     @property
