@@ -57,6 +57,26 @@ def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[st
     assert low < 3 < np.log(1000) < high
 
 
+def test_loss_figure_shows_the_corpora_with_the_most_lines(inputs: dict[str, Path]) -> None:
+    lines = inputs["metrics"].read_text().splitlines()
+    recorded = []
+    for number, line in enumerate(map(json.loads, lines)):
+        if "loss" in line:
+            corpora = range(10) if number % 2 else range(6)
+            line |= {f"loss/c{corpus}": 3.0 + corpus / 10 for corpus in corpora}
+        recorded.append(json.dumps(line))
+    inputs["metrics"].write_text("\n".join(recorded) + "\n")
+    history = read_history(inputs["metrics"])
+    assert {*history.corpora} == {f"c{corpus}" for corpus in range(10)}
+    with style.styled():
+        axes = figures.loss(history, 1000).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert [text for text in texts if text.startswith("c")] == [
+        f"c{corpus} {3.0 + corpus / 10:.3f}" for corpus in range(6)
+    ]
+    assert sum(line.get_color() == style.GREY for line in axes.lines) == 6
+
+
 def test_end_labels_keep_their_order_and_do_not_overlap() -> None:
     with style.styled():
         figure, axes = style.over_steps("t")

@@ -13,10 +13,15 @@ from tokamake.report.mixture import Component, largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
 
 _MAX_BARS = 30
+_MAX_CORPORA = 6
+"""Corpora whose losses a figure shows."""
 
 
 def loss(history: MetricsHistory, vocab_size: int) -> Figure:
-    """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess."""
+    """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess.
+
+    If losses of corpora are recorded, draw those of the corpora with the most lines, smoothed.
+    """
     steps, raw = history.training["step"], history.training["loss"]
     smoothed = smooth(raw)
     figure, axes = style.over_steps("Loss", height=4.8)
@@ -32,6 +37,11 @@ def loss(history: MetricsHistory, vocab_size: int) -> Figure:
         axes.plot(places, losses, marker, color=color, markersize=size)
         title = "validation" if name == "valid" else name
         labels.append(Label(losses[-1], f"{title} {losses[-1]:.3f}", color))
+    longest = sorted(history.corpora.items(), key=lambda item: (-len(item[1][0]), item[0]))
+    for name, (places, losses) in longest[:_MAX_CORPORA]:
+        line = smooth(losses)
+        axes.plot(places, line, color=GREY, linewidth=1.2)
+        labels.append(Label(line[-1], f"{name} {line[-1]:.3f}", MUTED))
     uniform = math.log(vocab_size)
     axes.axhline(uniform, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
     labels.append(Label(uniform, f"uniform guess\nln {vocab_size:,} = {uniform:.2f}", MUTED))

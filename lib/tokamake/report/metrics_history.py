@@ -14,7 +14,7 @@ from tokamake.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 _TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tokens")
-_VALIDATION = "validation_loss"
+_VALIDATION, _CORPUS = "validation_loss", "loss"
 
 
 class MetricsHistory(NamedTuple):
@@ -24,6 +24,8 @@ class MetricsHistory(NamedTuple):
     """step, loss (nats per token), learning_rate, tokens_per_second, consumed_tokens."""
     validation: dict[str, tuple[Floats, Floats]]
     """Steps and losses (nats per token) of each validation split."""
+    corpora: dict[str, tuple[Floats, Floats]]
+    """Steps and training losses of each corpus, if `train.log_corpus_losses` records them."""
 
 
 def read_history(path: Path) -> MetricsHistory:
@@ -38,19 +40,25 @@ def read_history(path: Path) -> MetricsHistory:
         raise UserError(f"{path}: no such file; make it with `tokamake train`") from None
     training: dict[int, list[float]] = {}
     validation: dict[str, dict[int, list[float]]] = {}
+    corpora: dict[str, dict[int, list[float]]] = {}
     for number, text in enumerate(lines, 1):
         line = _parse(text, f"{path}:{number}")
         if _TRAINING[1] in line:
             training[line["step"]] = _pick(line, _TRAINING, where=f"{path}:{number}")
         for key in line:
-            if key.partition("/")[0] == _VALIDATION:
-                rows = validation.setdefault(key.partition("/")[2] or "valid", {})
+            kind, _, name = key.partition("/")
+            if kind == _VALIDATION or (kind == _CORPUS and name):
+                lines_of = validation if kind == _VALIDATION else corpora
+                rows = lines_of.setdefault(name or "valid", {})
                 rows[line["step"]] = _pick(line, ("step", key), where=f"{path}:{number}")
     if not training:
         raise UserError(f"{path}: no training step; run `tokamake train` again")
     return MetricsHistory(
         dict(zip(_TRAINING, _columns(training), strict=True)),
-        {name: tuple(_columns(rows)) for name, rows in validation.items()},
+        *(
+            {name: tuple(_columns(rows)) for name, rows in lines_of.items()}
+            for lines_of in (validation, corpora)
+        ),
     )
 
 
