@@ -261,7 +261,6 @@ TESTED_THROUGH = {
         *("checkpoint/deepspeed/folder", "checkpoint/megatron_model/optimizer_states"),
         "checkpoint/torch_files/torch_archive",
     ],
-    "checkpoint/megatron/test_optimizer_reader.py": ["checkpoint/megatron/optimizer_writer"],
     "checkpoint/megatron_model/test_model_arguments.py": ["checkpoint/megatron_model/args_reader"],
     "checkpoint/torch_dist/test_format.py": [
         *("checkpoint/torch_dist/common_state", "checkpoint/torch_dist/optimizer_reader"),

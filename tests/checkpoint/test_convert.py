@@ -212,7 +212,13 @@ def test_impossible_conversions_are_refused(folder: Path, tmp_path: Path) -> Non
     assert not (tmp_path / ".a.converting").exists()
     refused("give --pipeline-parallel-size, too", format="megatron", virtual_pipeline_size=2)
     refused("give --zero-stage, too", format="mds", data_parallel_size=2)
-    refused("no ZeRO partitions; leave it out, or", format="megatron", zero_stage=1)
+    refused("no ZeRO partitions; leave it out, or", format="universal", zero_stage=1)
+    refused("has no optimizer states for --zero-stage 1", format="megatron", zero_stage=1)
+    refused(
+        "--zero-stage 2: Megatron-LM's distributed optimizer shares",
+        format="megatron",
+        zero_stage=2,
+    )
     refused("has no optimizer states for --zero-stage 1", format="mds-pipeline", zero_stage=1)
     refused("no such folder", format="mds", source=tmp_path / "none")
     with pytest.raises(UserError, match="already exists"):

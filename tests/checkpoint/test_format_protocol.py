@@ -46,5 +46,5 @@ def test_names_and_sizes_come_from_the_folders_of_formats() -> None:
         "hf", "mds", "mds-pipeline", "megatron", "native", "torch-dist", "universal"
     }  # fmt: skip
     assert format_sizes("hf") == {}
-    assert formats_with("zero_stage") == ["mds", "mds-pipeline"]
+    assert formats_with("zero_stage") == ["mds", "mds-pipeline", "megatron"]
     assert formats_with_tokenizer() == ["hf"]

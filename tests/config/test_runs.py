@@ -121,6 +121,7 @@ def test_names_of_export_formats() -> None:
         None,
     )
     assert parse_export_format("hf") == ("hf", {}, None)
+    assert parse_export_format("megatron-zero1") == ("megatron", {"zero_stage": 1}, None)
     zero_2 = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
     assert parse_export_format("mds-tp2-dp6-zero2-bf16") == ("mds", zero_2, "bf16")
     zero_3 = {"data_parallel_size": 4, "zero_stage": 3}
@@ -139,7 +140,8 @@ def test_names_of_export_formats() -> None:
         "mds-zero4",
         "mds-pipeline-pp2-zero2",
         "mds-pipeline-pp2-zero3",
-        "megatron-zero1",
+        "megatron-zero2",
+        "universal-zero1",
     ):
         message = "leave it out|give a format|give (pp|zero1), too|allows at most [13]; give [13]"
         with pytest.raises(ValueError, match=message):

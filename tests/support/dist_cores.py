@@ -2,16 +2,18 @@
 
     python dist_cores.py save FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE NAME...
     python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM/KIND...
+    python dist_cores.py classic FOLDER RANK 1 1 DATA_SIZE FROM/FILE...
 
 `save` writes a checkpoint FOLDER/CASE-KIND for each NAME, with states of one step of Adam whose
 gradients were the weights: the first moments are half of these. Afterwards, fp32 weights are not
 rounded. `load` loads each checkpoint FROM as Megatron-LM does, and saves what it has loaded in
-FOLDER/NAME/KIND, where NAME is the last part of FROM.
+FOLDER/NAME/KIND, where NAME is the last part of FROM. `classic` loads the distributed optimizer of
+a rank of a classic checkpoint, FILE, for whatever parameters it has, and saves what it holds.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,6 +238,69 @@ def load(folder: Path, source: Path, kind: str, rank: int, sizes: Sizes) -> None
     save(folder, args, model, optimizer, kind)
 
 
+def classic(folder: Path, file: Path) -> None:
+    """Load the states of a rank's file, and save them as they are by parameter and in buffers."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    state = torch.load(file, weights_only=False)
+    models, names = [], {}
+    for key in sorted(key for key in state if key.startswith("model")):
+        model = torch.nn.Module()
+        for name, tensor in leaves(state[key], key):
+            parameter = torch.nn.Parameter(tensor.detach().clone())
+            model.register_parameter(name.replace(".", "/"), parameter)
+            names[parameter] = name
+            dtype = tensor.dtype
+        models.append(
+            DistributedDataParallel(
+                TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+                DistributedDataParallelConfig(
+                    use_distributed_optimizer=True, grad_reduce_in_fp32=dtype != torch.float16
+                ),
+                model,
+            )
+        )
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=LR,
+        weight_decay=DECAY,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        initial_loss_scale=1.0,
+        params_dtype=dtype,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(config, models)
+    optimizer.load_state_dict(state["optimizer"])
+    with torch.no_grad():
+        optimizer.load_parameter_state(str(file.with_name("distrib_optim.pt")))
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer.save_parameter_state(str(folder / "distrib_optim.pt"))
+    (inner,) = optimizer.chained_optimizers
+    held = {
+        name: {
+            "weight": parameter.detach(),
+            **inner._get_main_param_and_optimizer_states(parameter),
+        }
+        for parameter, name in names.items()
+        if parameter in inner.model_param_gbuf_map
+    }
+    rank = torch.distributed.get_rank()
+    torch.save({"held": held, "optimizer": optimizer.state_dict()}, folder / f"{rank}.pt")
+
+
+def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Tensors in nested dictionaries, by dotted names."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}", value
+
+
 def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> None:
     """Save or load."""
     os.environ.update(TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
@@ -245,7 +310,9 @@ def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> N
     with_step_counts()
     for item in rest:
         start, _, kind = item.rpartition("/")
-        if mode == "load":
+        if mode == "classic":
+            classic(folder, Path(item))
+        elif mode == "load":
             source = Path(start)
             load(folder / source.name / kind, source, kind, rank, sizes)
         else:

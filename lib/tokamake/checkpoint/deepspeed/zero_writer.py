@@ -20,7 +20,7 @@ from tokamake.checkpoint.deepspeed.zero_partition import (
     slice_range,
     slice_size,
 )
-from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, has_states
+from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, check_has_states
 from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, MODEL, parameter_name
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
@@ -255,16 +255,11 @@ def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
     Raises:
         UserError: it has not.
     """
-    path = checkpoint.path
-    if not has_states(checkpoint):
-        raise UserError(
-            f"{path}: has no optimizer states for --zero-stage {zero_stage}; leave the option out, "
-            "or give another checkpoint"
-        )
+    check_has_states(checkpoint, zero_stage)
     if problem := adam_problem(checkpoint):
         raise UserError(
-            f"{path}: {problem}, so DeepSpeed cannot resume from ZeRO partitions; convert to "
-            "universal, which DeepSpeed loads at any stage"
+            f"{checkpoint.path}: {problem}, so DeepSpeed cannot resume from ZeRO partitions; "
+            "convert to universal, which DeepSpeed loads at any stage"
         )
 
 

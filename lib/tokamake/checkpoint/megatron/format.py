@@ -2,7 +2,8 @@
 
 iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt holds the weights of the rank's pipeline stage in
 `model`, or those of its virtual stages in `model0`, `model1`, ... Each stage numbers its layers
-from 0. `optimizer` holds the optimizer states (`optimizer_reader`).
+from 0. `optimizer` holds the optimizer states (`optimizer_reader`); those of the distributed
+optimizer, ZeRO stage 1 here, are in distrib_optim.pt.
 """
 
 import re
@@ -15,7 +16,7 @@ from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
-from tokamake.checkpoint.megatron.optimizer_reader import OptimizerReader, Parameter
+from tokamake.checkpoint.megatron.optimizer_reader import DISTRIBUTED, OptimizerReader, Parameter
 from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.args_writer import (
@@ -44,6 +45,7 @@ SIZES: Mapping[str, int | None] = {
     "tensor_parallel_size": None,
     "pipeline_parallel_size": None,
     "virtual_pipeline_size": None,
+    "zero_stage": 1,
 }
 EQUAL_STAGES = True
 DTYPE: str | None = None
@@ -95,7 +97,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     architecture = description.architecture
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     virtual = sum(1 for name in first if re.fullmatch(r"model\d+", str(name))) or 1
-    layout = ParallelLayout(tensor, pipeline, virtual)
+    is_distributed = first_file.with_name(DISTRIBUTED).is_file()
+    layout = ParallelLayout(tensor, pipeline, virtual, zero_stage=int(is_distributed))
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.
     contents = {first_file: first}
@@ -211,8 +214,16 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     """Write the files in version 3.0 without the data of their tensors, with Adam's states if any.
 
     Raises:
-        UserError: Megatron cannot divide the model among the ranks.
+        UserError: Megatron cannot divide the model among the ranks, or the distributed optimizer
+            has no states, or no single dtype of weights.
     """
+    if target.layout.zero_stage > 1:
+        raise UserError(
+            f"--zero-stage {target.layout.zero_stage}: Megatron-LM's distributed optimizer shares "
+            "optimizer states alone; give 1, or 0 for its other optimizers"
+        )
+    if target.layout.zero_stage:
+        adam.check_has_states(checkpoint, target.layout.zero_stage)
     layout, step = target.layout, checkpoint.progress.iteration
     ranks, stages = target_ranks(checkpoint.architecture, target), layout.pipeline_parallel_size
     rows = ranks[0].padded_vocab_size
@@ -235,8 +246,13 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
             states: dict[str, Any] = {}
             if with_states:
                 model = optimizer_writer.with_master_weights(model, checkpoint.source)
-                states = optimizer_writer.planned_states(checkpoint, model)
+                states = optimizer_writer.planned_states(
+                    checkpoint, model, is_distributed=bool(layout.zero_stage)
+                )
             rank_extents = torch_archive.lay_out(file, {**model, **counters, **states})
+            if with_states and layout.zero_stage:
+                buffers = optimizer_writer.planned_buffers(checkpoint, model.values())
+                extents += torch_archive.lay_out(file.with_name(DISTRIBUTED), buffers)
             adam.write_loss_scale(checkpoint, rank_extents)
             extents += rank_extents
     assert POINTER is not None

@@ -33,10 +33,12 @@ MASTERS = "fp32_from_fp16_params"
 """Key of fp32 master weights in the optimizer's state."""
 _OLD_KEYS = {OPTIMIZER: "optimizer_state_dict", MASTERS: "fp32_from_fp16"}
 """The same keys in early Megatron versions."""
-_DISTRIBUTED = "distrib_optim.pt"
+DISTRIBUTED = "distrib_optim.pt"
 """File of a rank with the buffers of its distributed optimizer."""
-_WEIGHTS = "param"
+WEIGHTS = "param"
 """Key of the buffer with fp32 weights."""
+SIZE, COALESCED = "numel_unpadded", "buckets_coalesced"
+"""Keys of the number of elements of a buffer, and of whether its buckets are one tensor."""
 
 
 class Parameter(NamedTuple):
@@ -88,7 +90,7 @@ class OptimizerReader:
         """
         if self.unread:
             return
-        if (distributed := file.with_name(_DISTRIBUTED)).is_file():
+        if (distributed := file.with_name(DISTRIBUTED)).is_file():
             if not _add_buffers(self.states, file, state=state, stages=stages):
                 self._skip(f"states of Megatron-LM's distributed optimizer ({distributed})")
         elif (saved := state.get(OPTIMIZER)) is not None:
@@ -123,21 +125,21 @@ def _add_buffers(
     Returns:
         Whether the buffers are those of the parameters.
     """
-    distributed = file.with_name(_DISTRIBUTED)
+    distributed = file.with_name(DISTRIBUTED)
     buffers: Any = rank_file.read(distributed)
     extents: list[Extent] = []
     try:
-        if not buffers["buckets_coalesced"]:
+        if not buffers[COALESCED]:
             return False
         for number, parameters in enumerate(stages):
             # A buffer for each dtype of weights; the families here have a single one.
             ((_, tensors),) = buffers[number].items()
-            filled = fill_buffer([each.tensor for each in parameters], tensors["numel_unpadded"])
+            filled = fill_buffer([each.tensor for each in parameters], tensors[SIZE])
             is_fp32 = all(parameter.dtype == FLOAT32 for parameter in parameters)
             for kind, tensor in tensors.items():
-                if kind == "numel_unpadded" or (kind == _WEIGHTS and is_fp32):
+                if kind == SIZE or (kind == WEIGHTS and is_fp32):
                     continue
-                prefix = MASTER if kind == _WEIGHTS else f"optimizer.{kind}."
+                prefix = MASTER if kind == WEIGHTS else f"optimizer.{kind}."
                 chunks = range_chunks(filled, 0, stop=tensor.numel, prefix=prefix)
                 extents.append(torch_archive.extent(distributed, kind, tensor, (*chunks,)))
         saved = state[OPTIMIZER]

@@ -2,16 +2,17 @@
 
 Megatron's Float16OptimizerWithFloat16Params loads them for weights in 16 bit, FP32Optimizer for
 fp32 weights. The step count is in each group, for the Adam of Apex, and with each parameter, for
-torch's.
+torch's. The distributed optimizer loads them from flat buffers in a file of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from tokamake.checkpoint.megatron.optimizer_reader import MASTERS
+from tokamake.checkpoint.megatron.optimizer_reader import COALESCED, MASTERS, SIZE, WEIGHTS
 from tokamake.checkpoint.megatron_model import adam
 from tokamake.checkpoint.megatron_model.adam import OPTIMIZER, STEP
+from tokamake.checkpoint.megatron_model.optimizer_buffers import buffer_places
 from tokamake.checkpoint.megatron_model.optimizer_states import state_chunks
 from tokamake.checkpoint.megatron_model.scheduler import OPT_PARAM_SCHEDULER, scheduler_state
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -19,6 +20,8 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, PlannedTensor
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.checkpoint.torch_files.pickle_writer import Global
+from tokamake.errors import UserError
 
 
 def with_master_weights(tree: Any, source: TensorSource) -> Any:
@@ -28,19 +31,74 @@ def with_master_weights(tree: Any, source: TensorSource) -> Any:
     return adam.planned_master(tree, source) if tree.dtype == FLOAT32 else tree
 
 
-def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
+def planned_buffers(checkpoint: Checkpoint, stages: Iterable[Any]) -> dict[Any, Any]:
+    """Return the content of the distributed optimizer's file: buffers without data.
+
+    Args:
+        checkpoint: checkpoint with loadable states.
+        stages: planned weights of each (virtual) stage of a rank, in the order of the file.
+
+    Raises:
+        UserError: the weights have several dtypes, for which Megatron-LM has a buffer each.
+    """
+    buffers: dict[Any, Any] = {COALESCED: True}
+    for number, weights in enumerate(stages):
+        tensors = _leaves(weights)
+        starts, size = buffer_places([tensor.shape for tensor in tensors])
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) > 1:
+            names = " and ".join(sorted(str(dtype.short) for dtype in dtypes))
+            raise UserError(
+                f"--zero-stage 1: weights in {names}: the distributed optimizer has one buffer; "
+                "give --dtype"
+            )
+
+        def buffer(planned: Iterable[PlannedTensor], starts: Sequence[int], size: int) -> Any:
+            chunks = (
+                chunk._replace(start=chunk.start + start)
+                for tensor, start in zip(planned, starts, strict=True)
+                for chunk in tensor.chunks
+            )
+            return PlannedTensor((size,), FLOAT32, (*chunks,))
+
+        masters = (adam.planned_master(tensor, checkpoint.source) for tensor in tensors)
+        moments = {
+            kind: buffer((adam.planned_moment(each, kind) for each in tensors), starts, size)
+            for kind in adam.MOMENTS
+        }
+        (dtype,) = dtypes
+        # Megatron-LM adds up gradients in fp32, in a run with fp16 by default in fp16.
+        gradients = dtype if dtype.short == "fp16" else FLOAT32
+        key = (Global("torch", dtype.name), Global("torch", gradients.name))
+        buffers[number] = {key: {WEIGHTS: buffer(masters, starts, size), **moments, SIZE: size}}
+    return buffers
+
+
+def _leaves(weights: Any) -> list[PlannedTensor]:
+    return [tensor for _, tensor in torch_archive.leaves(weights)]
+
+
+def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool) -> dict[str, Any]:
     """Return the entries of a rank's file for the optimizer and the scheduler.
 
     Args:
         checkpoint: checkpoint with loadable states.
         weights: planned weights of the file, in its order.
+        is_distributed: whether the states are in the distributed optimizer's own file.
     """
-    tensors = [tensor for _, tensor in torch_archive.leaves(weights)]
+    tensors = _leaves(weights)
     # Matrices decay; norms and biases do not.
     groups = [
         [tensor for tensor in tensors if len(tensor.shape) > 1],
         [tensor for tensor in tensors if len(tensor.shape) < 2],
     ]
+    scaler = adam.loss_scaler(checkpoint, {tensor.dtype.short for tensor in tensors})
+    if is_distributed:
+        settings = [*_param_groups(checkpoint, [len(group) for group in groups])]
+        for group in settings:
+            del group["params"]
+        distributed = {OPTIMIZER: {"param_groups": settings}, **scaler}
+        return {OPTIMIZER: distributed, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
     saved: dict[str, Any] = {
         "state": {number: _states(tensor) for number, tensor in enumerate(chain(*groups))},
         "param_groups": [*_param_groups(checkpoint, [len(group) for group in groups])],
@@ -52,7 +110,6 @@ def planned_states(checkpoint: Checkpoint, weights: Any) -> dict[str, Any]:
             [adam.planned_master(tensor, checkpoint.source) for tensor in group]
             for group in rounded
         ]
-        scaler = adam.loss_scaler(checkpoint, {tensor.dtype.short for tensor in tensors})
         saved = {OPTIMIZER: saved, **scaler, MASTERS: masters}
     return {OPTIMIZER: saved, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
 

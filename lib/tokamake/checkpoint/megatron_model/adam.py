@@ -16,6 +16,7 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.optimization import zero_file_optimizers
+from tokamake.errors import UserError
 
 OPTIMIZER, SCALER = "optimizer", "grad_scaler"
 """Keys of the state of torch's optimizer, and of the loss scaler, in that of Megatron's optimizer.
@@ -37,6 +38,19 @@ _REQUIRED_SETTINGS = {
 
 def has_states(checkpoint: Checkpoint) -> bool:
     return any(key.startswith("optimizer.") for key in checkpoint.source)
+
+
+def check_has_states(checkpoint: Checkpoint, zero_stage: int) -> None:
+    """Check that there are optimizer states to share over ranks.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not has_states(checkpoint):
+        raise UserError(
+            f"{checkpoint.path}: has no optimizer states for --zero-stage {zero_stage}; leave the "
+            "option out, or give another checkpoint"
+        )
 
 
 def adam_problem(checkpoint: Checkpoint) -> str | None:

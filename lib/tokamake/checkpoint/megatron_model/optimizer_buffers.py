@@ -28,6 +28,23 @@ class BufferedParameter(NamedTuple):
         return self.start + math.prod(self.tensor.shape)
 
 
+def buffer_places(shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
+    """Return the first element of each parameter in a buffer of one bucket, and the buffer's size.
+
+    Args:
+        shapes: of the parameters, in the order in which Megatron makes them.
+    """
+    starts, end = list[int](), 0
+    for shape in reversed(shapes):
+        starts.append(_aligned(end))
+        end = starts[-1] + math.prod(shape)
+    return starts[::-1], end
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT
+
+
 def fill_buckets(
     tensors: Iterable[TensorSlice], sizes: Sequence[int]
 ) -> list[list[BufferedParameter]]:
@@ -45,7 +62,7 @@ def fill_buckets(
     for size in sizes:
         bucket, end = list[BufferedParameter](), 0
         while remaining and end < size:
-            parameter = BufferedParameter(remaining.pop(), -(-end // _ALIGNMENT) * _ALIGNMENT)
+            parameter = BufferedParameter(remaining.pop(), _aligned(end))
             bucket.append(parameter)
             end = parameter.stop
         if end != size:
