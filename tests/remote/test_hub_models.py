@@ -119,6 +119,40 @@ def test_files_of_a_pattern_or_of_another_format_are_listed_as_they_are(hub: Ser
     assert {Path(file.path).name for file in listed} == {"latest", "0.distcp"}
 
 
+def test_weights_of_another_format_come_by_hand(hub: Server, tmp_path: Path) -> None:
+    hub.repositories["models/org/gpt"] |= {"native/latest": b"x", "native/deep/0.distcp": b"y"}
+    address = "hf://org/gpt/native"
+    with pytest.raises(UserError, match=r"native: has no model.*; fetch it before you start: `tok"):
+        pin(address, tokenizer_only=False)
+    assert not [request for request in hub.downloads() if "distcp" in request]
+    fetch([address])
+    folder = pin(address, tokenizer_only=False)
+    assert names(folder) == {"latest", "deep/0.distcp"}
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(UserError, match="fetch it before you start"):
+        pin(address, tokenizer_only=False)
+
+
+def test_fetching_a_part_does_not_move_the_branch(hub: Server) -> None:
+    folder = pin("hf://org/gpt", tokenizer_only=False)
+    move_on(hub)
+    fetch(["hf://org/gpt/pytorch_model.bin"])
+    assert (folder / "pytorch_model.bin").exists()
+    assert pin("hf://org/gpt", tokenizer_only=False) == folder
+
+
+def test_lost_lists_are_named(hub: Server) -> None:
+    """The commit of the branch is known by its first digits alone."""
+    folder = pin("hf://org/gpt", tokenizer_only=False)
+    for file in folder.parent.glob("*.json"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"the lists of its files .* are gone; run `tokamake fetch"):
+        pin("hf://org/gpt", tokenizer_only=False)
+    move_on(hub)
+    fetch(["hf://org/gpt"])
+    assert pin("hf://org/gpt", tokenizer_only=False) != folder
+
+
 def test_an_emptied_cache_is_filled_again_at_the_same_commit(hub: Server, tmp_path: Path) -> None:
     folder = pin("hf://org/gpt", tokenizer_only=False)
     for file in unfetched(folder):
@@ -171,5 +205,5 @@ def test_a_torn_list_is_named(hub: Server) -> None:
     folder = pin("hf://org/gpt", tokenizer_only=False)
     (listed,) = folder.parent.glob("*.json")
     listed.write_text("{")
-    with pytest.raises(UserError, match=r"\.json: not valid JSON .*; remove it; it is written ag"):
+    with pytest.raises(UserError, match=r"\.json: not valid JSON .*; remove it, and run `tok"):
         pin("hf://org/gpt", tokenizer_only=False)

@@ -26,6 +26,7 @@ REPLACED = {
     r"/lus/flare/projects/MyProject|/project/me": "$SITE",  # folders of a site
     r"\w+:(?=\$SITE)": "",  # another machine
     r"snakemake(?= --profile (profiles/slurm|~/\.config/\S+))": "snakemake -n",  # a site's jobs
+    r'\["40", "20", "10"\]': '["6", "4", "2"]',  # steps of three trainings
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }
 """Pattern in a page: what runs instead. `rsync` is a shell function, `_RSYNC`."""

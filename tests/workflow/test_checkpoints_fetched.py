@@ -10,22 +10,27 @@ import yaml
 from tests.support.web_server import Server
 from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake import files
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.status.stages import stages
 
 HUB = Path("results/raw/hub/models/org/tiny")
 ADDRESS = "hf://org/tiny"
+WEIGHTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 @pytest.fixture
 def model(sampled: Path, tmp_path: Path) -> Path:
-    """A model with random weights and its tokenizer, in the format of Hugging Face."""
+    """A model with random weights in two files, and its tokenizer, as on the Hub."""
     architecture = tmp_path / "tiny.yaml"
     architecture.write_text(yaml.safe_dump(ARCHITECTURE))
     folder, tokenizer = tmp_path / "model", sampled / "tokenizer"
-    init_model(architecture=architecture, tokenizer=tokenizer, seed=1, output=folder)
+    init_model(architecture=architecture, tokenizer=tokenizer, seed=1, output=tmp_path / "whole")
+    whole = open_any(tmp_path / "whole")
+    writer.write(folder, whole, "hf", Target(max_shard_bytes=120_000))
     return Path(shutil.copytree(tokenizer, folder, dirs_exist_ok=True))
 
 
@@ -41,7 +46,7 @@ def home(sampled: Path, model: Path, server: Server) -> Path:
     server.repositories["models/org/tiny"] = {
         path.name: path.read_bytes() for path in model.iterdir()
     }
-    server.large = {"model.safetensors"}
+    server.large = {*WEIGHTS}
     return home
 
 
@@ -51,7 +56,7 @@ def imported(folder: Path) -> str:
 
 
 def weights_requests(server: Server) -> list[str]:
-    return [request for request in server.downloads() if "model.safetensors" in request]
+    return [request for request in server.downloads() if any(file in request for file in WEIGHTS)]
 
 
 @pytest.mark.slow
@@ -59,8 +64,8 @@ def test_a_job_brings_the_weights_of_a_model(
     home: Path, model: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = snakemake(home, "-n", *MINE, "train")
-    assert "tokamake: 1 file behind addresses, " in planned.stderr
-    assert {"fetch_weights", "import_checkpoint"} < set(jobs(planned))
+    assert "tokamake: 2 files behind addresses, " in planned.stderr
+    assert (jobs(planned)["fetch_weights"], jobs(planned)["import_checkpoint"]) == (2, 1)
     assert not {"train_tokenizer", "init_model"} & set(jobs(planned))
     assert weights_requests(server) == []
 
@@ -68,12 +73,14 @@ def test_a_job_brings_the_weights_of_a_model(
     server.cuts = [20_000]
     result = snakemake(home, *MINE, target)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "range" not in weights_requests(server)[0]
-    assert weights_requests(server)[-1].endswith("bytes=20000-")
-    fetch, convert_job = stages(home)["starts"]
-    assert (fetch.name, convert_job.name) == ("fetch_weights", "import_checkpoint")
-    assert (home / fetch.product).is_file()
-    assert "model.safetensors: 178,912 bytes" in (home / fetch.log).read_text()
+    assert any(request.endswith("bytes=20000-") for request in weights_requests(server))
+    begun = stages(home)["starts"]
+    names = ["fetch_weights", "fetch_weights", "import_checkpoint"]
+    assert [stage.name for stage in begun] == names
+    for file, stage in zip(WEIGHTS, begun[:2], strict=True):
+        assert stage.product.endswith(file)
+        assert (home / stage.product).is_file()
+        assert f"{file}: " in (home / stage.log).read_text()
     convert(source=model, target=tmp_path / "local", format="native")
     local, fetched = open_any(tmp_path / "local").source, open_any(home / target).source
     assert {*local} == {*fetched}
@@ -91,7 +98,7 @@ def test_a_job_brings_the_weights_of_a_model(
     assert "Nothing to be done" in snakemake(home, *MINE, target).stderr
     shutil.rmtree(home / target)
     missing = snakemake(home, "-n", *MINE, target)
-    assert jobs(missing) == {"fetch_weights": 1, "import_checkpoint": 1}
+    assert jobs(missing) == {"fetch_weights": 2, "import_checkpoint": 1}
     assert f"not in {tmp_path / 'cache'}, and HF_HUB_OFFLINE is set: {ADDRESS}@" in missing.stderr
 
 

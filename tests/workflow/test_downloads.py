@@ -1,13 +1,28 @@
 """What the start of a workflow says about downloads; workflows with addresses are tested beside."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.web_server import Server
+from tests.test_house import commands, rules
+from tokamake.cli import ONLINE
 from tokamake.remote.download import download, list_files
 from tokamake.remote.remote_file import RemoteFile
 from tokamake.workflow.downloads import report_downloads
+
+
+@pytest.mark.parametrize("rule", ["fetch", "fetch_weights", "push"])
+def test_rules_that_need_a_network_run_where_snakemake_runs(rule: str) -> None:
+    """Compute nodes have none."""
+    assert re.search(r"^\s+localrule: True\b", rules()[rule], re.MULTILINE)
+    assert re.search(r"tokamake (fetch|fetch-batch|push) ", rules()[rule])
+
+
+def test_no_other_rule_may_use_the_network() -> None:
+    online = {name for name, command in commands().items() if command in ONLINE - {"train"}}
+    assert online == {"fetch", "fetch_weights", "push"}
 
 
 def files(number: int) -> list[RemoteFile]:

@@ -57,8 +57,10 @@ def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
         return listed
     weights = matching(_SAFETENSORS, "model*.safetensors.index.json")
     weights = weights or matching(_PICKLED, "pytorch_model.bin.index.json")
+    if weights and not (others := matching(*_MODEL)):
+        raise UserError(f"{address}: has no config.json and no tokenizer; name files by a pattern")
     if weights:
-        return [*matching(*_MODEL), *weights]
+        return [*others, *weights]
     if path:
         return files
     raise UserError(
@@ -70,7 +72,8 @@ def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
 def fetch_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     """List the files of a model at the commit that its revision has now, and pin it there.
 
-    A file that a list of its commit has is taken from there, without the network.
+    A part of a repository that is pinned is listed at the pinned commit. A file that a list of its
+    commit has is taken from there, without the network.
 
     Raises:
         UserError: as `list_model`.
@@ -78,7 +81,9 @@ def fetch_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     parsed = parse_address(address)
     if parsed.is_commit and (file := _find_listed(parsed)):
         return [file]
-    files = list_model(address, tokenizer_only=tokenizer_only)
+    path = pinned_path(address)
+    commit = _commit(path) if path and parsed.path else None
+    files = list_model(_at(parsed, commit) or address, tokenizer_only=tokenizer_only)
     _write_list(parsed, files, tokenizer_only=tokenizer_only)
     return files
 
@@ -107,18 +112,43 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
         files = _read_list(path, tokenizer_only=tokenizer_only) if path else []
         if not files:
             commit = _commit(path) if path else None
-            at_commit = parsed._replace(revision=commit).text if commit else address
-            files = list_model(at_commit, tokenizer_only=tokenizer_only)
+            if path and not (commit or parsed.is_commit):
+                raise UserError(
+                    f"{address}: the lists of its files beside {path} are gone; run `tokamake "
+                    f"fetch {address}`, which takes the commit of today"
+                )
+            files = list_model(_at(parsed, commit) or address, tokenizer_only=tokenizer_only)
+            _check_form(files, address=address, tokenizer_only=tokenizer_only)
             _write_list(parsed, files, tokenizer_only=tokenizer_only)
-            if not commit:
+            if not path:
                 link_revision(address, files[0])
                 path = pinned_path(address)
+        _check_form(files, address=address, tokenizer_only=tokenizer_only)
         for file in files:
             _bring(file)
     except OSError as error:
         raise UserError(f"{address}: {of_system(error)}") from None
     assert path, "link_revision has linked it"
     return path
+
+
+def _at(parsed: HubAddress, commit: str | None) -> str | None:
+    """The address at a commit; None: the commit is not known."""
+    return parsed._replace(revision=commit).text if commit else None
+
+
+def _check_form(files: list[RemoteFile], *, address: str, tokenizer_only: bool) -> None:
+    """Check that jobs can bring the weights of a model, or that they are here.
+
+    Raises:
+        UserError: no file has the name of weights, so none may be left to jobs.
+    """
+    has_weights = tokenizer_only or any(map(comes_later, files))
+    if not has_weights and not all(Path(file.path).exists() for file in files):
+        raise UserError(
+            f"{address}: has no {_SAFETENSORS} or {_PICKLED}; fetch it before you start: "
+            f"`tokamake fetch {address}`"
+        )
 
 
 def _bring(file: RemoteFile) -> None:
@@ -224,5 +254,5 @@ def _files_in(file: Path) -> list[RemoteFile]:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = read_json(file, "remove it; it is written again")
+    content: dict[str, Any] = read_json(file, "remove it, and run `tokamake fetch` again")
     return content

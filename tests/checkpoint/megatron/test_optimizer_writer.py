@@ -121,6 +121,14 @@ def test_two_data_parallel_ranks_load_the_same_buffers(megatron: Any, tmp_path: 
             assert torch.equal(second[0][key][kind], value), kind
 
 
+def test_states_that_are_not_adams_are_refused(megatron: Any, tmp_path: Path) -> None:
+    start = open_any(trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(1), "bf16"))
+    tensors = {key: start.source.read(key) for key in start.source if "exp_avg_sq" not in key}
+    lion = replace(start, source=type(start.source)([], {}, in_memory=tensors))
+    with pytest.raises(UserError, match=r"has states .* not Adam's .*; leave --zero-stage out"):
+        writer.write(tmp_path / "a", lion, "megatron", Target(ParallelLayout(zero_stage=1)))
+
+
 def test_weights_in_several_dtypes_are_refused(megatron: Any, tmp_path: Path) -> None:
     start = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(1), "bf16")
     checkpoint = open_any(start)
