@@ -18,7 +18,6 @@ from pydantic import (
 
 from tokamake import plugins
 from tokamake.errors import UserError
-from tokamake.remote.hub_models import fetched_path, pin
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""
@@ -40,6 +39,9 @@ def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any
         ValueError: files are missing, or cannot be downloaded.
     """
     if isinstance(value, str) and value.startswith("hf://"):
+        # Modules of the network take longer to import than the config takes to be checked.
+        from tokamake.remote.hub_models import fetched_path, pin
+
         try:
             if info.context == FETCH:
                 return pin(value, tokenizer_only=tokenizer_only)
