@@ -200,7 +200,8 @@ def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(
 ) -> None:
     ranks, settings = GRID[layout]
     place = ranks - 1 if rank == "last" else 0
-    # Starts of four ranks take long; a single rank is killed at each operation.
+    # The first of four ranks has most operations, and their starts take long.
+    stride = 2 if ranks == 4 and not place else 1
     assert assert_survives_each_kill_in_a_save(
-        own_root, ranks=ranks, rank=place, settings=settings, inject=inject, stride=ranks // 2
+        own_root, ranks=ranks, rank=place, settings=settings, inject=inject, stride=stride
     )
