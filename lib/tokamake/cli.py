@@ -168,8 +168,9 @@ SEVERAL_FILES = {
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
 ONLINE = {"fetch", "fetch-batch", "plan", "push", "train"}
-"""Subcommands that may use the Hugging Face Hub; `train` may, for its trackers. In all others,
-libraries do not ask it for files that they have: compute nodes have no network."""
+"""Subcommands that may use the Hugging Face Hub; `train` is here for its trackers. In all others,
+HF_HUB_OFFLINE is set: libraries would ask for files that they have, and compute nodes have no
+network."""
 
 _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""

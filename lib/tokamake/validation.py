@@ -29,7 +29,7 @@ def validate(
         model: the model.
         value: a parsed document.
         where: place of the document, for messages.
-        context: what validators of fields are told.
+        context: options for the validators of fields.
 
     Raises:
         UserError: a line per mistake: file, key, value, remedy.

@@ -1,8 +1,7 @@
 """Models of the Hugging Face Hub: which files tokamake reads, pinned at a commit.
 
-The files that an address stands for are listed once, in a list beside the folder of the commit. A
-workflow brings config and tokenizer before its checks, which read them; a job brings each file of
-the weights.
+A JSON file beside the folder of a commit lists what an address stands for. A workflow downloads
+config and tokenizer before its checks, which read them; a job downloads each file of the weights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -110,7 +109,8 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
     try:
         path = pinned_path(address)
         files = _read_list(path, tokenizer_only=tokenizer_only) if path else []
-        if not files:
+        is_listed = bool(files)
+        if not is_listed:
             commit = _commit(path) if path else None
             if path and not (commit or parsed.is_commit):
                 raise UserError(
@@ -118,12 +118,12 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
                     f"fetch {address}`, which takes the commit of today"
                 )
             files = list_model(_at(parsed, commit) or address, tokenizer_only=tokenizer_only)
-            _check_form(files, address=address, tokenizer_only=tokenizer_only)
-            _write_list(parsed, files, tokenizer_only=tokenizer_only)
-            if not path:
-                link_revision(address, files[0])
-                path = pinned_path(address)
         _check_form(files, address=address, tokenizer_only=tokenizer_only)
+        if not is_listed:
+            _write_list(parsed, files, tokenizer_only=tokenizer_only)
+        if not path:
+            link_revision(address, files[0])
+            path = pinned_path(address)
         for file in files:
             _bring(file)
     except OSError as error:
