@@ -133,7 +133,7 @@ def _errors_naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic(
-    *paths: Path, optional: Collection[Path] = (), vouching: int = 1
+    *paths: Path, optional: Collection[Path] = (), vouching: int = 1, sync_folders: bool = True
 ) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
 
@@ -144,6 +144,8 @@ def atomic(
         paths: files to write.
         optional: paths that need not be written. If one is not, its old file is removed.
         vouching: number of manifests at the end of `paths`.
+        sync_folders: whether to flush the new names to disk; False: the caller does so later, once
+            for many files.
     """
     with _errors_naming(paths[0]):
         if len(paths) == 1 and (stream := _stream(paths[0])):
@@ -170,7 +172,7 @@ def atomic(
             _remove(targets[path] for path in [*manifests, *unwritten])
             for path in written:
                 temporaries[path].replace(targets[path])
-            for parent in {target.parent for target in targets.values()}:
+            for parent in {target.parent for target in targets.values()} if sync_folders else ():
                 sync(parent)
         finally:
             _unlink(temporaries.values())

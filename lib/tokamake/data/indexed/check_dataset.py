@@ -257,7 +257,8 @@ class TokenScan:
         tokens = np.frombuffer(block, self._dtype, count)
         highest = np.iinfo(self._dtype).max if self._vocab_size is None else self._vocab_size - 1
         # min and max need no temporary array; most blocks are valid.
-        if len(tokens) and (tokens.min() < 0 or tokens.max() > highest):
+        is_signed = self._dtype.kind == "i"
+        if len(tokens) and (tokens.max() > highest or (is_signed and tokens.min() < 0)):
             invalid = (tokens < 0) | (tokens > highest)
             if self._first_invalid is None:
                 position = int(invalid.argmax())

@@ -23,6 +23,8 @@ from tokamake.errors import UserError
 _TNTIDX = b"TNTIDX\0\0"
 _TNT_HEADER = struct.Struct("<8sQQQQQQ")
 _CHUNK = 1 << 20
+_SMALL = 1 << 16
+"""Bytes of an index that is read at once: of thousands of small files, opening takes the time."""
 
 
 class Column(NamedTuple):
@@ -36,12 +38,18 @@ class Column(NamedTuple):
     """<i4 or <i8."""
     length: int
     """Number of elements."""
+    content: bytes = b""
+    """The whole index file, if it is small."""
 
     def read(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Read up to `count` numbers from index `first` on, as int64."""
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset + first * np.dtype(self.dtype).itemsize)
-            return np.fromfile(stream, self.dtype, count).astype(np.int64, copy=False)
+        offset = self.offset + first * np.dtype(self.dtype).itemsize
+        count = min(count, self.length - first)
+        if self.content:
+            numbers = np.frombuffer(self.content, self.dtype, count, offset)
+        else:
+            numbers = np.fromfile(self.path, self.dtype, count, offset=offset)
+        return numbers.astype(np.int64, copy=False)
 
     def chunks(self, size: int = _CHUNK) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the numbers in order, at most `size` at a time, as int64."""
@@ -81,17 +89,18 @@ def read_layout(idx: Path) -> IndexLayout:
     Raises:
         UserError: the format is unknown, or the size of the file does not follow from its header.
     """
-    with idx.open("rb") as stream:
-        magic = stream.read(len(_TNTIDX))
-    if magic == _TNTIDX:
+    with idx.open("rb", buffering=0) as stream:
+        first = stream.read(_SMALL)
+    if first.startswith(_TNTIDX):
         return _read_tntidx(idx)
     code, sequences, bounds = read_header(idx)
     offset = HEADER.size
+    content = first if len(first) == offset + 12 * sequences + 8 * bounds else b""
     return IndexLayout(
         code,
-        Column(idx, offset, "<i4", sequences),
-        Column(idx, offset + 4 * sequences, "<i8", sequences),
-        Column(idx, offset + 12 * sequences, "<i8", bounds),
+        Column(idx, offset, "<i4", sequences, content),
+        Column(idx, offset + 4 * sequences, "<i8", sequences, content),
+        Column(idx, offset + 12 * sequences, "<i8", bounds, content),
         in_tokens=False,
     )
 

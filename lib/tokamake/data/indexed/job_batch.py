@@ -6,6 +6,7 @@ workflow asks for batch files only: 100,000 shards are a few hundred files to Sn
 
 import os
 from collections.abc import Callable, Container, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,18 +19,31 @@ _DELETED = "deleted_inputs"
 """Key of a batch file: its datasets were made from shards that were deleted on purpose."""
 
 
-def make_each(members: Iterable[Member], make: Callable[[Member], None]) -> None:
+def make_each(
+    members: Iterable[Member], make: Callable[[Member], None], *, threads: int = 1
+) -> None:
     """Call `make` for all members, also after one of them fails.
+
+    Args:
+        members: what to make.
+        make: makes one of them.
+        threads: number of members at a time.
 
     Raises:
         UserError: at least one failed; the message has a line for each.
     """
-    reasons = []
-    for member in members:
+
+    def attempt(member: Member) -> str:
         try:
             make(member)
         except UserError as error:
-            reasons.append(str(error))
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(threads) as pool:
+        # A single member at a time stays in the main thread, where a signal ends it at once.
+        attempts = pool.map(attempt, members) if threads > 1 else map(attempt, members)
+        reasons = [reason for reason in attempts if reason]
     if reasons:
         raise UserError("\n".join(reasons))
 
@@ -47,10 +61,15 @@ def write_batch(
 ) -> None:
     """Write the batch file of datasets below `folder`.
 
+    It flushes the names of their files to disk first.
+
     Keys: `batch`, the name; `members`, a list of `prefix` (relative to the folder), `bytes` and
     `sha256` of each file, `documents` and `tokens`; `deleted_inputs`, if shards were deleted.
     """
     members = []
+    prefixes = list(prefixes)
+    for parent in {prefix.parent for prefix in prefixes}:
+        files.sync(parent)
     for prefix in prefixes:
         manifest = read_manifest(prefix)
         copied = {key: manifest[key] for key in ("bytes", "sha256", "documents", "tokens")}

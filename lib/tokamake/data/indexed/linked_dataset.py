@@ -58,8 +58,6 @@ def write_linked(
     check_tokenizer(prefix, tokenizer)
     dataset = open_merge_input(prefix)
     ranges = _checked_tokens(dataset, tokenizer, has_eod=has_eod)
-    # What is written over a link would go to the file that it names.
-    remove_links(output)
     known = dataset.manifest or {"inputs": []}
     facts = {
         "tokenizer": tokenizer.fingerprint,
@@ -72,6 +70,8 @@ def write_linked(
     }
     if dataset.layout.in_tokens or dataset.dtype.kind == "f":
         dtype = common_dtype([dataset])
+        # What is written over a link would go to the file that it names.
+        remove_links(output)
         write_merged([dataset], output, corpus=corpus, dtype=dtype, request=request, stated=facts)
         return
     source = {"path": str(prefix), "inputs": raw_inputs(known), "sha256": known.get("sha256", {})}
@@ -88,7 +88,8 @@ def write_linked(
             **facts,
         },
     )
-    print(f"{output}: links to {prefix}, {counted(dataset.tokens, 'token')}")
+    # One string: threads print at the same time.
+    print(f"{output}: links to {prefix}, {counted(dataset.tokens, 'token')}\n", end="")
 
 
 def remove_links(output: Path) -> None:
@@ -153,15 +154,23 @@ def _check_eod(binary: Path, num_open: int, *, num_documents: int, eod: int) -> 
 def _link(
     dataset: MergeInput, output: Path, *, ranges: list[HashedRange], manifest: dict[str, Any]
 ) -> None:
-    names = [bin_path, idx_path, sources_path]
-    targets = {name(output): name(dataset.prefix).resolve() for name in names}
-    sources = sources_path(output)
-    with atomic(*targets, manifest_path(output), optional=[sources]) as temporary:
-        *links, manifest_file = temporary
-        for link, target in zip(links, targets.values(), strict=True):
-            if target.exists():
-                link.symlink_to(target)
-        existing = [link for link in links if link.exists()]
-        hashes = sizes_and_hashes(*existing, bin_sha256=joined_sha256(ranges))
-        parts = {"parts": [list(hashed) for hashed in ranges]} if len(ranges) > 1 else {}
-        write_manifest(manifest_file, {**manifest, **hashes, **parts})
+    """Make links to the files of a dataset, then write the manifest.
+
+    `write_batch` flushes the names to disk, once for all datasets of a batch.
+    """
+    folder = dataset.prefix.parent.resolve()
+    links = []
+    # The old manifest goes first and the new one comes last: links without it are an unfinished
+    # dataset. So each may be made in place.
+    manifest_path(output).unlink(missing_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for name in (bin_path, idx_path, sources_path):
+        link, target = name(output), folder / name(dataset.prefix).name
+        link.unlink(missing_ok=True)
+        if target.exists():
+            link.symlink_to(target)
+            links.append(link)
+    hashes = sizes_and_hashes(*links, bin_sha256=joined_sha256(ranges))
+    parts = {"parts": [list(hashed) for hashed in ranges]} if len(ranges) > 1 else {}
+    with atomic(manifest_path(output), sync_folders=False) as (temporary,):
+        write_manifest(temporary, {**manifest, **hashes, **parts})

@@ -1,5 +1,6 @@
 """Stage `merge-batch`: the merged datasets of a job batch, from shards or existing datasets."""
 
+import os
 from pathlib import Path
 
 from tokamake.errors import UserError
@@ -67,10 +68,7 @@ def merge_batch(
             request=request,
         )
 
-    def make(group: PlannedMerge) -> None:
-        if group.dataset:
-            make_linked(group)
-            return
+    def make_merged(group: PlannedMerge) -> None:
         prefixes = shard_prefixes(group, input)
         # Everything that determines a merged dataset is in its manifest.
         manifests = [read_manifest(prefix) for prefix in prefixes]
@@ -86,7 +84,10 @@ def merge_batch(
             )
 
     groups = batch_merged(plan, batch)
-    job_batch.make_each(groups, make)
+    # One thread waits for the disk while the others read and hash.
+    threads = len(os.sched_getaffinity(0)) + 1
+    job_batch.make_each([group for group in groups if group.dataset], make_linked, threads=threads)
+    job_batch.make_each([group for group in groups if not group.dataset], make_merged)
     keep_shards = read_plan(plan).keep_shards
     if not keep_shards:
         delete_merged_shards(groups, input, merged=output)

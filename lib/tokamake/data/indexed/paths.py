@@ -1,6 +1,7 @@
 """Paths of the files of an indexed dataset, derived from its prefix."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 _NUMBERED = re.compile(r"(.+?)-\d{4,}(?:-of-\d{4,})?(?=_|$)")
@@ -11,8 +12,13 @@ def file_path(prefix: Path, name: str) -> Path:
 
     A prefix may contain dots, so `with_suffix` would be wrong.
     """
-    named = prefix if prefix.name else prefix.resolve()  # the current folder has no name
-    return Path(f"{named}.{name}")
+    # The current folder has no name.
+    return _file_path(prefix if prefix.name else prefix.resolve(), name)
+
+
+@lru_cache(maxsize=256)  # the paths of one dataset are asked for twenty times
+def _file_path(prefix: Path, name: str) -> Path:
+    return Path(f"{prefix}.{name}")
 
 
 def bin_path(prefix: Path) -> Path:
