@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.checkpoint.detect import suggesting_other_step
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
-from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from tokamake.config.resolved_run import Run
 
 
 class LoadedModel(NamedTuple):
@@ -51,10 +52,15 @@ def load_model(checkpoint: Checkpoint) -> LoadedModel:
     return LoadedModel(checkpoint, model, device)
 
 
-def run_of(checkpoint: Checkpoint) -> Run | None:
+def run_of(checkpoint: Checkpoint) -> "Run | None":
     """The run that saved a checkpoint; None: another program did, or its run.yaml is lost."""
     path = checkpoint.path / "run.yaml"
-    return read_run(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    # The settings of a run take long to import, and most conversions need none.
+    from tokamake.config.resolved_run import read_run
+
+    return read_run(path)
 
 
 def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
@@ -102,7 +108,7 @@ def _stated_tokenizer(checkpoint: Checkpoint) -> Path:
     )
 
 
-def _places(path: Path, run: Run, *, checkpoint: Checkpoint) -> Iterator[Path]:
+def _places(path: Path, run: "Run", *, checkpoint: Checkpoint) -> Iterator[Path]:
     """Where a path of a run.yaml may be: relative to this folder, or to that of the workflow."""
     yield path
     output, folder = run.output.parts, checkpoint.path.resolve().parent.parts

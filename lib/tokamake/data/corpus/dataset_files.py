@@ -6,12 +6,13 @@ of a weighting file. It reads no file.
 
 from collections.abc import Iterator
 from glob import glob, has_magic
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
 from tokamake.data.corpus.stamps import file_stamp
-from tokamake.data.readers import natural_key
+from tokamake.data.readers import in_natural_order
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.remote.remote_file import is_remote
@@ -39,7 +40,7 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
             weighting file name one dataset.
     """
     datasets = _listed(corpus) if corpus.listed else _named(corpus)
-    return sorted(datasets, key=lambda dataset: natural_key(dataset.prefix))
+    return in_natural_order(datasets, path=attrgetter("prefix"))
 
 
 def _named(corpus: Corpus) -> list[DatasetFiles]:

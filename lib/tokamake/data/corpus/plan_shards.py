@@ -23,6 +23,7 @@ _EXPANSION = {
     ".bz2": 4.5,
     ".parquet": 3.0,
 }
+_EXPANDED = tuple(_EXPANSION)
 
 
 def cut_shards(
@@ -97,7 +98,8 @@ def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: b
 
 def make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -> PlannedShard:
     paths = tuple([file.path for file in files])
-    return PlannedShard(name, paths, byte_range, size, stamp(files), stamps(files))
+    parts = stamps(files)
+    return PlannedShard(name, paths, byte_range, size, stamp(files, parts), parts)
 
 
 def is_divisible(file: RawFile, format: str = "") -> bool:
@@ -136,6 +138,8 @@ def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
 def _text_bytes(file: RawFile) -> float:
     """Estimate the decompressed size of a raw file."""
     if file.modified is None and not file.is_remote:  # a declared size is uncompressed already
+        return file.size
+    if not file.path.endswith(_EXPANDED):
         return file.size
     return file.size * _EXPANSION.get(_extension(file.path), 1.0)
 

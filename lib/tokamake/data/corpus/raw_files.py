@@ -9,13 +9,14 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
 from tokamake.data.corpus.stamps import DECLARED, file_stamp
-from tokamake.data.readers import expand, natural_key
+from tokamake.data.readers import expand, in_natural_order
 from tokamake.errors import UserError
 from tokamake.files import digest, glob_expression
 from tokamake.remote.remote_file import RemoteFile, is_remote
@@ -77,7 +78,7 @@ def raw_files(
                 f"{corpus.where}: files: {pattern}: {fault}; fix the column, whose paths start "
                 f"from {Path.cwd()}"
             )
-    return sorted(files.values(), key=lambda file: natural_key(file.path))
+    return in_natural_order(files.values(), path=attrgetter("path"))
 
 
 def stamps(files: Sequence[RawFile]) -> tuple[str, ...]:
@@ -91,9 +92,14 @@ def stamps(files: Sequence[RawFile]) -> tuple[str, ...]:
     )
 
 
-def stamp(files: Sequence[RawFile]) -> str:
-    """Return a string that changes if a file is changed, touched or removed."""
-    parts = stamps(files)
+def stamp(files: Sequence[RawFile], parts: tuple[str, ...] = ()) -> str:
+    """Return a string that changes if a file is changed, touched or removed.
+
+    Args:
+        files: raw files.
+        parts: their stamps, if they are known.
+    """
+    parts = parts or stamps(files)
     if len(parts) == 1:
         return parts[0]
     return digest([(file.path, part) for file, part in zip(files, parts, strict=True)])

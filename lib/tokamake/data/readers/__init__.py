@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokamake.data.readers._compression import SUFFIXES as COMPRESSION_SUFFIXES
 from tokamake.data.readers._detect import look, sniff
-from tokamake.data.readers._file_names import expand, natural_key
+from tokamake.data.readers._file_names import expand, in_natural_order, natural_key
 from tokamake.data.readers._input import Input, readers, reading
 from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8
 from tokamake.errors import UserError
@@ -24,6 +24,7 @@ __all__ = [
     "RecordBlock",
     "Utf8",
     "expand",
+    "in_natural_order",
     "natural_key",
     "open_input",
     "parse_range",

@@ -3,9 +3,10 @@
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from glob import glob, has_magic
 from pathlib import Path
+from typing import TypeVar
 
 from tokamake.data.readers import text
 from tokamake.data.readers._detect import content_suffix
@@ -13,10 +14,12 @@ from tokamake.data.readers._input import reading
 from tokamake.errors import UserError
 from tokamake.files import read_json
 
+Item = TypeVar("Item")
 File = tuple[str, os.stat_result]
 
 _REMEDY = "save the dataset again"
 _NUMBER = re.compile(r"\d+")
+_SAME_DIGIT = str.maketrans("123456789", "000000000")
 
 
 def natural_key(path: str) -> str:
@@ -28,6 +31,16 @@ def natural_key(path: str) -> str:
 def _with_length(number: re.Match[str]) -> str:
     digits = number[0].lstrip("0")
     return f"{len(digits):03d}{digits}"
+
+
+def in_natural_order(items: Iterable[Item], path: Callable[[Item], str]) -> list[Item]:
+    """Sort items by their paths, with 2 before 10."""
+    items = list(items)
+    # Paths that differ in digits only, such as 001 and 010, are in natural order as texts, which
+    # takes a tenth of the time.
+    shapes = {path(item).translate(_SAME_DIGIT) for item in items}
+    key = path if len(shapes) <= 1 else (lambda item: natural_key(path(item)))
+    return sorted(items, key=key)
 
 
 def expand(names: Iterable[str | Path]) -> list[Path]:
