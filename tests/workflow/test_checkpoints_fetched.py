@@ -1,14 +1,25 @@
 """A model and its tokenizer by address: the dry run checks them, and a job brings the weights."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from tests.support.web_server import Server
-from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, jobs, make_workspace, snakemake
+from tests.support.workflows import (
+    ARCHITECTURE,
+    CONFIG,
+    MINE,
+    jobs,
+    make_workspace,
+    snakemake,
+    snakemake_alone,
+)
 from tokamake import files
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
@@ -100,6 +111,49 @@ def test_a_job_brings_the_weights_of_a_model(
     missing = snakemake(home, "-n", *MINE, target)
     assert jobs(missing) == {"fetch_weights": 2, "import_checkpoint": 1}
     assert f"not in {tmp_path / 'cache'}, and HF_HUB_OFFLINE is set: {ADDRESS}@" in missing.stderr
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+def test_two_runs_train_from_pickled_weights_in_a_subfolder(
+    home: Path, model: Path, server: Server
+) -> None:
+    weights = torch_states(model)
+    for path in model.glob("*.safetensors*"):
+        path.unlink()
+    torch.save(weights, model / "pytorch_model.bin")
+    server.repositories["models/org/tiny"] = {
+        "README.md": b"two sizes",
+        **{f"small/{path.name}": path.read_bytes() for path in model.iterdir()},
+    }
+    server.large = {"small/pytorch_model.bin"}
+    config = yaml.safe_load((home / "my.yaml").read_text())
+    config |= {"model": {"checkpoint": f"{ADDRESS}/small"}}
+    config |= {"tokenizer": {"path": f"{ADDRESS}/small"}}
+    config["train"] |= {"train_steps": 2, "evaluation_interval": 2}
+    for run, rate in {"first": 0.02, "second": 0.01}.items():
+        config["train"]["optimizer"] = {"learning_rate": rate}
+        (home / f"{run}.yaml").write_text(yaml.safe_dump({**config, "run": run}))
+        target = f"results/{run}/evaluate.json"
+        result = snakemake_alone(home, "--configfile", f"{run}.yaml", "--", target)
+        assert result.returncode == 0, result.stdout + result.stderr
+    requests = [request for request in server.downloads() if "pytorch_model.bin" in request]
+    assert len(requests) == 1
+    losses = [
+        json.loads((home / f"results/{run}/evaluate.json").read_text())["overall"]["loss"]
+        for run in ("first", "second")
+    ]
+    assert losses[0] != losses[1]
+    assert all(0 < loss < 8 for loss in losses)
+
+
+def torch_states(model: Path) -> dict[str, torch.Tensor]:
+    """Weights of a model's safetensors files."""
+    return {
+        name: tensor
+        for path in sorted(model.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
 
 
 def test_without_a_network_the_dry_run_names_the_address(
