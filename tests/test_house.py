@@ -247,158 +247,19 @@ def test_profiles_have_a_launch_script() -> None:
     assert "default" not in {path.name for path in profiles}  # it would override every other
 
 
-TESTED_THROUGH = {
-    # Parts of checkpoint formats: conversions read back what they write, in all layouts.
-    "checkpoint/test_convert_grid.py": [
-        *("checkpoint/deepspeed/mds_pipeline/format", "checkpoint/deepspeed/pipeline"),
-        *("checkpoint/hf/config_json", "checkpoint/hf/safetensors_files"),
-        *("checkpoint/megatron_model/args_writer", "checkpoint/megatron_model/module_tree"),
-        *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
-        "checkpoint/tensors/checkpoint",
-        *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
-    ],
-    "checkpoint/test_convert_optimizer_states.py": [
-        *("checkpoint/deepspeed/folder", "checkpoint/megatron_model/optimizer_states"),
-        "checkpoint/torch_files/torch_archive",
-    ],
-    "checkpoint/megatron_model/test_model_arguments.py": ["checkpoint/megatron_model/args_reader"],
-    "checkpoint/torch_dist/test_format.py": [
-        *("checkpoint/torch_dist/common_state", "checkpoint/torch_dist/optimizer_reader"),
-        *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
-        "checkpoint/torch_files/dcp_metadata_writer",
-    ],
-    "checkpoint/native/test_format.py": [
-        *("checkpoint/native/archive_tensors", "checkpoint/native/dcp_reader"),
-        *("checkpoint/native/folder", "checkpoint/native/training_state"),
-    ],
-    "checkpoint/torch_files/test_archive_writer.py": [
-        *("checkpoint/torch_files/pickle_reader", "checkpoint/torch_files/pickle_writer"),
-    ],
-    # Sections of the config: a mistake in each is one line of the whole config.
-    "config/test_root.py": ["config/data", "config/fields", "config/resolved_run"],
-    "config/test_runs.py": ["config/model"],
-    "config/test_optimization.py": ["config/schedule", "config/training"],
-    # Parts of a stage, which its test runs on small files.
-    "data/corpus/test_find_duplicates.py": [
-        *("data/corpus/document_rows", "data/corpus/hash_documents"),
-    ],
-    "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],
-    "data/corpus/test_train_tokenizer.py": ["data/tokenizers/_trainers"],
-    "data/indexed/test_describe.py": [
-        *("data/indexed/index_reader", "data/indexed/length_histogram"),
-    ],
-    "data/indexed/test_linked_dataset.py": ["data/indexed/merge_batch"],
-    "data/indexed/test_merge.py": [
-        *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merge_groups"),
-        "data/indexed/merged_dataset",
-    ],
-    "data/indexed/test_trace.py": ["data/indexed/document_sources"],
-    "data/mixture/test_lint_weights.py": ["data/indexed/token_counts"],
-    "data/tokenize/test_tokenize_batch.py": [
-        *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
-    ],
-    "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
-    "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
-    "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
-    "generate/test_generate.py": ["generate/decoding"],
-    "report/test_figures.py": [
-        *("report/length_figure", "report/metrics_history", "report/mixture", "report/style"),
-    ],
-    "report/test_plot.py": ["report/html_pages", "report/tables"],
-    "status/test_status.py": ["status/training"],
-    # Plug-ins of a kind and what they share, compared with packages that others wrote.
-    "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],
-    "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],
-    "data/tokenizers/test_byte_level.py": [
-        *("data/tokenizers/_character_classes", "data/tokenizers/_unicode_differences"),
-    ],
-    "data/tokenizers/test_gigatoken.py": ["data/tokenizers/_exactness"],
-    "data/tokenizers/test_tokenizers.py": ["data/tokenizers/_fast"],
-    "optim/test_optim.py": ["optim/_groups", "optim/adopt"],
-    "optim/test_optim_packages.py": ["optim/muon"],
-    "optim/test_optimizer_base.py": ["optim/adafactor", "optim/lamb", "optim/schedule_free_adamw"],
-    # Models and layers, compared with torch and transformers.
-    "models/llama/test_model.py": ["models/common/language_model", "models/common/layers"],
-    "parallel/test_context.py": [
-        *("models/common/recompute", "parallel/attention", "parallel/kernels", "parallel/ring"),
-    ],
-    "parallel/test_tensor.py": ["parallel/collectives", "parallel/sharding"],
-    # Training over ranks, with each back end.
-    "train/test_trainer.py": ["train/validation"],
-    "train/checkpoints/test_resume.py": [
-        "train/checkpoints/resume_state",
-        "train/checkpoints/run_digest",
-    ],
-    "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
-    "train/trials/test_trial_steps.py": [
-        "train/trials/benchmark_train",
-        "train/trials/find_learning_rate",
-    ],
-    "train/backends/test_native_layouts.py": [
-        *("parallel/pipeline", "train/backends/_base", "train/backends/native"),
-        "train/pipeline_stages",
-    ],
-    "train/backends/test_deepspeed.py": ["train/backends/_deepspeed_partitions"],
-    "train/backends/test_deepspeed_settings.py": [
-        *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
-    ],
-    "checkpoint/test_format_protocol.py": ["plugins"],
-}
-"""Modules without a test file of their name, by the test that runs them."""
-
-NO_MODULE = [
-    # The repository as a whole.
-    *("test_docs.py", "test_fresh.py", "test_house.py", "test_parameters.py"),
-    "test_private_names.py",
-    # The whole workflow, end to end.
-    *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
-    *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm")),
-    "workflow/test_slurm_training.py",
-    # Snakemake with the whole PBS executor.
-    *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
-    # All families; two hosts.
-    *("models/test_packed_documents.py", "train/test_two_hosts.py"),
-]
-"""Tests that no module of the library names."""
-OTHER_FOLDERS = {
-    "pbs_executor": ROOT / "lib/snakemake_executor_plugin_pbs",
-    "sbatch_executor": ROOT / "lib/snakemake_executor_plugin_sbatch",
-    "support": ROOT / "tests/support",
-}
-"""Folders of tests that mirror another folder than their own name says."""
-TESTS = ROOT / "tests"
-
-
-def test_each_module_of_60_lines_has_a_test_file_of_its_name() -> None:
-    exceptions = [PACKAGE / f"{name}.py" for names in TESTED_THROUGH.values() for name in names]
-    assert all((TESTS / path).exists() for path in TESTED_THROUGH)
-    long = {path for path in MODULES if len(path.read_text().splitlines()) >= 60}
-    assert {path for path in long if not mirror(path).exists()} == set(exceptions)
-    assert len(exceptions) == len(set(exceptions))
-
-
-def mirror(path: Path) -> Path:
-    """The test file of a module; that of a package has the name of its folder."""
-    name = path.parent.name if path.stem == "__init__" else path.stem.removeprefix("_")
-    return TESTS / path.parent.relative_to(PACKAGE) / f"test_{name}.py"
-
-
-def test_each_test_file_names_a_module_or_a_folder() -> None:
-    paths = {str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
-    assert {path for path in paths if not names_a_module(Path(path))} == set(NO_MODULE)
-
-
-def names_a_module(test: Path) -> bool:
-    """Whether a test is called test_<module>.py or test_<module>_<subject>.py."""
-    folder = OTHER_FOLDERS.get(str(test.parent), PACKAGE / test.parent)
-    names = {path.stem.removeprefix("_") for path in [*folder.glob("*.py"), *folder.glob("*/")]}
-    names |= {folder.name, "csrc"}  # lib/csrc
-    subject = test.stem.removeprefix("test_")
-    return any(f"{subject}_".startswith(f"{name}_") for name in names if name)
-
-
 def test_pip_knows_the_names_of_extras() -> None:
     """pip installs nothing for an extra whose name has an underscore, and only warns."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name in project["optional-dependencies"]:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
+
+
+def test_each_class_name_means_one_thing() -> None:
+    """Except for plug-ins, whose class has the name of their kind."""
+    modules_of: dict[str, set[Path]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules_of.setdefault(node.name.removeprefix("_"), set()).add(path)
+    shared = {name for name, paths in modules_of.items() if len(paths) > 1}
+    assert shared == {"Engine", "Model", "Tracker"}

@@ -1,16 +1,21 @@
 """The model card of a made-up run: fields of the Hub, data, training, use."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
 from tests.support.finished_run import make_inputs
+from tokamake.config.architecture import read_architecture
 from tokamake.config.resolved_run import read_run
+from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.report.model_card import model_card
+from tokamake.validation import validate
 
 
 @pytest.fixture
@@ -52,13 +57,28 @@ def test_it_says_what_is_known_and_nothing_else(inputs: dict[str, Path], tmp_pat
     ):
         assert part in text, part
     assert "Training started from" not in text
-    (block,) = (part.partition("```")[0] for part in text.split("```yaml\n")[1:])
-    stated = yaml.safe_load(block)
+
+
+def files_of(text: str) -> dict[str, Any]:
+    """The YAML files that a card states, by name."""
+    pattern = r"`([\w-]+\.yaml)`:\n\n```yaml\n(.*?)```"
+    return {name: yaml.safe_load(block) for name, block in re.findall(pattern, text, re.DOTALL)}
+
+
+def test_its_files_train_the_model_again(inputs: dict[str, Path], tmp_path: Path) -> None:
+    stated = files_of(card(inputs, tmp_path / "card.md").text)
     run = read_run(inputs["config"])
-    assert (stated["run"], stated["seed"]) == ("trial", run.seed)
-    # The config that the card states is that of the run.
-    settings = TrainSettings.model_validate(stated["train"])
-    assert settings.model_dump() == run.train.model_dump()
+    for name, settings in stated.items():
+        (tmp_path / name).write_text(yaml.safe_dump(settings))
+    assert read_architecture(tmp_path / "trial-model.yaml") == run.architecture
+    config = validate(Config, stated["trial.yaml"], str(tmp_path / "trial.yaml"))
+    assert (config.run, config.seed) == ("trial", run.seed)
+    assert config.model.stated == Path("trial-model.yaml")
+    assert config.train.model_dump() == TrainSettings(**run.train.model_dump()).model_dump()
+
+    continued = files_of(card(inputs, tmp_path / "b.md", base_model="org/base").text)
+    assert [*continued] == ["trial.yaml"]
+    assert continued["trial.yaml"]["model"] == {"checkpoint": "hf://org/base"}
 
 
 def test_the_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:

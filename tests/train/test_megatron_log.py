@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from tests.support.megatron_logs import megatron_lines
-from tokamake.train.megatron_log import Interval, scalars, training_line, validation_lines
+from tokamake.train.megatron_log import IntervalMeans, scalars, training_line, validation_lines
 from tokamake.train.metrics import Record
 
 NOW = datetime(2026, 8, 9, 1, 2, 3, 45)
@@ -24,12 +24,12 @@ RECORD: Record = {
 }
 
 
-def line_of(record: Record, interval: Interval) -> str:
+def line_of(record: Record, interval: IntervalMeans) -> str:
     return training_line(record, interval, train_steps=500000, num_devices=4, now=NOW)
 
 
 def test_a_training_line_is_megatrons() -> None:
-    assert line_of(RECORD, Interval(2.4375, 1, 2)) == (
+    assert line_of(RECORD, IntervalMeans(2.4375, 1, 2)) == (
         " [2026-08-09 01:02:03.000045] iteration      120/  500000 | consumed samples:        30720"
         " | elapsed time per iteration (ms): 1234.5 | learning rate: 9.100000E-05"
         " | global batch size:   256 | lm loss: 2.437500E+00 | loss scale: 65536.0"
@@ -40,7 +40,7 @@ def test_a_training_line_is_megatrons() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     record = {name: RECORD[name] for name in RECORD if name not in ("grad_norm", "loss_scale")}
-    (line,) = megatron_lines(line_of(record, Interval(math.nan, 3, 0)))
+    (line,) = megatron_lines(line_of(record, IntervalMeans(math.nan, 3, 0)))
     assert not {"lm loss", "grad norm"} & line.keys()
     assert (line["loss scale"], line["number of skipped iterations"]) == (1.0, 3)
 

@@ -10,7 +10,7 @@ rule doctor:
     benchmark:
         "results/benchmarks/doctor/{place}.tsv"
     priority: 100
-    retries: 0  # unlike other rules: its report is wanted at once
+    retries: 0  # a person waits for its report
     resources:
         nodes=1,
         tasks=1,

@@ -334,7 +334,7 @@ def _add_done(notes: Path, not_finite: dict[str, bool], written: list[Path]) -> 
 def _read_done(notes: Path) -> dict[str, bool]:
     """Read the finished tensors, and whether each holds NaN or infinity."""
     text = (notes / _DONE).read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()  # a truncated last line counts for nothing
+    lines = text[: text.rfind("\n") + 1].splitlines()  # without a truncated last line
     return {line.removeprefix(_NOT_FINITE): line.startswith(_NOT_FINITE) for line in lines}
 
 

@@ -8,7 +8,7 @@ from tokamake.config.fields import Settings
 
 
 class BadStepSettings(Settings):
-    """What to do after a step with bad numbers. All ranks decide alike."""
+    """Action after a step with bad numbers, the same on all ranks."""
 
     not_finite: Literal["stop", "skip", "rewind", "lower_rate"] = "stop"
     """Action if the loss or the gradient norm is NaN or infinite. Such a step never updates the

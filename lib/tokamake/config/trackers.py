@@ -1,4 +1,4 @@
-"""Settings of trackers, with which people follow runs."""
+"""Settings of experiment trackers: TensorBoard, Weights & Biases, MLflow, trackio."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class TrackerSettings(Settings):
-    """Trackers, with which people follow runs. They get the records of metrics.jsonl."""
+    """Experiment trackers. They get the records of metrics.jsonl."""
 
     names: Annotated[tuple[Annotated[str, plug_in(FOLDER)], ...], AfterValidator(_once)] = ()
     """Names of files in lib/tokamake/train/trackers, such as [wandb]. Empty: none."""

@@ -1,4 +1,4 @@
-"""Dropout whose masks follow from counters: the same however ranks share the work.
+"""Dropout whose masks follow from counters: the same in every parallel layout.
 
 Whether a number is dropped is a hash of seed, place in the model, sample, position and column
 (counter-based random numbers: Salmon et al. 2011, doi 10.1145/2063384.2063405). No generator has a

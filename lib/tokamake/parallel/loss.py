@@ -160,7 +160,9 @@ def _log_sum_exp(logits_NV: Tensor) -> Tensor:
 def _to_gradient(
     logits_NV: Tensor, lse_N: Tensor, index_N: Tensor, minus_one_N: Tensor, factor_N: Tensor
 ) -> None:
-    """Overwrite logits with their gradient; a comparison replaces the scatter, which reads twice.
+    """Overwrite logits with their gradient.
+
+    A comparison replaces scatter, which would read the logits twice.
 
     Args:
         logits_NV: logits, in place.

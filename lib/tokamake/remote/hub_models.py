@@ -114,8 +114,8 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
             commit = _commit(path) if path else None
             if path and not (commit or parsed.is_commit):
                 raise UserError(
-                    f"{address}: the lists of its files beside {path} are gone; run `tokamake "
-                    f"fetch {address}`, which takes the commit of today"
+                    f"{address}: the lists of its files next to {path} are missing; run `tokamake "
+                    f"fetch {address}` to pin the current commit"
                 )
             files = list_model(_at(parsed, commit) or address, tokenizer_only=tokenizer_only)
         _check_form(files, address=address, tokenizer_only=tokenizer_only)

@@ -54,7 +54,7 @@ def model_card(
         _data(corpora, sources),
         _training(run, trained),
         _use(),
-        _reproduction(run, trained),
+        _reproduction(run, trained, base_model=base_model),
     ]
     write_text(output, "\n".join(sections))
     print(f"{output}: model card of run {run.run}")
@@ -139,27 +139,49 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 """
 
 
-def _reproduction(run: "Run", trained: dict[str, Any]) -> str:
+def _reproduction(run: "Run", trained: dict[str, Any], *, base_model: str | None) -> str:
     import yaml
 
+    def block(settings: dict[str, Any]) -> str:
+        return f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n"
+
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
+    shape = run.architecture.model_dump(mode="json", exclude_defaults=True)
     # Trackers may have addresses of the people who trained it.
     train = run.train.model_dump(mode="json", exclude_defaults=True, exclude={"trackers"})
-    settings = {"run": run.run, "seed": run.seed, "train": train}
+    file = f"{run.run}-model.yaml"
+    start = {"checkpoint": f"hf://{base_model}"} if base_model else {"architecture": file}
+    settings = {
+        "run": run.run,
+        "seed": run.seed,
+        "corpora": f"{run.run}.tsv",
+        "tokenizer": {"path": "PATH"},
+        "model": start,
+        "train": train,
+    }
+    model = (
+        ""
+        if base_model
+        else f"""
+The model, `{file}`:
+
+{block({"family": run.architecture.family, **shape})}"""
+    )
     return f"""## Reproduction
 
 It was trained on {trained["world_size"]:,} ranks, with {versions}. To train it again in a clone
-of tokamake: name the data above in a table of corpora, write the settings below into
-`{run.run}.yaml`, and put the profile of your machine in place of PROFILE.
+of tokamake: name the data above in a table of corpora, `{run.run}.tsv`, and write the files below.
+Put the folder of this repository in place of PATH: it has the tokenizer. Put the profile of your
+machine in place of PROFILE.
 
 ```sh
 make install
 .venv/bin/snakemake --profile PROFILE --configfile {run.run}.yaml -- train
 ```
 
-```yaml
-{yaml.safe_dump(settings, sort_keys=False)}```
-"""
+The config, `{run.run}.yaml`:
+
+{block(settings)}{model}"""
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:

@@ -23,7 +23,7 @@ _NOT_AGAINST_SAMPLES = {"step_seconds"}
 _VALIDATION = "validation_loss"
 
 
-class Interval(NamedTuple):
+class IntervalMeans(NamedTuple):
     """Steps that a line describes: those since the line before."""
 
     mean_loss: float
@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 
 
 def training_line(
-    record: Record, interval: Interval, *, train_steps: int, num_devices: int, now: datetime
+    record: Record, interval: IntervalMeans, *, train_steps: int, num_devices: int, now: datetime
 ) -> str:
     """Return the line of a training record.
 

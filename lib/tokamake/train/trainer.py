@@ -246,7 +246,7 @@ class Trainer:
                     self.save()
                     self.saver.finish()
                     self.stopped = self.stopping.agree()
-                # The file `stop` comes from a person, who can wait for a validation.
+                # A person made the file `stop`, and can wait for a validation.
                 if self._due(train.evaluation_interval) or self.stopped is Stopped.FILE:
                     self.validate()
                 if result.stop:
@@ -263,7 +263,7 @@ class Trainer:
     # ---- A step ----
 
     def step(self, learning_rate: float) -> StepResult | None:
-        """Train on one global batch, unless its data are left out.
+        """Train on one global batch, or skip it as `skip_data` and `on_bad_step` say.
 
         Returns:
             What the step measured; None: its numbers are bad, and training is back at a checkpoint.
@@ -311,7 +311,7 @@ class Trainer:
         """Count a step whose data are left out."""
         self.state = self.state.after_step(batch.global_batch_size, 0.0)
         self.heartbeat.end_step(self.state.step)
-        self.ranks.print_once(f"step {self.state.step}: its data are left out")
+        self.ranks.print_once(f"step {self.state.step}: skipped, as skip_data or on_bad_step says")
         return NOTHING
 
     def _respond(self, result: StepResult, batch: StepBatch) -> ResumePoint | None:

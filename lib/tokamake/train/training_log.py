@@ -34,9 +34,9 @@ class _Interval:
     corpora: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Sum of the losses in nats, and number of tokens, of each corpus."""
 
-    def for_megatron(self) -> megatron_log.Interval:
+    def for_megatron(self) -> megatron_log.IntervalMeans:
         mean = self.losses / self.updates if self.updates else math.nan
-        return megatron_log.Interval(mean, self.skipped, self.nans)
+        return megatron_log.IntervalMeans(mean, self.skipped, self.nans)
 
 
 class TrainingLog:

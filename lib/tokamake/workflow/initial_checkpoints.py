@@ -112,7 +112,7 @@ def _initial_model(run: Config) -> InitialModel:
     """The model of a run that starts from random weights or a folder."""
     model = run.model
     if model.folder and unfetched(model.folder):
-        # Its weights are still to come; without optimizer states, config.json says all.
+        # Its weights are not downloaded yet. config.json is enough: hf has no optimizer states.
         initial = Checkpoint("hf", model.folder, read_config(model.folder)[0], TensorSource([], {}))
         check_start(initial, run.train, architecture=model.stated)
         return InitialModel(initial.architecture, str(model.folder))

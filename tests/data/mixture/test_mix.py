@@ -131,7 +131,7 @@ def test_megatron_reads_two_columns(tmp_path: Path) -> None:
     assert [line.entry.weight for line in scan(tmp_path / "c.txt")[0]] == [0.25, 0.75]
     (tmp_path / "a.txt").write_text("1 x web 0.0:0.5\n")
     with pytest.raises(
-        UserError, match="the line of x names a part, which two columns cannot hold"
+        UserError, match="the line of x has a range of documents, which two columns cannot express"
     ):
         mix(["1", f"{tmp_path}/a.txt"], output=tmp_path / "d.txt", columns=2)
     assert not (tmp_path / "d.txt").exists()

@@ -16,7 +16,11 @@ from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.megatron import optimizer_writer
-from tokamake.checkpoint.megatron.optimizer_reader import DISTRIBUTED, OptimizerReader, Parameter
+from tokamake.checkpoint.megatron.optimizer_reader import (
+    DISTRIBUTED,
+    OptimizerParameter,
+    OptimizerReader,
+)
 from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.args_writer import (
@@ -115,7 +119,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
             version = rank_file.version_of(state, file, default=_FIRST_VERSION)
             rank = TensorParallelRank(architecture, Axis(number, tensor), rows, version)
-            stages: list[list[Parameter]] = []
+            stages: list[list[OptimizerParameter]] = []
             for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
                 extents = [*module_tree.locate(file, state.get(name), tree)]
                 weights += extents
@@ -135,7 +139,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def _parameters(module: Any, tree: Any, *, weights: Iterable[Extent]) -> Iterator[Parameter]:
+def _parameters(
+    module: Any, tree: Any, *, weights: Iterable[Extent]
+) -> Iterator[OptimizerParameter]:
     """Yield the parameters of a stage in the order of its file.
 
     Args:
@@ -145,7 +151,7 @@ def _parameters(module: Any, tree: Any, *, weights: Iterable[Extent]) -> Iterato
     """
     dtypes = {extent.name: extent.dtype for extent in weights}
     for name, tensor in module_tree.in_file_order(module, tree).items():
-        yield Parameter(name, tensor, dtypes[name])
+        yield OptimizerParameter(name, tensor, dtypes[name])
 
 
 def _file(folder: Path, tensor_rank: int, pipeline_rank: int, num_pipeline_ranks: int) -> Path:

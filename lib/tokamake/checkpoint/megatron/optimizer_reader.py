@@ -41,7 +41,7 @@ SIZE, COALESCED = "numel_unpadded", "buckets_coalesced"
 """Keys of the number of elements of a buffer, and of whether its buckets are one tensor."""
 
 
-class Parameter(NamedTuple):
+class OptimizerParameter(NamedTuple):
     """A parameter of a rank."""
 
     name: str
@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
 class _ParameterStates(NamedTuple):
     """The states of a parameter in a file."""
 
-    parameter: Parameter
+    parameter: OptimizerParameter
     states: Mapping[str, Any]
     master: PickledTensor | None
     """Fp32 weights, if those of the model are rounded."""
@@ -79,7 +79,7 @@ class OptimizerReader:
         self.unread: tuple[str, ...] = ()
 
     def add(
-        self, file: Path, state: Mapping[str, Any], stages: Sequence[Sequence[Parameter]]
+        self, file: Path, state: Mapping[str, Any], stages: Sequence[Sequence[OptimizerParameter]]
     ) -> None:
         """Add the states of a rank.
 
@@ -112,7 +112,7 @@ def _add_buffers(
     file: Path,
     *,
     state: Mapping[str, Any],
-    stages: Sequence[Sequence[Parameter]],
+    stages: Sequence[Sequence[OptimizerParameter]],
 ) -> bool:
     """Add the states in the flat buffers of a rank's distributed optimizer.
 
@@ -155,7 +155,7 @@ def _add_buffers(
     return True
 
 
-def _entries(saved: Any, parameters: Sequence[Parameter]) -> list[_ParameterStates] | None:
+def _entries(saved: Any, parameters: Sequence[OptimizerParameter]) -> list[_ParameterStates] | None:
     """Return the states of each parameter, or None if their order is unknown or ambiguous."""
     try:
         inner = _get(saved, OPTIMIZER, default=saved)
@@ -181,7 +181,9 @@ def _get(saved: Mapping[str, Any], key: str, *, default: Any) -> Any:
     return saved.get(key, saved.get(_OLD_KEYS[key], default))
 
 
-def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], ...]]:
+def _orders(
+    parameters: Sequence[OptimizerParameter],
+) -> Iterator[tuple[list[OptimizerParameter], ...]]:
     """Yield the ways in which Megatron versions assign parameters to groups.
 
     All versions separate weights that decay from norms and biases. With --decoupled-lr, embedding
@@ -191,7 +193,7 @@ def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], 
     matrices = [each for each in decaying if each.tensor.split != "vocabulary"]
     embeddings = [each for each in decaying if each.tensor.split == "vocabulary"]
     vectors = [parameter for parameter in parameters if not parameter.decays]
-    groupings: list[tuple[list[Parameter], ...]] = [(decaying, vectors)]
+    groupings: list[tuple[list[OptimizerParameter], ...]] = [(decaying, vectors)]
     if embeddings:
         groupings.append((matrices, vectors, embeddings))
     for groups in groupings:
@@ -199,7 +201,7 @@ def _orders(parameters: Sequence[Parameter]) -> Iterator[tuple[list[Parameter], 
 
 
 def _paired(
-    order: Iterable[Sequence[Parameter]],
+    order: Iterable[Sequence[OptimizerParameter]],
     groups: Iterable[Mapping[str, Any]],
     *,
     states: Mapping[Any, Mapping[str, Any]],
@@ -236,7 +238,7 @@ def _paired(
         raise ValueError("more fp32 weights than parameters")
 
 
-def _check_values(values: Mapping[str, Any], parameter: Parameter) -> None:
+def _check_values(values: Mapping[str, Any], parameter: OptimizerParameter) -> None:
     for kind, value in values.items():
         if kind != STEP:
             _check_tensor(value, parameter)
@@ -244,7 +246,7 @@ def _check_values(values: Mapping[str, Any], parameter: Parameter) -> None:
             raise ValueError("a step count that is not a number")
 
 
-def _check_tensor(tensor: PickledTensor, parameter: Parameter) -> None:
+def _check_tensor(tensor: PickledTensor, parameter: OptimizerParameter) -> None:
     if tensor.shape != parameter.tensor.shape or tensor.dtype.short is None:
         raise ValueError("a state of another shape or dtype")
 

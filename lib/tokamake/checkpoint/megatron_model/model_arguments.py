@@ -51,7 +51,7 @@ _REFUSED_IF_ROTARY = {
     "rotary positions of a part of each head": ("rotary_percent",),
     "interleaved rotary positions": ("rotary_interleaved",),
     "layers without positions": ("no_rope_freq", "nope_layer_interval"),
-    "a stretch of positions that is not known": ("rope_scaling",),
+    "a scaling of rotary positions that is not known": ("rope_scaling",),
 }
 """The same for models with rotary positions; other models ignore these arguments."""
 _NOTHING = {

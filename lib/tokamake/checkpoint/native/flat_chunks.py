@@ -1,4 +1,4 @@
-"""Tensors in pieces of a flat buffer, for torch's distributed checkpoint (DCP).
+"""Tensors as chunks of a flat buffer, for torch's distributed checkpoint (DCP).
 
 DeepSpeed partitions flattened parameters at any element. A rank's range of elements becomes a
 few chunks of the whole tensor, which DCP writes and reads.

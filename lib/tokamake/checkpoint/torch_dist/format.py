@@ -37,7 +37,7 @@ from tokamake.checkpoint.torch_dist.optimizer_reader import (
     MASTERS,
     SHARDING,
     STATE_PREFIX,
-    Model,
+    StoredModel,
 )
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
     ShardedTensor,
@@ -136,7 +136,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
     ]
-    model = Model(
+    model = StoredModel(
         architecture,
         rows,
         _layout(args, common.file),

@@ -64,7 +64,7 @@ class _UnreadError(Exception):
 
 
 @dataclass(frozen=True)
-class Model:
+class StoredModel:
     """The model of a checkpoint."""
 
     architecture: Architecture
@@ -82,7 +82,7 @@ def is_state(key: str) -> bool:
 
 
 def read_states(
-    folder: Path, contents: Contents, *, common: StoredObject, model: Model
+    folder: Path, contents: Contents, *, common: StoredObject, model: StoredModel
 ) -> tuple[OptimizerStates, tuple[str, ...]]:
     """Locate the optimizer states.
 
@@ -113,7 +113,7 @@ def read_states(
 
 
 def _from_tensors(
-    folder: Path, stored: Mapping[str, WholeTensor], *, common: StoredObject, model: Model
+    folder: Path, stored: Mapping[str, WholeTensor], *, common: StoredObject, model: StoredModel
 ) -> OptimizerStates:
     """Locate states that are sharded like the model.
 
@@ -181,7 +181,7 @@ def _add_settings(
 
 
 def _from_buckets(
-    folder: Path, contents: Contents, *, stored: Mapping[str, WholeTensor], model: Model
+    folder: Path, contents: Contents, *, stored: Mapping[str, WholeTensor], model: StoredModel
 ) -> OptimizerStates:
     """Locate states in buckets.
 
@@ -222,7 +222,7 @@ def _filled(
     stored: Mapping[str, WholeTensor],
     *,
     group: int,
-    model: Model,
+    model: StoredModel,
 ) -> Iterator[tuple[Mapping[str, str], list[BufferedParameter]]]:
     """Yield the keys of the states in each bucket of a model-parallel rank, and its parameters."""
     pipeline_rank, number = divmod(group, model.layout.tensor_parallel_size)
@@ -294,7 +294,7 @@ def _in_bucket(
     *,
     keys: Mapping[str, str],
     parameters: Sequence[BufferedParameter],
-    model: Model,
+    model: StoredModel,
 ) -> Iterator[Extent]:
     """Locate the states in a bucket, by kind."""
     prefixes = {

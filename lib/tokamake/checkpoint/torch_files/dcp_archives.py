@@ -169,7 +169,7 @@ class _ArchiveFrame(NamedTuple):
         return len(self.head) + self.data_bytes + len(self.tail)
 
 
-class Placement(NamedTuple):
+class PlacedArchives(NamedTuple):
     """Places of archives in files."""
 
     tensors: dict[str, WholeTensor]
@@ -178,7 +178,9 @@ class Placement(NamedTuple):
     """Where the data of the archives goes."""
 
 
-def lay_out(folder: Path, archives: Iterable[PlannedArchive], *, max_shard_bytes: int) -> Placement:
+def lay_out(
+    folder: Path, archives: Iterable[PlannedArchive], *, max_shard_bytes: int
+) -> PlacedArchives:
     """Write files with holes in place of the tensors' data.
 
     Args:
@@ -200,7 +202,7 @@ def lay_out(folder: Path, archives: Iterable[PlannedArchive], *, max_shard_bytes
         placed[archive.key].append((archive, location))
         data_start = _write_frame(folder, frame, location=location)
         extents.append(archive.tensor.extent(folder / location.file, archive.key, data_start))
-    return Placement({key: _whole_tensor(chunks) for key, chunks in placed.items()}, extents)
+    return PlacedArchives({key: _whole_tensor(chunks) for key, chunks in placed.items()}, extents)
 
 
 def _frame(folder: Path, shape: tuple[int, ...], dtype: Dtype) -> _ArchiveFrame:

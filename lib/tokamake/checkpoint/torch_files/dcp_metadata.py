@@ -120,7 +120,7 @@ class _Refused(Exception):
     """A pickle asks for something that could run code."""
 
 
-class _Member:
+class _EnumMember:
     """Stands for getattr, and returns members of one enum only.
 
     It has no attributes, so that no pickle can change it.
@@ -136,7 +136,7 @@ class _Member:
         return kind()
 
 
-class _Unpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle.Unpickler):
     def __init__(self, pickled: bytes) -> None:
         pickle_bounds.check(pickled)
         super().__init__(io.BytesIO(pickled))
@@ -153,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
         if module in (RECORDS.get(name), _PLANS.get(name)):
             return self.kinds[name]
         if (module, name) in pickle_writer.GETATTR:
-            return _Member()
+            return _EnumMember()
         if (module, name) == ("torch", "Size"):
             return self._tuple
         if (module, name) == ("torch.serialization", "_get_layout"):
@@ -203,7 +203,7 @@ def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
     try:
         if (size := file.stat().st_size) > (limit := pickle_bounds.MAX_PICKLE_BYTES):
             raise ValueError(f"{FILE} has {size:,} bytes, over {limit:,}")
-        unpickler = _Unpickler(file.read_bytes())
+        unpickler = _MetadataUnpickler(file.read_bytes())
         return _contents(unpickler.load(), unpickler.kinds, may_share=may_share)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; name another checkpoint") from None

@@ -35,7 +35,7 @@ def check(pickled: bytes) -> None:
     A pickle that is damaged in another way is left to the unpickler, which stops at that byte.
 
     Raises:
-        ValueError: an index is, or the pickle is truncated.
+        ValueError: an index is too large, or the pickle is truncated.
     """
     skip, position = _skipping(len(pickled)), 0
     while position < len(pickled):

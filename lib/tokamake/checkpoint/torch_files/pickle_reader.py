@@ -117,7 +117,7 @@ class _RebuildUntyped:
         return _Rebuild()(_Storage(dtype, storage.offset, numel), start, shape, stride)
 
 
-class _Parameter:
+class _RebuildParameter:
     """Rebuilds a parameter as a plain tensor."""
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class _Retype:
     __slots__ = ()
 
     def __call__(self, rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
-        if not isinstance(rebuild, _Rebuild | _RebuildUntyped | _Parameter):
+        if not isinstance(rebuild, _Rebuild | _RebuildUntyped | _RebuildParameter):
             raise pickle.UnpicklingError("rebuilds a tensor in an unknown way")
         return rebuild(*arguments)
 
@@ -140,12 +140,12 @@ class _Retype:
 _REBUILD = {
     ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
     ("torch._utils", "_rebuild_tensor_v3"): _RebuildUntyped(),
-    ("torch._utils", "_rebuild_parameter"): _Parameter(),
+    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
     ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     """Reads a pickle of torch.save, and calls only the classes and functions of this module.
 
     Args:
@@ -303,7 +303,7 @@ def parse_archive(archive: zipfile.ZipFile, stream: Any) -> Any:
         return data_offset(stream, entry)
 
     pickled = _content(archive, entries["data.pkl"], max_bytes=pickle_bounds.MAX_PICKLE_BYTES)
-    return _Unpickler(pickled, find).read()
+    return _TensorUnpickler(pickled, find).read()
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, *, max_bytes: int) -> bytes:

@@ -219,7 +219,7 @@ class TokenScan:
         last_tokens: NDArray[np.int64] | None = None,
         eod: int | None = None,
     ) -> None:
-        """Say what tokens must be.
+        """Set the conditions that tokens must meet.
 
         Args:
             dtype: of the tokens; None: only hash.

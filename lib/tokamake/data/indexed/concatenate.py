@@ -40,7 +40,7 @@ class _HashCheck(NamedTuple):
     sha256: Future[str]
 
 
-class _Target:
+class _TokenFile:
     """The output file: pool threads hash its new bytes and flush them to disk."""
 
     def __init__(self, stream: IO[bytes], pool: ThreadPoolExecutor) -> None:
@@ -98,7 +98,7 @@ def concatenate(
     """
     threads = len(os.sched_getaffinity(0)) + 1  # one thread waits for the disk
     with target.open("w+b", buffering=0) as stream, ThreadPoolExecutor(threads) as pool:
-        output = _Target(stream, pool)
+        output = _TokenFile(stream, pool)
         checks: list[list[_HashCheck]] = []
         pending: list[_HashCheck] = []
         try:
@@ -128,7 +128,9 @@ def _check_index_files(dataset: MergeInput, pool: ThreadPoolExecutor) -> list[_H
     ]
 
 
-def _append(dataset: MergeInput, dtype: type[np.integer], *, output: _Target) -> list[_HashCheck]:
+def _append(
+    dataset: MergeInput, dtype: type[np.integer], *, output: _TokenFile
+) -> list[_HashCheck]:
     """Write the tokens of a dataset, in the byte ranges that its manifest hashes."""
     path = bin_path(dataset.prefix)
     if dataset.dtype.kind == "f":
@@ -146,7 +148,9 @@ def _append(dataset: MergeInput, dtype: type[np.integer], *, output: _Target) ->
     return checks
 
 
-def _append_floats(dataset: MergeInput, dtype: type[np.integer], *, output: _Target) -> _HashCheck:
+def _append_floats(
+    dataset: MergeInput, dtype: type[np.integer], *, output: _TokenFile
+) -> _HashCheck:
     path = bin_path(dataset.prefix)
     with output.hashed_range() as sha256:
         for tokens in as_integers(path, dataset.dtype, target_dtype=dtype):

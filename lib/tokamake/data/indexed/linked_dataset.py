@@ -1,7 +1,7 @@
 """Existing indexed datasets in place of merged ones: check them, and link to their files.
 
-Tokens are not copied, except where Megatron of today cannot read them: from an index in TNTIDX or
-from floating-point tokens, `merged_dataset` writes files of their own.
+Tokens are not copied, unless the current Megatron cannot read them: with an index in TNTIDX or
+floating-point tokens, `merged_dataset` writes new files.
 """
 
 from pathlib import Path

@@ -126,8 +126,8 @@ def write_weighting_file(
             )
         if columns == 2 and entry.part:
             raise UserError(
-                f"{path}: the line of {entry.prefix} names a part, which two columns cannot hold; "
-                "write three columns"
+                f"{path}: the line of {entry.prefix} has a range of documents, which two columns "
+                "cannot express; write three columns"
             )
         if columns == 2:
             lines.append(f"{entry.weight!r} {entry.prefix}\n")

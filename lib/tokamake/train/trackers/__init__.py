@@ -1,1 +1,1 @@
-"""Trackers, with which people follow runs: a plug-in file for each."""
+"""Experiment trackers: a plug-in file for each."""
