@@ -111,6 +111,18 @@ def script_of(how_to: str) -> str:
     return pages.script(f"docs/howto/{how_to}.md")
 
 
+def test_keys_beside_megatrons_arguments_are_keys_of_the_config() -> None:
+    reference = (ROOT / "docs/reference/config.md").read_text()
+    sections = dict(re.findall(r"^## ([\w. ]+)\n(.*?)(?=^## |\Z)", reference, re.M | re.S))
+    page = (ROOT / "docs/howto/existing-datasets.md").read_text()
+    rows = re.findall(r"^\| `--.*?` \| (.*) \|$", page, re.MULTILINE)
+    keys = {key for row in rows for key in re.findall(r"`((?:\w+\.)+\w+)[:`]", row)}
+    assert len(keys) > 30
+    for key in sorted(keys):
+        section, _, name = key.rpartition(".")
+        assert f"| `{name}` |" in sections[section], key
+
+
 def test_each_how_to_is_run_and_has_known_commands_only() -> None:
     names = {path.stem for path in (ROOT / "docs/howto").glob("*.md")}
     assert names == PLANNED.keys() | BUILT.keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.web_server import Server
+from tests.support.web_server import Server, serving
 from tokamake.errors import UserError
 from tokamake.remote import https
 from tokamake.remote.download import download, list_files
@@ -141,6 +141,27 @@ def test_a_file_without_a_version_whose_length_is_another_is_refused(
     with pytest.raises(UserError, match=r"changed since it was planned"):
         download(file)
     assert not Path(file.path).exists()
+
+
+def test_a_file_of_another_length_is_refused_although_its_version_is_the_same(
+    server: Server,
+) -> None:
+    file = listed(server)
+    server.extra_bytes = 3
+    with pytest.raises(UserError, match=rf"changed since it was planned .* now {file.size + 3} "):
+        download(file)
+    assert not Path(file.path).exists()
+
+
+def test_a_redirected_download_continues_where_it_was_cut(server: Server) -> None:
+    with serving() as other:
+        other.files["/elsewhere"] = CONTENT
+        server.redirects["/raw/a.jsonl"] = f"{other.url}/elsewhere"
+        (file,) = list_files(f"{server.url}/raw/a.jsonl")
+        other.cuts = [1000]
+        download(file)
+        assert Path(file.path).read_bytes() == CONTENT
+        assert other.downloads() == ["GET /elsewhere", "GET /elsewhere bytes=1000-"]
 
 
 def test_a_full_disk_is_said(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import hf_hub_download
 
-from tests.support.web_server import Server
+from tests.support.web_server import Server, serving
 from tokamake.errors import UserError
 from tokamake.remote.download import download, list_files
 from tokamake.remote.hub_address import parse_address
@@ -141,6 +141,34 @@ def test_a_download_is_in_the_cache_and_is_not_repeated(
     download(file)
     assert Path(file.path).read_bytes() == FILES["en/1.jsonl"]
     assert len(hub.downloads()) == before
+
+
+def test_the_server_of_large_files_gets_no_token(
+    hub: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.private = {"datasets/org/texts"}
+    (file,) = list_files(f"{NAME}/en/0.jsonl")
+    commit = hub.commit("datasets/org/texts")
+    with serving() as other:
+        other.files["/store"] = FILES["en/0.jsonl"]
+        path = f"/datasets/org/texts/resolve/{commit}/en/0.jsonl"
+        hub.redirects[path] = f"{other.url}/store"
+        other.cuts = [1000]
+        download(file)
+        assert other.downloads() == ["GET /store", "GET /store bytes=1000-"]
+        assert other.with_token == []
+    assert path in hub.with_token
+    assert Path(file.path).read_bytes() == FILES["en/0.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["en/0.jsonl", "en/1.jsonl"])
+def test_a_file_of_another_length_is_refused(hub: Server, name: str) -> None:
+    (file,) = list_files(f"{NAME}/{name}")
+    hub.extra_bytes = 3
+    with pytest.raises(UserError, match=rf"{name}: .* now {file.size + 3} bytes"):
+        download(file)
+    assert not Path(file.path).exists()
 
 
 def test_cut_and_refused_downloads_are_repeated(hub: Server) -> None:

@@ -40,8 +40,14 @@ class Server:
     has_etags: bool = True
     corrupts: bool = False
     """Send other bytes than those whose hash is listed."""
+    extra_bytes: int = 0
+    """Bytes that files have beyond those listed, under the same version."""
+    redirects: dict[str, str] = field(default_factory=dict)
+    """Address of another server that has the content of a path."""
     requests: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
+    with_token: list[str] = field(default_factory=list)
+    """Paths of the requests that had a token."""
     lock: Any = field(default_factory=Lock)
 
     def commit(self, repository: str) -> str:
@@ -148,6 +154,11 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         with self.state.lock:
             self.state.requests.append(f"{self.command} {path} {wanted}".strip())
+            if self.headers.get("Authorization"):
+                self.state.with_token.append(path)
+        if path in self.state.redirects:
+            self._send(302, {"Location": self.state.redirects[path]})
+            return
         if api := re.fullmatch(
             r"/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(/.*)?)?", quoted
         ):
@@ -222,6 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         if commit:
             headers["X-Repo-Commit"] = commit
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        content += bytes(self.state.extra_bytes)
         if not self.state.has_etags:
             headers = {"X-File": "yes"}
         if self.command == "GET":

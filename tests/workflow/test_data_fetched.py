@@ -1,10 +1,14 @@
 """Corpora behind addresses are downloaded on the login node, and give the bytes of local files."""
 
+import gzip
+import json
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
 import yaml
+from pyarrow import parquet
 
 from tests.support.web_server import Server
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
@@ -20,14 +24,28 @@ def write(home: Path, *, code: str, docs: str, **sections: object) -> None:
 
 
 @pytest.fixture
-def home(built: Path, server: Server) -> Path:
+def raw(built: Path, tmp_path: Path) -> Path:
+    """Raw files as datasets of the Hub have them: parquet, jsonl.zst, jsonl and json.gz."""
+    raw = Path(shutil.copytree(built / "results/raw", tmp_path / "raw"))
+    code, docs = raw / "code", raw / "docs"
+    lines = [json.loads(line) for line in (code / "code-00.jsonl").read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(lines), code / "code-00.parquet")
+    (code / "code-00.jsonl").unlink()
+    with pyarrow.output_stream(code / "code-01.jsonl.zst", compression="zstd") as stream:
+        stream.write(gzip.decompress((code / "code-01.jsonl.gz").read_bytes()))
+    (code / "code-01.jsonl.gz").unlink()
+    (docs / "docs-01.jsonl.gz").rename(docs / "docs-01.json.gz")
+    return raw
+
+
+@pytest.fixture
+def home(raw: Path, server: Server) -> Path:
     """A workspace whose corpora are on a server: one on the Hub, one at web addresses."""
     home = make_workspace(Path.cwd())
-    raw = built / "results/raw"
     server.repositories["datasets/org/code"] = {
         f"data/{path.name}": path.read_bytes() for path in (raw / "code").iterdir()
     }
-    server.large = {"data/code-01.jsonl.gz"}
+    server.large = {"data/code-00.parquet", "data/code-01.jsonl.zst"}
     for path in (raw / "docs").iterdir():
         server.files[f"/{path.name}"] = path.read_bytes()
     docs = " ".join(f"{server.url}/{path.name}" for path in sorted((raw / "docs").iterdir()))
@@ -37,11 +55,11 @@ def home(built: Path, server: Server) -> Path:
 
 @pytest.mark.slow
 def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
-    home: Path, built: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    home: Path, raw: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = snakemake(home, "-n", *MINE, "describe")
     assert "tokamake: 4 files behind addresses, " in planned.stderr
-    assert jobs(planned)["fetch"] == 7  # six batches, and the tokenizer
+    assert jobs(planned)["fetch"] == 6  # five batches, and the tokenizer
     assert not (home / "results").exists()
     server.cuts, server.refusals = [20_000, 1000], [429]
     result = snakemake(home, *MINE, "describe")
@@ -63,7 +81,7 @@ def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
     assert len(server.requests) == before
 
     merged = {path.name: path.read_bytes() for path in home.glob("results/data/merged/*.bin")}
-    shutil.copytree(built / "results/raw", home / "raw")
+    shutil.copytree(raw, home / "raw")
     write(home, code="raw/code/*", docs="raw/docs/*", data_set="local", run="local")
     result = snakemake(home, *MINE, "describe")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -86,7 +104,7 @@ def test_an_emptied_cache_is_filled_again_where_it_is_needed(home: Path, tmp_pat
     assert planned == {"fetch": 1, "tokenize": 1, "merge": 1}
     planned = jobs(snakemake(home, "-n", *MINE, "describe"))
     assert "train_tokenizer" not in planned
-    assert planned["fetch"] == planned["tokenize"] < 6
+    assert planned["fetch"] == planned["tokenize"] < 5
     result = snakemake(home, *MINE, "describe")
     assert result.returncode == 0, result.stdout + result.stderr
     # Other settings tokenize all again, from files that are fetched again.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
 from tests.support.workflows import CONFIG, CORPORA, jobs, snakemake
 from tokamake.data.mixture.weights import read_weighting_file
@@ -51,6 +52,12 @@ def listing(home: Path, name: str, *lines: str, **sections: object) -> tuple[str
     return result
 
 
+def tokens_of(prefix: Path) -> list[int]:
+    """All tokens of a dataset, as megatron-core reads them."""
+    dataset = MegatronDataset(str(prefix))
+    return [int(token) for number in range(len(dataset)) for token in dataset[number]]
+
+
 INDEXED = ["code\tpre/code-*\t\t2\tindexed", "docs\tpre/docs-*\t\t1\tindexed"]
 RAW = ["code\traw/code/*\ttext\t2\t", "docs\traw/docs/*\ttext\t1\t"]
 
@@ -64,6 +71,27 @@ def samples(folder: Path) -> tuple[dict[str, bytes], object]:
     }
     assert any(name.endswith("arrays.bin") for name in contents)
     return contents, json.loads((folder / "index.json").read_text())["splits"]
+
+
+def tokens(home: Path, run: str, folder: str, data: str = "") -> list[bytes]:
+    """Tokens of the datasets that a run draws from, in the order of its weighting file."""
+    lines = read_weighting_file(home / f"results/data/{data}{run}.weights.txt")
+    assert (home / folder / "index/index.json").exists()
+    paths = [home / f"results/data/{data}{line.prefix}.bin" for line in lines]
+    return [path.read_bytes() for path in paths]
+
+
+def rewrite_as(dtype: type[np.number], code: int, prefix: Path) -> None:
+    """Write the tokens of a uint16 dataset as another type."""
+    content = Path(f"{prefix}.idx").read_bytes()
+    (sequences,) = struct.unpack_from("<Q", content, 18)
+    starts = np.frombuffer(content, "<i8", sequences, 34 + 4 * sequences)
+    scaled = (starts // 2 * np.dtype(dtype).itemsize).astype("<i8").tobytes()
+    first, last = 34 + 4 * sequences, 34 + 12 * sequences
+    Path(f"{prefix}.idx").write_bytes(
+        content[:17] + bytes([code]) + content[18:first] + scaled + content[last:]
+    )
+    np.fromfile(f"{prefix}.bin", "<u2").astype(dtype).tofile(f"{prefix}.bin")
 
 
 def rewrite_as_tntidx(prefix: Path) -> None:
@@ -127,6 +155,7 @@ def test_batches_of_a_list_equal_those_of_a_run_from_raw_text(home: Path) -> Non
         samples(folder / "index") for folder in (home / "results/mine", home / "from-raw")
     )
     assert indexed == expected
+    assert tokens(home, "mine", "results/mine") == tokens(home, "mine", "from-raw", "raw/")
     assert "Nothing to be done" in snakemake(home, *mine, "resolve").stderr
     # Another weight needs no other data.
     other = listing(home, "mine", " ".join(pairs).replace(pairs[0], f"9 {pairs[0].split()[1]}"))
@@ -160,13 +189,28 @@ def test_a_list_without_its_tokenizer_trains_and_generates_token_ids(home: Path)
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_existing_and_raw_corpora_train_in_one_run(home: Path) -> None:
-    mixed = arguments(home, "mixed", [INDEXED[0], RAW[1]])
+def test_existing_datasets_of_any_dtype_and_raw_text_train_in_one_run(home: Path) -> None:
+    """A row names the first dataset, a list those of int32 and float64, and a row raw text."""
+    whole = tokens_of(home / "pre/docs-0000_text_document")
+    for name, dtype, code in (("int", np.int32, 4), ("float", np.float64, 6)):
+        for suffix in (".bin", ".idx"):
+            shutil.copy(home / f"pre/docs-0000_text_document{suffix}", home / f"pre/{name}{suffix}")
+        rewrite_as(dtype, code, home / f"pre/{name}")
+    mixed = listing(home, "mixed", "1 pre/int int", "1 pre/float float")
+    config = yaml.safe_load((home / "mixed.yaml").read_text())
+    (home / "mixed.yaml").write_text(yaml.safe_dump({**config, "corpora": "mixed.tsv"}))
+    table = "\n".join(["corpus\tfiles\ttext_key\tweight\tformat", INDEXED[0], RAW[1]])
+    (home / "mixed.tsv").write_text(table + "\n")
     result = snakemake(home, "--set-resources", "train:tasks=1", *mixed, "train")
     assert result.returncode == 0, result.stdout + result.stderr
     assert (home / "results/mixed/training/global_step4").is_dir()
     weights = read_weighting_file(home / "results/data/mixed.weights.txt")
-    assert {entry.corpus for entry in weights} == {"code", "docs"}
+    assert {entry.corpus for entry in weights} == {"code", "docs", "int", "float"}
+    (int_prefix,), (float_prefix,) = (
+        [home / "results/data" / entry.prefix for entry in weights if entry.corpus == corpus]
+        for corpus in ("int", "float")
+    )
+    assert (tokens_of(int_prefix), tokens_of(float_prefix)) == (whole, whole)
     content = (home / "pre/code-0000_text_document.bin").read_bytes()
     # A dataset that changes is checked again, and what depends on it is made again.
     (home / "pre/code-0000_text_document.bin").write_bytes(content[:-2] + b"\xff\x7f")

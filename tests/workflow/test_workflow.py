@@ -22,6 +22,8 @@ from tests.support.workflows import (
     snakemake,
     snakemake_alone,
 )
+from tokamake.evaluate.evaluate import evaluate
+from tokamake.generate.generate import generate
 
 
 @pytest.fixture
@@ -72,6 +74,31 @@ def test_transformers_loads_the_export(finished: Path) -> None:
     with torch.no_grad():
         loss = model(tokens, labels=tokens).loss
     assert loss < 6.3  # ln 500 = 6.2 for a model that has learnt nothing
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_and_continues_text_by_the_name_of_its_folder(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished)
+    run, data = Path("results/smoke"), ("results/raw/docs/docs-00.jsonl",)
+    newest, tokenizer = run / "training/global_step40", Path("results/tokenizer")
+    evaluate(checkpoint=run, data=data, output=Path("a.json"))
+    evaluate(
+        checkpoint=newest, data=data, tokenizer=tokenizer, sequence_length=32, output=Path("b.json")
+    )
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    capsys.readouterr()
+    generate(checkpoint=run, prompts=("The ",), max_new_tokens=4, output=Path("a.json"))
+    assert capsys.readouterr().out.startswith("The ")
+    generate(
+        checkpoint=newest,
+        prompts=("The ",),
+        max_new_tokens=4,
+        tokenizer=tokenizer,
+        output=Path("b.json"),
+    )
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
 
 
 @pytest.mark.slow

@@ -53,6 +53,8 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, *arguments: Any) -> Any:
         """Return the request of the new address."""
         request = super().redirect_request(req, *arguments)
+        if request:
+            request.method = req.get_method()  # urllib would ask for the content of what it lists
         if request and urlsplit(request.full_url).netloc != urlsplit(req.full_url).netloc:
             request.remove_header("Authorization")
         return request

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.megatron_datasets import assert_same_dataset, megatron_merge
-from tokamake.data.indexed import kernel_copy
+from tokamake.data.indexed import kernel_copy, merged_dataset
 from tokamake.data.indexed.merge import merge
 
 
@@ -96,6 +96,17 @@ def test_shared_blocks_of_many_extents_are_counted(
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.setattr(fcntl, "ioctl", list_extents)
     assert kernel_copy.shared_bytes(tmp_path / "file") == len(range(0, number, 3)) * size
+
+
+def test_merge_says_how_much_of_the_disk_is_shared(
+    tmp_path: Path,
+    others: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(merged_dataset, "shared_bytes", lambda _: 2_000_000)
+    merge(others, output=tmp_path / "merged")
+    assert "; 2.0 MB share the disk blocks of the inputs\n" in capsys.readouterr().out
 
 
 def test_a_file_system_without_shared_blocks_has_none(
