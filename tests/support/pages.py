@@ -27,6 +27,8 @@ REPLACED = {
     r"\w+:(?=\$SITE)": "",  # another machine
     r"snakemake(?= --profile (profiles/slurm|~/\.config/\S+))": "snakemake -n",  # a site's jobs
     r'\["40", "20", "10"\]': '["6", "4", "2"]',  # steps of three trainings
+    # Each rank takes seconds to start.
+    r"snakemake (?=--profile profiles/local )": "snakemake --set-resources train:tasks=1 ",
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }
 """Pattern in a page: what runs instead. `rsync` is a shell function, `_RSYNC`."""
