@@ -26,9 +26,12 @@ REPLACED = {
     r"/lus/flare/projects/MyProject|/project/me": "$SITE",  # folders of a site
     r"\w+:(?=\$SITE)": "",  # another machine
     r"snakemake(?= --profile (profiles/slurm|~/\.config/\S+))": "snakemake -n",  # a site's jobs
-    r'\["40", "20", "10"\]': '["6", "4", "2"]',  # steps of three trainings
-    # Each rank takes seconds to start.
-    r"snakemake (?=--profile profiles/local )": "snakemake --set-resources train:tasks=1 ",
+    # Steps of trainings: fewer ones.
+    r'\["40", "20", "10"\]': '["6", "4", "2"]',
+    r"train_steps: 40\b": "train_steps: 8",
+    r"train_steps: 44\b": "train_steps: 10",
+    r"(?<=evaluation_interval: )20|(?<=save_interval: )20|(?<=global_step)20": "4",
+    r"(?<=run.yaml )10(?= 3)": "2",
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }
 """Pattern in a page: what runs instead. `rsync` is a shell function, `_RSYNC`."""
