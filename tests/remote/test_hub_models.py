@@ -146,7 +146,9 @@ def test_lost_lists_are_named(hub: Server) -> None:
     folder = pin("hf://org/gpt", tokenizer_only=False)
     for file in folder.parent.glob("*.json"):
         file.unlink()
-    with pytest.raises(UserError, match=r"the lists of its files .* are missing; run `tokamake fetch"):
+    with pytest.raises(
+        UserError, match=r"the lists of its files .* are missing; run `tokamake fetch"
+    ):
         pin("hf://org/gpt", tokenizer_only=False)
     move_on(hub)
     fetch(["hf://org/gpt"])
