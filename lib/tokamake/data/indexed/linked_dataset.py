@@ -4,6 +4,7 @@ Tokens are not copied, unless the current Megatron cannot read them: with an ind
 floating-point tokens, `merged_dataset` writes new files.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def _link(
 
     `write_batch` flushes the names to disk, once for all datasets of a batch.
     """
-    folder = dataset.prefix.parent.resolve()
+    folder = _resolved(dataset.prefix.parent)
     links = []
     # The old manifest goes first and the new one comes last: links without it are an unfinished
     # dataset. So each may be made in place.
@@ -174,3 +175,9 @@ def _link(
     parts = {"parts": [list(hashed) for hashed in ranges]} if len(ranges) > 1 else {}
     with atomic(manifest_path(output), sync_folders=False) as (temporary,):
         write_manifest(temporary, {**manifest, **hashes, **parts})
+
+
+@lru_cache(maxsize=16)
+def _resolved(folder: Path) -> Path:
+    """Real path of a folder; thousands of datasets share one."""
+    return folder.resolve()
