@@ -159,7 +159,7 @@ def _link(
 
     `write_batch` flushes the names to disk, once for all datasets of a batch.
     """
-    folder = _resolved(dataset.prefix.parent)
+    folder = _resolved(dataset.prefix.parent.absolute())
     links = []
     # The old manifest goes first and the new one comes last: links without it are an unfinished
     # dataset. So each may be made in place.
@@ -179,5 +179,5 @@ def _link(
 
 @lru_cache(maxsize=16)
 def _resolved(folder: Path) -> Path:
-    """Real path of a folder; thousands of datasets share one."""
+    """Real path of an absolute folder; thousands of datasets share one."""
     return folder.resolve()
