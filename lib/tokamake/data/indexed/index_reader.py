@@ -71,6 +71,11 @@ class IndexLayout(NamedTuple):
     in_tokens: bool
     """Whether `starts` counts tokens, not bytes."""
 
+    @property
+    def content(self) -> bytes:
+        """The whole index file, if it is small."""
+        return self.lengths.content
+
     def tokens(self) -> int:
         """Read all lengths and return their sum."""
         return sum(int(lengths.sum()) for lengths in self.lengths.chunks())

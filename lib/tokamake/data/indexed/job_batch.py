@@ -61,15 +61,10 @@ def write_batch(
 ) -> None:
     """Write the batch file of datasets below `folder`.
 
-    It flushes the names of their files to disk first.
-
     Keys: `batch`, the name; `members`, a list of `prefix` (relative to the folder), `bytes` and
     `sha256` of each file, `documents` and `tokens`; `deleted_inputs`, if shards were deleted.
     """
     members = []
-    prefixes = list(prefixes)
-    for parent in {prefix.parent for prefix in prefixes}:
-        files.sync(parent)
     for prefix in prefixes:
         manifest = read_manifest(prefix)
         copied = {key: manifest[key] for key in ("bytes", "sha256", "documents", "tokens")}

@@ -157,7 +157,8 @@ def _link(
 ) -> None:
     """Make links to the files of a dataset, then write the manifest.
 
-    `write_batch` flushes the names to disk, once for all datasets of a batch.
+    `merge_batch` flushes them to disk, once for all datasets of a batch. A manifest that a power
+    cut truncates before is a damaged one: the dataset is made again.
     """
     folder = _resolved(dataset.prefix.parent.absolute())
     links = []
@@ -171,9 +172,11 @@ def _link(
         if target.exists():
             link.symlink_to(target)
             links.append(link)
-    hashes = sizes_and_hashes(*links, bin_sha256=joined_sha256(ranges))
+    hashes = sizes_and_hashes(
+        *links, bin_sha256=joined_sha256(ranges), index=dataset.layout.content
+    )
     parts = {"parts": [list(hashed) for hashed in ranges]} if len(ranges) > 1 else {}
-    with atomic(manifest_path(output), sync_folders=False) as (temporary,):
+    with atomic(manifest_path(output), durable=False) as (temporary,):
         write_manifest(temporary, {**manifest, **hashes, **parts})
 
 

@@ -63,16 +63,19 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     path.write_bytes(files.to_json(signed).encode("utf-8", "surrogateescape"))
 
 
-def sizes_and_hashes(*paths: Path, bin_sha256: str = "") -> dict[str, dict[str, Any]]:
+def sizes_and_hashes(
+    *paths: Path, bin_sha256: str = "", index: bytes = b""
+) -> dict[str, dict[str, Any]]:
     """Return sizes and hashes of a dataset's files, as its manifest states them.
 
     Args:
         paths: the token file, the index, the sources file and the quarantine; the last ones may
             be left out.
         bin_sha256: hash of the token file, if it is known.
+        index: content of the index, if it is known.
     """
     named = dict(zip(("bin", "idx", "sources", "quarantine.jsonl"), paths, strict=False))
-    known = {"bin": bin_sha256} if bin_sha256 else {}
+    known = {"bin": bin_sha256, "idx": hashlib.sha256(index).hexdigest() if index else ""}
     return {
         "bytes": {name: path.stat().st_size for name, path in named.items()},
         "sha256": {name: known.get(name) or files.sha256(path) for name, path in named.items()},

@@ -48,7 +48,7 @@ def merge_batch(
     from tokamake.data.indexed.manifest import read_manifest
     from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.files import digest
+    from tokamake.files import digest, sync_file_system
 
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
 
@@ -86,7 +86,9 @@ def merge_batch(
     groups = batch_merged(plan, batch)
     # One thread waits for the disk while the others read and hash.
     threads = len(os.sched_getaffinity(0)) + 1
-    job_batch.make_each([group for group in groups if group.dataset], make_linked, threads=threads)
+    if linked := [group for group in groups if group.dataset]:
+        job_batch.make_each(linked, make_linked, threads=threads)
+        sync_file_system(output)
     job_batch.make_each([group for group in groups if not group.dataset], make_merged)
     keep_shards = read_plan(plan).keep_shards
     if not keep_shards:
