@@ -28,7 +28,7 @@ from tokamake.data.indexed.merge_inputs import (
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 20
 _REBUILD = "remove the dataset and rebuild it"
 
 
