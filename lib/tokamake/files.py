@@ -40,7 +40,8 @@ def sync(path: Path) -> None:
 def sync_file_system(folder: Path) -> None:
     """Flush all files and names of the file system of a folder to disk: syncfs(2).
 
-    It replaces thousands of calls of `sync`, each of which waits for the disk.
+    It replaces thousands of calls of `sync`, each of which waits for the disk. It waits for the
+    data of other processes, too; before Linux 5.8, it reports no errors of the disk.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -182,9 +183,8 @@ def atomic(
             unwritten = [path for path in optional if not temporaries[path].exists()]
             written = [path for path in paths if path not in unwritten]
             for path in written:
-                if (
-                    durable and not temporaries[path].is_symlink()
-                ):  # a link has no content of its own
+                # A link has no content of its own.
+                if durable and not temporaries[path].is_symlink():
                     sync(temporaries[path])
             manifests = written[-vouching:] if len(paths) > 1 else []
             _remove(targets[path] for path in [*manifests, *unwritten])

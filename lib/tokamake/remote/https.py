@@ -54,7 +54,7 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         """Return the request of the new address."""
         request = super().redirect_request(req, *arguments)
         if request:
-            request.method = req.get_method()  # urllib would ask for the content of what it lists
+            request.method = req.get_method()  # urllib turns HEAD into GET
         if request and urlsplit(request.full_url).netloc != urlsplit(req.full_url).netloc:
             request.remove_header("Authorization")
         return request

@@ -172,7 +172,7 @@ The model, `{file}`:
 It was trained on {trained["world_size"]:,} ranks, with {versions}. To train it again in a clone
 of tokamake: name the data above in a table of corpora, `{run.run}.tsv`, and write the files below.
 Put the folder of this repository in place of PATH: it has the tokenizer. Put the profile of your
-machine in place of PROFILE.
+machine in place of PROFILE. Training then starts from {base_model or "random weights"}.
 
 ```sh
 make install

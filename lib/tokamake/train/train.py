@@ -38,7 +38,7 @@ def train(
 
     Args:
         config: The run, as `tokamake resolve` writes it.
-        until_step: Where to end, with a checkpoint and train.STEP.json; by default the run's end.
+        until_step: Stop at this step, with a checkpoint and train.STEP.json; default: its end.
         until_samples: Stop at this number of consumed samples, rounded down to a whole step.
         until_tokens: Stop at this number of consumed tokens, rounded down to a whole step.
         minutes: How long this may take; by default what Slurm, or the executor for PBS,

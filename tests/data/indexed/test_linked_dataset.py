@@ -40,10 +40,12 @@ def write(
     builder.finalize(f"pre/{name}.idx")
 
 
-def link(files: str = "pre", *, corpus_format: str = "indexed", **options: object) -> None:
+def link(
+    files: str = "pre", *, corpus_format: str = "indexed", max_jobs: int = 512, **options: object
+) -> None:
     """Plan the datasets, and run each job."""
     corpus = Corpus(corpus="web", files=files, format=corpus_format, weight=1)
-    plan = make_plan([corpus], PlanSettings(), declared={})
+    plan = make_plan([corpus], PlanSettings(max_jobs=max_jobs), declared={})
     write_plan(Path("plan.json"), plan)
     for batch in plan.merge_batches:
         merge_batch(
@@ -124,6 +126,28 @@ def test_floating_point_tokens_and_tntidx_are_converted_to_new_files(home: Path)
     write("a", dtype=np.float64)
     link()
     assert [list(map(int, document)) for document in MegatronDataset(str(MERGED))] == DOCUMENTS
+
+
+def test_a_dataset_where_its_link_would_be_is_not_replaced(home: Path) -> None:
+    write("a")
+    Path("merged").mkdir()
+    for suffix in ("bin", "idx"):
+        Path(f"pre/a.{suffix}").rename(f"{MERGED}.{suffix}")
+    content = Path(f"{MERGED}.bin").read_bytes()
+    with pytest.raises(UserError, match="is both input and output"):
+        link("merged")
+    assert Path(f"{MERGED}.bin").read_bytes() == content
+
+
+def test_several_faulty_datasets_are_a_line_each(home: Path) -> None:
+    for name in "abc":
+        write(name, [[5000, 0]] if name != "b" else DOCUMENTS)
+    with pytest.raises(UserError) as caught:
+        link(max_jobs=1)
+    lines = str(caught.value).splitlines()
+    assert ["pre/a.bin" in lines[0], "pre/c.bin" in lines[1]] == [True, True]
+    assert len(lines) == 2
+    assert Path("merged/web-0001_text_document.bin").is_symlink()
 
 
 def test_the_vocabulary_bounds_all_tokens(home: Path) -> None:

@@ -24,7 +24,7 @@ _TNTIDX = b"TNTIDX\0\0"
 _TNT_HEADER = struct.Struct("<8sQQQQQQ")
 _CHUNK = 1 << 20
 _SMALL = 1 << 16
-"""Bytes of an index that is read at once: of thousands of small files, opening takes the time."""
+"""Most bytes of an index to read at once: with thousands of small files, opening takes the time."""
 
 
 class Column(NamedTuple):
@@ -39,12 +39,12 @@ class Column(NamedTuple):
     length: int
     """Number of elements."""
     content: bytes = b""
-    """The whole index file, if it is small."""
+    """The whole index file, if it was read at once."""
 
     def read(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Read up to `count` numbers from index `first` on, as int64."""
         offset = self.offset + first * np.dtype(self.dtype).itemsize
-        count = min(count, self.length - first)
+        count = max(0, min(count, self.length - first))
         if self.content:
             numbers = np.frombuffer(self.content, self.dtype, count, offset)
         else:
@@ -73,7 +73,7 @@ class IndexLayout(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The whole index file, if it is small."""
+        """The whole index file, if it was read at once."""
         return self.lengths.content
 
     def tokens(self) -> int:
@@ -88,14 +88,18 @@ class IndexLayout(NamedTuple):
             previous = bounds[-1:]
 
 
-def read_layout(idx: Path) -> IndexLayout:
+def read_layout(idx: Path, *, at_once: bool = False) -> IndexLayout:
     """Find the columns of an index file.
+
+    Args:
+        idx: the file.
+        at_once: whether to read a small file at once, and to keep its content.
 
     Raises:
         UserError: the format is unknown, or the size of the file does not follow from its header.
     """
     with idx.open("rb", buffering=0) as stream:
-        first = stream.read(_SMALL)
+        first = stream.read(_SMALL if at_once else len(_TNTIDX))
     if first.startswith(_TNTIDX):
         return _read_tntidx(idx)
     code, sequences, bounds = read_header(idx)

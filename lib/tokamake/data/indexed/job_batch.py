@@ -27,7 +27,8 @@ def make_each(
     Args:
         members: what to make.
         make: makes one of them.
-        threads: number of members at a time.
+        threads: number of members at a time. With several, a signal ends this only when the
+            members that are being made are finished.
 
     Raises:
         UserError: at least one failed; the message has a line for each.

@@ -6,6 +6,7 @@ floating-point tokens, `merged_dataset` writes new files.
 
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,16 @@ from tokamake.data.indexed.manifest import (
     write_manifest,
 )
 from tokamake.data.indexed.merge_inputs import MergeInput, common_dtype, open_merge_input
-from tokamake.data.indexed.merged_dataset import SUMS, write_merged
+from tokamake.data.indexed.merged_dataset import SUMS, refuse_overwrite, write_merged
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
+
+_MERGING = Lock()
+"""A dataset that is written anew uses all cores by itself."""
 
 
 def write_linked(
@@ -57,7 +61,7 @@ def write_linked(
             end-of-document token, or was made with another tokenizer.
     """
     check_tokenizer(prefix, tokenizer)
-    dataset = open_merge_input(prefix)
+    dataset = open_merge_input(prefix, index_at_once=True)
     ranges = _checked_tokens(dataset, tokenizer, has_eod=has_eod)
     known = dataset.manifest or {"inputs": []}
     facts = {
@@ -73,7 +77,10 @@ def write_linked(
         dtype = common_dtype([dataset])
         # What is written over a link would go to the file that it names.
         remove_links(output)
-        write_merged([dataset], output, corpus=corpus, dtype=dtype, request=request, stated=facts)
+        with _MERGING:
+            write_merged(
+                [dataset], output, corpus=corpus, dtype=dtype, request=request, stated=facts
+            )
         return
     source = {"path": str(prefix), "inputs": raw_inputs(known), "sha256": known.get("sha256", {})}
     _link(
@@ -157,13 +164,15 @@ def _link(
 ) -> None:
     """Make links to the files of a dataset, then write the manifest.
 
-    `merge_batch` flushes them to disk, once for all datasets of a batch. A manifest that a power
-    cut truncates before is a damaged one: the dataset is made again.
+    `merge_batch` flushes them to disk, once for all datasets of a batch. If the power fails before
+    that, a manifest may be truncated: it then counts as damaged, and the dataset is made again.
     """
     folder = _resolved(dataset.prefix.parent.absolute())
     links = []
     # The old manifest goes first and the new one comes last: links without it are an unfinished
     # dataset. So each may be made in place.
+    if not bin_path(output).is_symlink():
+        refuse_overwrite(output, [dataset])
     manifest_path(output).unlink(missing_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     for name in (bin_path, idx_path, sources_path):

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tokamake.errors import UserError
 
+_MAX_THREADS = 8
+"""Existing datasets that are verified at a time: their indexes are in memory."""
+
 
 def merge_batch(
     *,
@@ -57,7 +60,7 @@ def merge_batch(
             raise UserError(f"--tokenizer: missing; {group.corpus} has existing datasets")
         request = digest([*group, opened.fingerprint, append_eod])
         if job_batch.finished([output / group.name], request):
-            print(f"{output / group.name}: is already complete")
+            print(f"{output / group.name}: is already complete\n", end="")
             return
         write_linked(
             Path(group.dataset),
@@ -84,9 +87,9 @@ def merge_batch(
             )
 
     groups = batch_merged(plan, batch)
-    # One thread waits for the disk while the others read and hash.
-    threads = len(os.sched_getaffinity(0)) + 1
     if linked := [group for group in groups if group.dataset]:
+        # One thread waits for the disk while the others read and hash. Each holds an index.
+        threads = min(len(os.sched_getaffinity(0)) + 1, len(linked), _MAX_THREADS)
         job_batch.make_each(linked, make_linked, threads=threads)
         sync_file_system(output)
     job_batch.make_each([group for group in groups if not group.dataset], make_merged)

@@ -48,8 +48,12 @@ class MergeInput(NamedTuple):
         return self.layout.lengths.length
 
 
-def open_merge_input(prefix: Path) -> MergeInput:
+def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput:
     """Open a dataset and check its index and sizes; `concatenate` compares the hashes later.
+
+    Args:
+        prefix: the dataset.
+        index_at_once: whether to keep the content of a small index.
 
     Raises:
         UserError: a file is missing or damaged, or the files do not match.
@@ -61,7 +65,7 @@ def open_merge_input(prefix: Path) -> MergeInput:
     for path in (binary, idx):
         if not path.is_file():
             raise UserError(f"{path}: no such file; name datasets without .bin or .idx")
-    layout = read_layout(idx)
+    layout = read_layout(idx, at_once=index_at_once)
     tokens, size = layout.tokens(), binary.stat().st_size
     dtype = _stored_dtype(idx, layout.code, tokens=tokens, size=size)
     check_size(prefix, tokens * dtype.itemsize)
