@@ -252,9 +252,9 @@ def test_mistakes_are_one_line_at_the_dry_run(home: Path) -> None:
         "tokamake: bad.tsv:2: format indexed: its tokens need the tokenizer that made them; name "
         "it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
     )
-    assert refused(["code\tpre/*.bin\ttext\t2\t"]).endswith(
-        "code-0000_text_document.bin: an indexed dataset, not raw text; give its row of the table "
-        "of corpora the format indexed"
+    assert refused(["code\tpre/*.bin\ttext\t2\t"]) == (
+        "tokamake: bad.tsv:2: files: pre/code-0000_text_document.bin: an indexed dataset, not raw "
+        "text; give this row the format indexed"
     )
     assert refused(["code\tnone/*\t\t2\tindexed"]).startswith(
         "tokamake: bad.tsv:2: files: none/*: no indexed dataset matches"

@@ -69,9 +69,12 @@ def raw_files(
                 num_matches += 1
         # `**` already lists the files in folders.
         on_disk = _files_on_disk(_paths(pattern), declared_folders, folders="**" not in pattern)
-        for identity, file in on_disk:
-            files.setdefault(identity, file)  # one file may have several names
-            num_matches += 1
+        try:
+            for identity, file in on_disk:
+                files.setdefault(identity, file)  # one file may have several names
+                num_matches += 1
+        except UserError as error:
+            raise UserError(f"{corpus.where}: files: {error}") from None
         if not num_matches:
             fault = "no file matches" if has_magic(pattern) else "no such file"
             raise UserError(
@@ -130,8 +133,7 @@ def _files_on_disk(
             raise UserError(f"{path}: cannot be read ({reason}); fix or remove it") from None
         if path.endswith((".bin", ".idx")) and Path(f"{path[:-4]}.idx").exists():
             raise UserError(
-                f"{path}: an indexed dataset, not raw text; give its row of the table of corpora "
-                "the format indexed"
+                f"{path}: an indexed dataset, not raw text; give this row the format indexed"
             )
         if stat.S_ISREG(status.st_mode):
             file = RawFile(path, status.st_size, status.st_mtime_ns)
