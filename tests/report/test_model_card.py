@@ -76,6 +76,13 @@ def test_its_files_train_the_model_again(inputs: dict[str, Path], tmp_path: Path
     assert config.model.stated == Path("trial-model.yaml")
     assert config.train.model_dump() == TrainSettings(**run.train.model_dump()).model_dump()
 
+    settings = yaml.safe_load(inputs["config"].read_text())
+    settings["train"]["finetune"] = True
+    (tmp_path / "finetuned.yaml").write_text(yaml.safe_dump(settings))
+    text = card({**inputs, "config": tmp_path / "finetuned.yaml"}, tmp_path / "c.md").text
+    assert files_of(text)["trial.yaml"]["model"] == {"checkpoint": "CHECKPOINT"}
+    assert "the checkpoint that training started from in place of CHECKPOINT" in text
+
     continued = files_of(card(inputs, tmp_path / "b.md", base_model="org/base").text)
     assert [*continued] == ["trial.yaml"]
     assert continued["trial.yaml"]["model"] == {"checkpoint": "hf://org/base"}

@@ -150,7 +150,9 @@ def _reproduction(run: "Run", trained: dict[str, Any], *, base_model: str | None
     # Trackers may have addresses of the people who trained it.
     train = run.train.model_dump(mode="json", exclude_defaults=True, exclude={"trackers"})
     file = f"{run.run}-model.yaml"
-    start = {"checkpoint": f"hf://{base_model}"} if base_model else {"architecture": file}
+    is_continued = base_model is not None or run.train.finetune is not None
+    checkpoint = f"hf://{base_model}" if base_model else "CHECKPOINT"
+    start = {"checkpoint": checkpoint} if is_continued else {"architecture": file}
     settings = {
         "run": run.run,
         "seed": run.seed,
@@ -159,20 +161,18 @@ def _reproduction(run: "Run", trained: dict[str, Any], *, base_model: str | None
         "model": start,
         "train": train,
     }
-    model = (
-        ""
-        if base_model
-        else f"""
-The model, `{file}`:
-
-{block({"family": run.architecture.family, **shape})}"""
-    )
+    start_text, model = "", ""
+    if not is_continued:
+        content = block({"family": run.architecture.family, **shape})
+        model = f"\nThe model, `{file}`:\n\n{content}"
+    elif not base_model:
+        start_text = ", and the checkpoint that training started from in place of CHECKPOINT"
     return f"""## Reproduction
 
 It was trained on {trained["world_size"]:,} ranks, with {versions}. To train it again in a clone
-of tokamake: name the data above in a table of corpora, `{run.run}.tsv`, and write the files below.
-Put the folder of this repository in place of PATH: it has the tokenizer. Put the profile of your
-machine in place of PROFILE. Training then starts from {base_model or "random weights"}.
+of tokamake: name the data above in a table of corpora, `{run.run}.tsv`, with the shares as weights,
+and write the files below. Put the folder of this repository in place of PATH: it has the tokenizer.
+Put the profile of your machine in place of PROFILE{start_text}.
 
 ```sh
 make install
