@@ -10,7 +10,10 @@ from tokamake.remote.remote_file import FOLDER
 
 COMMIT_DIGITS = 12
 """Digits of a commit in the names of folders."""
-FORM = "write hf://datasets/ORG/NAME@REVISION/PATH, or without datasets/ for a model"
+FORM = (
+    "write hf://datasets/ORG/NAME@REVISION/PATH or hf://datasets/ORG/NAME?config=NAME&split=NAME, "
+    "or hf://ORG/NAME for a model"
+)
 """Remedy for an address of another form."""
 
 

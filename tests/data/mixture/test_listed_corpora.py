@@ -50,6 +50,12 @@ def test_lines_of_weight_zero_are_left_out(tmp_path: Path) -> None:
     assert [line.prefix for line in corpus.listed] == [f"{tmp_path}/a/web-1"]
 
 
+def test_an_address_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("1 hf://datasets/org/texts web\n")
+    with pytest.raises(UserError, match=r"list.txt:1: hf://datasets/org/texts: a list takes no a"):
+        read_listed_corpora(tmp_path / "list.txt", None)
+
+
 def test_a_name_that_looks_like_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="corpus: 'web-2023_en': a number of four digits before an"):
         read(tmp_path, "1 a/x web-2023_en")

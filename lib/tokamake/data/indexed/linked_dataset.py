@@ -137,8 +137,8 @@ def _checked_tokens(
     if expected and ranges != expected:
         raise UserError(f"{binary}: differs from the hash in its manifest; rebuild the dataset")
     for fault in scan.faults(binary):
-        remedy = "" if tokenizer.has_text else ", or raise tokenizer.vocab_size"
-        raise UserError(f"{fault}{remedy}")
+        remedy = "leave the dataset out" if tokenizer.has_text else "raise tokenizer.vocab_size"
+        raise UserError(f"{fault}, or {remedy}")
     _check_eod(binary, scan.num_open, num_documents=len(last_tokens), eod=tokenizer.eod)
     return ranges
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tokamake.data.corpus.corpora import Corpus, ListedDataset, listed_corpus
 from tokamake.data.mixture.weights import location, scan
 from tokamake.errors import UserError
+from tokamake.remote.remote_file import is_remote
 
 
 def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
@@ -34,6 +35,11 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
     for number, _, _, entry in lines:
         if entry.weight:
             where = location(weights, number).removesuffix(": ")
+            if is_remote(entry.prefix):
+                raise UserError(
+                    f"{where}: {entry.prefix}: a list takes no addresses; name raw files behind "
+                    "addresses in a table of corpora"
+                )
             prefix = os.path.normpath(root / entry.prefix)
             listed = ListedDataset(prefix, entry.weight, entry.part, where)
             datasets.setdefault(entry.corpus, []).append(listed)
