@@ -34,7 +34,7 @@ from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 _MERGING = Lock()
-"""A dataset that is written anew uses all cores by itself."""
+"""Held while a new dataset is written, which already uses all cores."""
 
 
 def write_linked(
