@@ -5,12 +5,13 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from tokamake.data.readers import expand, natural_key, open_input
+from tokamake.data.readers import expand, in_natural_order, natural_key, open_input
 from tokamake.errors import UserError
 
 
@@ -99,6 +100,16 @@ def test_natural_key_sorts_numbers_by_value() -> None:
         "a10b2",
         "b",
     ]
+
+
+@pytest.mark.parametrize("digits", ["{:04}", "{}", "{:02}"])
+def test_paths_are_sorted_by_numbers_of_equal_and_of_other_length(digits: str) -> None:
+    numbers = [*range(120)]
+    Random(1).shuffle(numbers)
+    paths = [f"a{digits.format(number)}/b" for number in numbers]
+    expected = [f"a{digits.format(number)}/b" for number in range(120)]
+    assert in_natural_order(paths, path=str) == expected
+    assert in_natural_order([], path=str) == []
 
 
 def test_large_folders_need_few_system_calls(tmp_path: Path) -> None:

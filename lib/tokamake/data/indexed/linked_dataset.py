@@ -169,10 +169,10 @@ def _link(
     """
     folder = _resolved(dataset.prefix.parent.absolute())
     links = []
-    # The old manifest goes first and the new one comes last: links without it are an unfinished
-    # dataset. So each may be made in place.
     if not bin_path(output).is_symlink():
         refuse_overwrite(output, [dataset])
+    # The old manifest goes first and the new one comes last: links without it are an unfinished
+    # dataset. So each may be made in place.
     manifest_path(output).unlink(missing_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     for name in (bin_path, idx_path, sources_path):
