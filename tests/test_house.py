@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import tomllib
+from dataclasses import fields, is_dataclass
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_options_of_a_rule_exist() -> None:
 
 
 def names_of(parameter: inspect.Parameter) -> list[str]:
-    """Options for a parameter on the command line."""
+    """Options for a parameter on the command line; a dataclass has one for each field."""
+    if is_dataclass(parameter.annotation):
+        return [f"--{each.name.replace('_', '-')}" for each in fields(parameter.annotation)]
     aliases = [each.name for each in getattr(parameter.annotation, "__metadata__", ())]
     return [f"--{parameter.name.replace('_', '-')}", *(name for group in aliases for name in group)]
 

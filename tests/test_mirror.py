@@ -59,6 +59,8 @@ TESTED_THROUGH = {
     "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
     "generate/test_generate.py": ["generate/decoding"],
+    "inference/test_model.py": ["inference/layout"],
+    "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_figures.py": [
         *("report/length_figure", "report/metrics_history", "report/mixture", "report/style"),
     ],
@@ -116,6 +118,8 @@ NO_MODULE = [
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
     # All families; two hosts.
     *("models/test_packed_documents.py", "train/test_two_hosts.py"),
+    # Each layout, with both back ends.
+    "train/backends/test_traffic.py",
 ]
 """Tests that no module of the library names."""
 OTHER_FOLDERS = {

@@ -71,11 +71,6 @@ STAGES = {
         ),
     },
     "Checkpoints": {
-        "init-model": Command(
-            "checkpoint",
-            "--architecture config/models/llama2-7b.yaml --tokenizer tokenizer --seed 1"
-            " --output init",
-        ),
         "convert": Command(
             "checkpoint",
             "--from /models/llama2-7b --to mds --format mds --tensor-parallel-size 4",
@@ -132,6 +127,13 @@ TOOLS = {
         "repair": Command("data.indexed", "broken --eod 50256 --output repaired"),
         "lint-weights": Command("data.mixture", "weights.txt --train-tokens 2000000000"),
         "mix": Command("data.mixture", "0.7 a/weights.txt 0.3 b/weights.txt --output weights.txt"),
+    },
+    "Checkpoints": {
+        "init-model": Command(
+            "checkpoint",
+            "--architecture config/models/llama2-7b.yaml --tokenizer tokenizer --seed 1"
+            " --output init",
+        ),
     },
     "Training": {
         "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),

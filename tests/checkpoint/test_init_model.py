@@ -1,15 +1,19 @@
 """The stages from an architecture file to tokamake's own checkpoints and back to Hugging Face."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tokenizers
+import torch
 from tokenizers import models
 
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
 
 SHAPE = """\
@@ -81,8 +85,23 @@ def test_vocab_size_defaults_to_the_tokenizers(yaml: Path, tmp_path: Path) -> No
     init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
     assert config_json.read_config(tmp_path / "a")[0].vocab_size == 300
     yaml.write_text(SHAPE + "vocab_size: 320\n")
-    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "a")
-    assert config_json.read_config(tmp_path / "a")[0].vocab_size == 320
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "b")
+    assert config_json.read_config(tmp_path / "b")[0].vocab_size == 320
     with pytest.raises(UserError, match=r"tiny\.yaml: vocab_size: 320 is less than .* 321 entries"):
-        init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "b")
-    assert not (tmp_path / "b").exists()
+        init_model(architecture=yaml, tokenizer=words(tmp_path, 321), seed=1, output=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_large_model_is_written_shard_by_shard(
+    yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards hold the same numbers as one file, and none of them is ever whole in memory."""
+    small = partial(Target, max_shard_bytes=40_000)
+    monkeypatch.setattr("tokamake.checkpoint.tensors.checkpoint.Target", small)
+    tokenizer = words(tmp_path, 300)
+    init_model(architecture=yaml, tokenizer=tokenizer, seed=1, output=tmp_path / "a")
+    assert len([*(tmp_path / "a").glob("model-*.safetensors")]) == 4
+    architecture, tensors = hf_folder.read(tmp_path / "a")
+    expected = model_tensors.random(architecture, 1)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())

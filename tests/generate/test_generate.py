@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,24 +120,27 @@ def test_generation_stops_at_the_end_of_the_context(
     assert sample["num_new_tokens"] == CONTEXT
 
 
-class Scripted(torch.nn.Module):
+class Scripted:
     """Model that predicts 5, 6, 7, ... for any input, and records its inputs."""
 
+    device = torch.device("cpu")
+    architecture = type("Architecture", (), {"max_position_embeddings": 100})
+
     def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.architecture = type("Architecture", (), {"max_position_embeddings": 100})
         self.seen: list[list[int]] = []
 
     def new_cache(self) -> list:
         return []
 
-    def forward(self, tokens: torch.Tensor, cache: list) -> torch.Tensor:  # noqa: ARG002
+    def next_logits(self, tokens: torch.Tensor, cache: list) -> torch.Tensor:  # noqa: ARG002
         self.seen.append(tokens[0].tolist())
-        logits = torch.zeros(*tokens.shape, 12)
+        logits = torch.zeros(len(tokens), 12)
         logits[..., 4 + len(self.seen)] = 1.0
         logits[..., 11] = 2.0  # a padding row beyond the tokenizer's vocabulary
         return logits
+
+    def agree(self, choose: Callable[[], int]) -> int:
+        return choose()
 
 
 def test_generation_stops_at_eod_and_feeds_only_new_tokens() -> None:

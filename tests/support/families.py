@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -56,3 +56,9 @@ def assert_same(checkpoint: Checkpoint, expected: Architecture) -> None:
     for name, tensor in known.items():
         assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor), name
         assert checkpoint.source.dtype(f"model.{name}").torch == tensor.dtype
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters by their names in checkpoints, without copying."""
+    rename = type(model).tensor_name
+    return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def make_run(
     name: str,
     *,
     tokenizer: Path | None = None,
-    start: Path | None = None,
+    start: Path | Literal["random"] | None = None,
     architecture: Path | None = None,
     parent: str | None = None,
     **changes: Any,
@@ -120,7 +120,7 @@ def make_run(
         settings=json.dumps({**SETTINGS, **changes}),
         run=name,
         seed=11,
-        checkpoint=start or root / "start",
+        checkpoint=None if start == "random" else start or root / "start",
         architecture=architecture,
         parent=parent,
         index=root / "index",

@@ -43,17 +43,10 @@ def name_of(checkpoint: str) -> str:
     return f"{Path(checkpoint).name}-{files.digest(checkpoint)[:8]}"
 
 
-def test_random_weights_are_a_checkpoint_of_the_run() -> None:
+def test_random_weights_need_no_checkpoint() -> None:
     rules = CheckpointRules(read_config())
-    assert rules.starts == {"smoke-init": "results/smoke/init"}
-    assert rules.imported == ["results/import/smoke-init"]
-    start = wildcards(start="smoke-init")
-    assert rules.import_folder(start) == "results/smoke/init"
-    assert rules.import_inputs(start) == [
-        "results/smoke/init/config.json",
-        "results/smoke/init/model.safetensors",
-    ]
-    assert rules.start_folder(SMOKE) == rules.start_inputs(SMOKE) == "results/import/smoke-init"
+    assert rules.starts == {}
+    assert rules.imported == rules.start_options(SMOKE) == rules.start_inputs(SMOKE) == []
 
 
 def test_a_checkpoint_of_another_format_is_converted() -> None:
@@ -65,14 +58,15 @@ def test_a_checkpoint_of_another_format_is_converted() -> None:
     assert set(rules.import_inputs(wildcards(start=name))) >= {
         f"{path}/config.json", f"{path}/model.safetensors"
     }  # fmt: skip
-    assert rules.start_inputs(SMOKE) == rules.start_folder(SMOKE) == f"results/import/{name}"
+    assert rules.start_inputs(SMOKE) == f"results/import/{name}"
+    assert rules.start_options(SMOKE) == [f"--checkpoint=results/import/{name}"]
 
 
 def test_a_native_checkpoint_is_read_in_place() -> None:
     path = make_checkpoint("runs/global_step3", DESCRIPTION, ".metadata")
     rules = start_from(path)
     assert rules.imported == []
-    assert rules.start_folder(SMOKE) == path
+    assert rules.start_options(SMOKE) == [f"--checkpoint={path}"]
     assert set(rules.start_inputs(SMOKE)) == {f"{path}/{DESCRIPTION}", f"{path}/.metadata"}
 
 
@@ -91,14 +85,8 @@ def test_runs_that_start_from_one_checkpoint_share_its_conversion() -> None:
     rules = start_from(path, runs=runs)
     assert list(rules.starts) == [name_of(path), name_of("other/llama")]
     assert len(rules.imported) == 2
-    folders = [rules.start_folder(wildcards(run=run)) for run in "abc"]
+    folders = [rules.start_options(wildcards(run=run)) for run in "abc"]
     assert folders[0] == folders[1] != folders[2]
-
-
-def test_each_run_with_random_weights_has_its_own_checkpoint() -> None:
-    runs = write_runs("run seed", "a 1", "b 2")
-    rules = CheckpointRules(read_config(runs=runs))
-    assert rules.imported == ["results/import/a-init", "results/import/b-init"]
 
 
 def test_exports_of_each_run_in_the_order_of_the_config() -> None:

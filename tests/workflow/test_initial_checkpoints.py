@@ -45,12 +45,11 @@ def test_a_run_waits_for_the_run_that_it_starts_from() -> None:
     # The order of the rows does not matter.
     config = read_config(runs=write_table(CHILD, "anneal long true", "base", "long base true"))
     rules = CheckpointRules(config)
-    assert list(rules.starts) == ["base-init"]
-    assert rules.imported == ["results/import/base-init"]
+    assert rules.starts == {}
     for run, parent in (("long", "base"), ("anneal", "long")):
         job = wildcards(run=run)
         assert rules.start_inputs(job) == f"results/{parent}/train.json"
-        assert rules.start_folder(job) == f"results/{parent}/training"
+        assert rules.start_options(job) == [f"--checkpoint=results/{parent}/training"]
 
 
 def test_a_mapping_in_a_cell_names_a_run(workspace_here: Path) -> None:

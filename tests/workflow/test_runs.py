@@ -32,8 +32,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docs.tsv").write_text(DOCS)
     planned = jobs(snakemake(folder, "-n", *MINE, "all"))
     of_each = (
-        "weigh", "index", "init_model", "import_checkpoint", "resolve", "train", "model_card",
-        "export_hf", "convert", "evaluate", "generate", "plot",
+        "weigh", "index", "resolve", "train", "model_card", "export_hf", "convert", "evaluate",
+        "generate", "plot",
     )  # fmt: skip
     shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
@@ -112,13 +112,12 @@ def test_status_lists_all_finished_jobs(swept: Path, capsys: pytest.CaptureFixtu
     states = [line.split()[0] for line in lines if line.startswith("  ")]
     assert states == ["done", "done", *["done", "training"] * 2, "done"]
     of_run = (
-        "weigh, index, init_model, resolve, train, model_card, export_hf, evaluate, generate, "
+        "weigh, index, resolve, train, model_card, export_hf, evaluate, generate, "
         "plot, convert 2 of 2"
     )
     assert lines.count(f"  done     {of_run}") == 1
     of_chain = of_run.replace("train", "train 2 of 2").replace("evaluate", "evaluate 2 of 2")
     assert lines.count(f"  done     {of_chain}") == 1
-    assert "  done     import_checkpoint 2 of 2" in lines
     assert lines[-1] == "  done     compare, report"
 
 
@@ -134,8 +133,8 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
     arguments = ("--configfile", "epochs.yaml", "--")
     planned = jobs(snakemake(swept, "-n", *arguments, "plot"))
     of_run = (
-        "weigh", "index", "init_model", "import_checkpoint", "resolve", "plan_segments", "train",
-        "model_card", "export_hf", "evaluate", "generate", "plot",
+        "weigh", "index", "resolve", "plan_segments", "train", "model_card", "export_hf",
+        "evaluate", "generate", "plot",
     )  # fmt: skip
     assert planned == dict.fromkeys(of_run, 1)
     result = snakemake(swept, *arguments, "train")
@@ -169,7 +168,6 @@ def test_rules_are_targets_for_all_runs(swept: Path) -> None:
         "train",
         "plot",
         "convert",
-        "import_checkpoint",
         "data",
         "results/low/train.json",
     ):
@@ -189,7 +187,7 @@ def test_a_changed_row_reruns_its_run_alone(swept: Path) -> None:
     assert changed == dict.fromkeys(rerun, 1) | {"train": 2}
     (swept / "runs.tsv").write_text(SWEEP + "more\t3\t\t\t\t\n")
     added = jobs(snakemake(swept, "-n", *MINE, "train"))
-    new = ("weigh", "index", "init_model", "import_checkpoint", "resolve", "train")
+    new = ("weigh", "index", "resolve", "train")
     assert added == dict.fromkeys(new, 1)
     (swept / "runs.tsv").write_text(SWEEP)
 

@@ -28,6 +28,10 @@ RULES: dict[str, tuple[set[str], list[str]]] = {
     "doctor": ({"place"}, ["results/doctor/{place}.json"]),
 }
 """Wildcards and outputs of rules."""
+NOTHING_TO_CONVERT = (
+    "tokamake: import_checkpoint: every run starts from random weights, or from a checkpoint that "
+    "training reads as it is; there is nothing to convert"
+)
 PATTERNS = {"run": "smoke|low|high", "segment": r"(\.\d+)?", "form": "[^/]+"}
 
 
@@ -111,8 +115,8 @@ def test_convert_makes_the_formats_of_the_config() -> None:
     )
 
 
-def test_import_checkpoint_converts_all_initial_checkpoints() -> None:
-    assert make_targets().expand(["import_checkpoint"]) == {"results/import/smoke-init"}
+def test_import_checkpoint_has_nothing_to_do_for_random_weights() -> None:
+    assert message("import_checkpoint") == NOTHING_TO_CONVERT
 
 
 def test_import_checkpoint_has_nothing_to_do_for_native_checkpoints() -> None:
@@ -122,10 +126,7 @@ def test_import_checkpoint_has_nothing_to_do_for_native_checkpoints() -> None:
     Path("tokenizer/tokenizer.json").touch()
     sections = {"model": {"checkpoint": "start"}, "tokenizer": {"path": "tokenizer"}}
     targets = make_targets(train=train(finetune=True), **sections)
-    assert message("import_checkpoint", targets) == (
-        "tokamake: import_checkpoint: every run starts from a checkpoint that training reads as it "
-        "is; there is nothing to convert"
-    )
+    assert message("import_checkpoint", targets) == NOTHING_TO_CONVERT
 
 
 def test_plan_segments_is_about_runs_whose_data_decide_their_length() -> None:

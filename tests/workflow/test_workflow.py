@@ -255,7 +255,6 @@ def test_a_signal_to_all_processes_lets_training_save(
     assert latest.read_text().strip() == f"global_step{step}"
 
 
-@pytest.mark.grid
 @pytest.mark.slow
 def test_other_formats_are_imported(finished: Path) -> None:
     run = run_arguments(finished, "exported", checkpoint="export", finetune=True, train_steps=4)
@@ -332,7 +331,7 @@ def test_the_error_of_a_failed_job_is_printed(finished: Path) -> None:
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
     report = progress(finished)
-    assert "run bad\n  failed   train\n  done     weigh, index, init_model, resolve\n" in report
+    assert "run bad\n  failed   train\n  done     weigh, index, resolve\n" in report
     assert "\nfailed: train, logs/bad/train.log ends with:\n" in report
     assert "  tokamake train: train.backend: deepspeed: with train.precision: fp16:" in report
 
@@ -371,9 +370,7 @@ def test_the_default_config_has_a_dry_run_and_a_rule_graph(tmp_path: Path) -> No
     make_workspace(tmp_path)
     planned = jobs(snakemake(tmp_path, "-n", "train"))
     assert planned["tokenize"] > planned["merge"] > 3
-    assert {"sample_corpus", "train_tokenizer", "init_model", "import_checkpoint", "train"} <= set(
-        planned
-    )
+    assert {"sample_corpus", "train_tokenizer", "resolve", "train"} <= set(planned)
     graph = snakemake(tmp_path, "--rulegraph", "--", "all").stdout
     assert "digraph" in graph
     assert "tokenize" in graph

@@ -1,24 +1,4 @@
-# Initial checkpoints (of any format, or random weights), and exports of trained models.
-
-
-rule init_model:
-    "Make a Hugging Face checkpoint with random weights, offline."
-    input:
-        architecture=run_settings.value("model.architecture"),
-        tokenizer=CONFIG.tokenizer_files,
-    output:
-        expand(f"{RUN}/init/{{file}}", file=HF_FILES, allow_missing=True),
-    log:
-        "logs/{run}/init_model.log",
-    benchmark:
-        "results/benchmarks/{run}/init_model.tsv"
-    params:
-        seed=run_settings.value("seed"),
-        folder=subpath(output[0], parent=True),
-    shell:
-        "tokamake init-model --architecture {input.architecture:q}"
-        " --tokenizer {input.tokenizer[0]:q} --seed {params.seed} --output {params.folder}"
-        " > {log} 2>&1"
+# Initial checkpoints of any format, and exports of trained models.
 
 
 if checkpoint_rules.addresses:

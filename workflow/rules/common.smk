@@ -5,7 +5,7 @@ import re
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
-from tokamake.workflow.paths import DOCTOR, HF_FILES, RUN, split_weights
+from tokamake.workflow.paths import DOCTOR, RUN, split_weights
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix())
@@ -36,5 +36,5 @@ wildcard_constraints:
     batch=rf"(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
     corpus="|".join(map(re.escape, CONFIG.corpora)),
     segment=r"(\.[1-9]\d*)?",
-    start="|".join(map(re.escape, checkpoint_rules.starts)),
+    start="|".join(map(re.escape, checkpoint_rules.starts)) or "(?!)",
     form=r"[^/]+",

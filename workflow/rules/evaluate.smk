@@ -15,6 +15,9 @@ rule evaluate:
     benchmark:
         "results/benchmarks/{run}/evaluate{segment}.tsv"
     threads: 2
+    resources:
+        nodes=1,
+        tasks=1,
     params:
         model=segments.evaluated_model,
         split=run_settings.value("train.split"),
@@ -23,11 +26,15 @@ rule evaluate:
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
+        dtype=run_settings.value("evaluate.dtype"),
+        layout=layouts.inference_options,
     shell:
-        "tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
+        "{resources.launch} {resources.nodes} {resources.tasks}"
+        " tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
         " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
         " --split-rule {params.split_rule} {params.held_out:q}"
         " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
+        " --dtype {params.dtype} {params.layout}"
         " --output {output} > {log} 2>&1"
 
 
@@ -43,14 +50,21 @@ rule generate:
     benchmark:
         "results/benchmarks/{run}/generate.tsv"
     threads: 2
+    resources:
+        nodes=1,
+        tasks=1,
     params:
         prompts=run_settings.prompts,
         max_new_tokens=run_settings.value("generate.max_new_tokens"),
         temperature=run_settings.value("generate.temperature"),
         top_k=run_settings.value("generate.top_k"),
         seed=run_settings.value("seed"),
+        dtype=run_settings.value("generate.dtype"),
+        layout=layouts.inference_options,
     shell:
-        "tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
+        "{resources.launch} {resources.nodes} {resources.tasks}"
+        " tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
         " {params.prompts:q} --max-new-tokens {params.max_new_tokens}"
         " --temperature {params.temperature} --top-k {params.top_k} --seed {params.seed}"
+        " --dtype {params.dtype} {params.layout}"
         " --output {output} > {log} 2>&1"

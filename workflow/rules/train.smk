@@ -38,14 +38,14 @@ rule resolve:
     params:
         settings=run_settings.section("train", leave_out=("on_change", "segment_steps")),
         seed=run_settings.value("seed"),
-        checkpoint=checkpoint_rules.start_folder,
+        checkpoint=checkpoint_rules.start_options,
         architecture=checkpoint_rules.model_options,
         index=subpath(input.index, parent=True),
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake resolve --settings {params.settings:q} --run {wildcards.run} --seed {params.seed}"
-        " --checkpoint {params.checkpoint:q} {params.architecture:q}"
+        " {params.checkpoint:q} {params.architecture:q}"
         " --index {params.index} --data-root {params.data_root}"
         " --tokenizer {input.tokenizer[0]:q}"
         " --output-folder {params.folder}/training --output {output} > {log} 2>&1"

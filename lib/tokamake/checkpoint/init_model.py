@@ -1,10 +1,13 @@
-"""Stage `init_model`: write a Hugging Face checkpoint with random weights for an architecture."""
+"""Command `init-model`: write a checkpoint with the random weights of a new model."""
 
 from pathlib import Path
 
 
 def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) -> None:
     """Write a randomly initialized model as a Hugging Face checkpoint in fp32, offline.
+
+    Training from random weights needs no such file: its ranks draw their parts of the same weights.
+    This is for other programs, and for conversions. Memory does not grow with the model.
 
     Args:
         architecture: YAML file with the model's shape, e.g. of config/models.
@@ -14,25 +17,17 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
         output: folder to write.
 
     Raises:
-        UserError: the architecture is invalid, its vocabulary is too small, or there is no
-            tokenizer.
+        UserError: the architecture is invalid, its vocabulary is too small, there is no tokenizer,
+            or the folder exists.
     """
-    from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.hf import hf_folder
-    from tokamake.config.architecture import read_architecture
-    from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.errors import UserError
+    from tokamake.checkpoint import writer
+    from tokamake.checkpoint.model_tensors import summary
+    from tokamake.checkpoint.random_source import RandomSource, new_architecture
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+    from tokamake.runtime.cores import file_workers
 
-    shape = read_architecture(architecture)
-    tokenizer_vocab_size = open_tokenizer(tokenizer).vocab_size
-    if shape.vocab_size is None:
-        shape = shape.model_copy(update={"vocab_size": tokenizer_vocab_size})
-    elif shape.vocab_size < tokenizer_vocab_size:
-        raise UserError(
-            f"{architecture}: vocab_size: {shape.vocab_size} is less than the tokenizer's "
-            f"{tokenizer_vocab_size} entries; raise it or leave it out"
-        )
-    weights = model_tensors.random(shape, seed)
-    hf_folder.write(output, shape, weights)
-    summary = model_tensors.summary(weights)
-    print(f"{output}: {summary}, random with seed {seed}, from {architecture}")
+    shape = new_architecture(architecture, tokenizer)
+    source = RandomSource(shape, seed)
+    start = Checkpoint("hf", architecture, shape, source, notes={"seed": seed})
+    writer.write(output, start, "hf", Target(), workers=file_workers())
+    print(f"{output}: {summary(shape)}, random with seed {seed}, from {architecture}")

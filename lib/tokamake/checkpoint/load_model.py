@@ -27,6 +27,19 @@ class LoadedModel(NamedTuple):
     """Device of the model."""
 
 
+def verify(checkpoint: Checkpoint) -> None:
+    """Compare the weights of a checkpoint with the checksums that its files have.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    from tokamake.checkpoint.checksums import check_checksums
+    from tokamake.runtime.cores import file_workers
+
+    with suggesting_other_step(checkpoint.path, checkpoint.path):
+        check_checksums(checkpoint, workers=file_workers())
+
+
 def load_model(checkpoint: Checkpoint) -> LoadedModel:
     """Read a checkpoint's weights, and verify the checksums that its files have.
 
@@ -34,13 +47,10 @@ def load_model(checkpoint: Checkpoint) -> LoadedModel:
         UserError: a file is damaged.
     """
     from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.runtime.cores import file_workers
     from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
 
-    with suggesting_other_step(checkpoint.path, checkpoint.path):
-        check_checksums(checkpoint, workers=file_workers())
+    verify(checkpoint)
     source = checkpoint.source
     weights = {
         key.removeprefix("model."): source.read(key).contiguous()

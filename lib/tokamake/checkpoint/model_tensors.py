@@ -1,20 +1,24 @@
 """Tensors of a model by name, independent of any checkpoint format.
 
 Tensor names are those of Hugging Face's Llama for all families, one name a parameter. Formats read
-into such mappings and write from them; `to_model` and `from_model` connect them to the model code.
+into such mappings and write from them; `to_model` connects them to the model code.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from tokamake.models.common.random_weights import RandomWeights
 
 _REMEDY = "fetch or export the checkpoint again, or fix its architecture"
 
@@ -25,12 +29,6 @@ def _empty_model(architecture: Architecture) -> "nn.Module":
     with torch.device("meta"):
         model: nn.Module = plugins.load("models/*/model", architecture.family).Model(architecture)
     return model
-
-
-def from_model(architecture: Architecture, model: "nn.Module") -> "dict[str, Tensor]":
-    """Return a model's parameters by tensor name, without copying."""
-    rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
-    return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
@@ -49,11 +47,24 @@ def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn
     return model
 
 
+def random_weights(architecture: Architecture, seed: int) -> "RandomWeights":
+    """Return the random weights of a new model, which are drawn part by part."""
+    from tokamake.models.common.random_weights import RandomWeights
+
+    model = plugins.load("models/*/model", architecture.family).Model
+    return RandomWeights(architecture, seed, into_residual=model.into_residual)
+
+
 def random(architecture: Architecture, seed: int) -> "dict[str, Tensor]":
-    """Return random weights in fp32 on the CPU; they depend on architecture and seed only."""
-    model: Any = _empty_model(architecture).to_empty(device="cpu")
-    model.initialize(seed)
-    return from_model(architecture, model)
+    """Return all random weights of a new model in fp32 on the CPU."""
+    import torch
+
+    weights, tensors = random_weights(architecture, seed), {}
+    for name, shape in shapes(architecture).items():
+        tensors[name] = torch.empty(shape)
+        for at, values in weights.tiles(name, shape, place=whole_slices(shape)):
+            tensors[name][at] = torch.from_numpy(values)
+    return tensors
 
 
 def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:
@@ -102,8 +113,7 @@ def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
     return dtype
 
 
-def summary(tensors: "Mapping[str, Tensor]") -> str:
-    """Describe the size of a checkpoint, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
-    num_parameters = sum(tensor.numel() for tensor in tensors.values())
-    dtype = dtypes.of(next(iter(tensors.values())).dtype).short
-    return f"{num_parameters:,} parameters in {len(tensors)} tensors, {dtype}"
+def summary(architecture: Architecture) -> str:
+    """Describe the size of a new model, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
+    sizes = [*map(math.prod, shapes(architecture).values())]
+    return f"{sum(sizes):,} parameters in {len(sizes)} tensors, fp32"

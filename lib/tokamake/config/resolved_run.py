@@ -59,8 +59,9 @@ class Run(Settings):
     """Name of the run."""
     seed: int
     """Seed of all random numbers."""
-    checkpoint: Path
-    """Checkpoint that the run starts from: its folder, or a folder with a file `latest`."""
+    checkpoint: Path | None = None
+    """Checkpoint that the run starts from: its folder, or a folder with a file `latest`. None:
+    random weights, which follow from the seed and the architecture."""
     parent: str | None = None
     """Run of the same table whose last checkpoint that is."""
     step: Annotated[int, Field(ge=0)] = 0
@@ -78,9 +79,14 @@ class Run(Settings):
     output: Path
     """Folder of the run's checkpoints, metrics.jsonl and TensorBoard events."""
     architecture: Architecture
-    """Architecture of the checkpoint."""
+    """Shape of the model."""
     train: ResolvedTrainSettings
     """Training settings."""
+
+    @property
+    def start(self) -> str:
+        """What the run starts from, for messages."""
+        return str(self.checkpoint) if self.checkpoint else f"random weights of seed {self.seed}"
 
     @property
     def data_set(self) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,12 +13,16 @@ from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_f
 from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.training import TrainSettings
 
+InferenceDtype = Literal["fp32", "bf16", "fp16"]
+
 
 class EvaluateSettings(Settings):
     """Evaluation of the exported model on held-out data."""
 
     max_tokens: Annotated[int, Field(ge=2)] = 1_000_000
     """Maximum number of tokens to score per corpus."""
+    dtype: InferenceDtype = "fp32"
+    """Dtype of weights and computation: fp32, bf16 or fp16. Losses are computed in fp32."""
 
 
 class ExportSettings(Settings):
@@ -44,6 +48,8 @@ class GenerateSettings(Settings):
     """Softmax temperature. 0 always takes the most likely token."""
     top_k: Annotated[int, Field(ge=0)] = 50
     """Sample from this number of most likely tokens. 0: sample from all."""
+    dtype: InferenceDtype = "fp32"
+    """Dtype of weights and computation: fp32, bf16 or fp16."""
 
 
 _RESERVED_RUNS = (

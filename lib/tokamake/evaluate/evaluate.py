@@ -9,13 +9,14 @@ from cyclopts import Parameter
 
 from tokamake.data.corpus.splits import Rule
 from tokamake.errors import UserError
+from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
 
 if TYPE_CHECKING:
-    from tokamake.checkpoint.load_model import LoadedModel
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.held_out import HeldOut
+    from tokamake.inference.model import InferenceModel
 
 _MAX_DEFAULT_LENGTH = 4096
 """A longer context may not fit into memory."""
@@ -36,6 +37,7 @@ def evaluate(
     sequence_length: int | None = None,
     max_tokens: int | None = None,
     batch_size: int = 8,
+    layout: InferenceLayout = WHOLE_MODEL,
     output: Path | None = None,
 ) -> None:
     """Score a model on raw files, or on the test documents of all merged datasets.
@@ -49,6 +51,10 @@ def evaluate(
     Without a test split of the datasets, the model is scored on the validation split, or on the
     first other one in `held_out`; the output names it. Without any of these, the output has no
     scores.
+
+    A model that is too large for one device is shared by several ranks: `torchrun --nproc-per-node
+    4 -m tokamake evaluate --tensor-parallel-size 4 …`, or through mpiexec or srun. Scores do not
+    depend on the number of ranks.
 
     Args:
         checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
@@ -65,6 +71,7 @@ def evaluate(
             as the model sees, at most 4096.
         max_tokens: maximum tokens of each corpus or raw file; by default all.
         batch_size: windows per forward pass.
+        layout: how ranks share the model.
         output: JSON file to write.
 
     Raises:
@@ -72,56 +79,78 @@ def evaluate(
             match.
     """
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import load_model, tokenizer_of
+    from tokamake.checkpoint.load_model import tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.evaluate.held_out import read_held_out, read_raw
+    from tokamake.inference.model import InferenceModel
 
     _check_values(
         sequence_length=(sequence_length, 1), max_tokens=(max_tokens, 2), batch_size=(batch_size, 1)
     )
     if bool(data) == (weights is not None):
         raise UserError("give either raw files with --data, or --weights with --data-root")
-    opened = open_any(checkpoint)
-    text_tokenizer = tokenizer_of(opened, tokenizer)
-    limit = sys.maxsize if max_tokens is None else max_tokens
-    evaluated = None
-    if weights is None:
-        corpora = read_raw(data, text_key=text_key, max_tokens=limit, tokenizer=text_tokenizer)
-    else:
-        splits = SplitPrefixes(
-            weights,
-            data_root=data_root or weights.parent,
-            split=split,
-            split_rule=split_rule,
-            held_out=parse_held_out(held_out),
+    limit, evaluated = sys.maxsize if max_tokens is None else max_tokens, None
+    with peers() as ranks:
+        with ranks.together():
+            opened = open_any(checkpoint)
+            layout.check(opened.architecture, world_size=ranks.ranks.world_size)
+            if ranks.ranks.world_size > 1:
+                ranks.ranks.print_once(layout.describe(ranks.ranks.world_size))
+            text_tokenizer = tokenizer_of(opened, tokenizer)
+            if weights is None:
+                corpora = read_raw(
+                    data, text_key=text_key, max_tokens=limit, tokenizer=text_tokenizer
+                )
+            else:
+                root = data_root or weights.parent
+                splits = SplitPrefixes(
+                    weights,
+                    data_root=root,
+                    split=split,
+                    split_rule=split_rule,
+                    held_out=parse_held_out(held_out),
+                )
+                evaluated = splits.evaluated
+                corpora = {}
+                if evaluated is not None:
+                    corpora = read_held_out(
+                        splits,
+                        evaluated,
+                        data_root=root,
+                        max_tokens=limit,
+                        tokenizer=text_tokenizer,
+                    )
+            length = sequence_length or _sequence_length(opened)
+            _check_fit(checkpoint, opened.architecture, corpora=corpora, sequence_length=length)
+        model = InferenceModel(opened, layout, peers=ranks) if corpora else None
+        scores = _score(
+            corpora, model, tokenizer=text_tokenizer, sequence_length=length, batch_size=batch_size
         )
-        if (evaluated := splits.evaluated) is None:
-            from tokamake.evaluate.perplexity import measures
+        with ranks.together():
+            if ranks.is_first:
+                _report(scores, output, length=length, split=evaluated, stated=split)
 
-            empty = measures("overall", documents=0, tokens=0, bytes=0, nats=0.0)
-            _write(output, {"overall": empty, "corpora": {}})
-            print(f"split {split!r}: nothing is held out; the model is not scored")
-            return
-        corpora = read_held_out(
-            splits,
-            evaluated,
-            data_root=data_root or weights.parent,
-            max_tokens=limit,
-            tokenizer=text_tokenizer,
-        )
-    length = sequence_length or _sequence_length(opened)
-    _check_fit(checkpoint, opened.architecture, corpora=corpora, sequence_length=length)
-    scores = _score(
-        corpora,
-        load_model(opened),
-        tokenizer=text_tokenizer,
-        sequence_length=length,
-        batch_size=batch_size,
-    )
+
+def _report(
+    scores: dict[str, Any], output: Path | None, *, length: int, split: str | None, stated: str
+) -> None:
+    """Write the scores and print them as a table.
+
+    Args:
+        scores: of the corpora and overall.
+        output: JSON file to write.
+        length: sequence length.
+        split: that the documents are from; None: raw files, or nothing is held out.
+        stated: shares of the splits, as the user states them.
+    """
+    if not scores["corpora"]:
+        _write(output, scores)
+        print(f"split {stated!r}: nothing is held out; the model is not scored")
+        return
     scores["sequence_length"] = length
-    if evaluated not in (None, "test"):
-        scores["split"] = evaluated
-        print(f"no test split; scores of the split {evaluated}:")
+    if split not in (None, "test"):
+        scores["split"] = split
+        print(f"no test split; scores of the split {split}:")
     _write(output, scores)
     print(f"sequence length {length:,}")
     print(_table(scores))
@@ -151,7 +180,7 @@ def _write(output: Path | None, scores: dict[str, Any]) -> None:
 
 def _score(
     corpora: "dict[str, HeldOut]",
-    loaded: "LoadedModel",
+    model: "InferenceModel | None",
     *,
     tokenizer: "Tokenizer",
     sequence_length: int,
@@ -166,14 +195,11 @@ def _score(
             "tokens": max(len(held_out.tokens) - 1, 0),
             "bytes": text_bytes(held_out, tokenizer),
             "nats": total_loss(
-                loaded.model,
-                held_out.tokens,
-                sequence_length=sequence_length,
-                batch_size=batch_size,
-                device=loaded.device,
+                model, held_out.tokens, sequence_length=sequence_length, batch_size=batch_size
             ),
         }
         for corpus, held_out in corpora.items()
+        if model
     }
     keys = ("documents", "tokens", "bytes", "nats")
     overall: dict[str, Any] = {key: sum(count[key] for count in counts.values()) for key in keys}

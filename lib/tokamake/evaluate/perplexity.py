@@ -1,7 +1,7 @@
 """Loss of a model on a long stream of tokens, window by window; perplexity and bits per byte."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,10 @@ import numpy.typing as npt
 import torch
 
 from tokamake.errors import UserError
+from tokamake.inference.model import InferenceModel
 from tokamake.runtime.console import progress
 from tokamake.train.batch import inputs_and_labels
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Tokens (B, L) int64 to logits (B, L, V)."""
 _MAX_NATS = 700.0
 """Maximum loss per token: exp() of a little more overflows 64-bit floats."""
 
@@ -30,38 +29,37 @@ def windows(num_tokens: int, sequence_length: int) -> list[tuple[int, int]]:
 
 
 def total_loss(
-    forward: Forward,
+    model: InferenceModel,
     tokens: npt.NDArray[np.int64],
     *,
     sequence_length: int,
     batch_size: int,
-    device: torch.device,
 ) -> float:
     """Return the sum of cross-entropies in nats of all tokens except the first.
 
+    All ranks call this together and get the same result. Data-parallel ranks take turns with the
+    batches; losses are added in the order of the batches, so their number changes nothing.
+
     Args:
-        forward: the model.
+        model: the model.
         tokens: stream of tokens (tokens,).
         sequence_length: maximum input length of the model.
         batch_size: windows per forward pass; it changes memory, not the result.
-        device: device of the model.
     """
-    # float64, because a float32 sum of millions of losses loses digits.
-    total = torch.zeros((), dtype=torch.float64)
-    with torch.inference_mode():
-        batches = _batches(tokens, sequence_length, batch_size=batch_size)
-        num_full, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
-        num_batches = -(-num_full // batch_size) + bool(rest)
-        for batch in progress(batches, label="evaluate", total=num_batches, unit="batches"):
-            inputs, labels = (
-                torch.from_numpy(array).to(device) for array in inputs_and_labels(batch)
-            )
-            logits = forward(inputs).float()
-            losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), reduction="none"
-            )
-            total += losses.double().sum().cpu()
-    return total.item()
+    batches = [*_batches(tokens, sequence_length, batch_size=batch_size)]
+    axis = model.mesh.data
+    losses = torch.zeros(len(batches), dtype=torch.float64, device=model.device)
+    # With FSDP, ranks that have no batch left must still take part in the last round.
+    rounds = range(axis.rank, -(-len(batches) // axis.size) * axis.size, axis.size)
+    for number in progress(rounds, label="evaluate", total=len(rounds), unit="batches"):
+        batch = batches[min(number, len(batches) - 1)]
+        inputs, labels = (
+            torch.from_numpy(array).to(model.device) for array in inputs_and_labels(batch)
+        )
+        loss = model.total_loss(inputs, labels)
+        if loss is not None and number < len(batches):
+            losses[number] = loss
+    return sum(model.add_up(losses).tolist())
 
 
 def _batches(

@@ -3,12 +3,14 @@
 Shape suffixes: L tokens, V vocabulary.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
+from tokamake.inference.model import InferenceModel
 
 Stopped = Literal["eod", "max_new_tokens", "context"]
 
@@ -31,7 +33,7 @@ class Continuation(NamedTuple):
 
 
 def continue_tokens(
-    model: Any,
+    model: InferenceModel,
     prompt: list[int],
     *,
     sampling: Sampling,
@@ -39,6 +41,8 @@ def continue_tokens(
     seed: int,
 ) -> Continuation:
     """Sample tokens until the end-of-document token, `max_new_tokens` or the end of the context.
+
+    All ranks of the model call this together, and get the same tokens.
 
     Args:
         model: model of any family; its context has `max_position_embeddings` tokens.
@@ -52,23 +56,26 @@ def continue_tokens(
         UserError: the logits of the model are not finite.
     """
     generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
     context_length = model.architecture.max_position_embeddings
     cache, inputs, added = model.new_cache(), prompt, list[int]()
-    with torch.inference_mode():
-        while len(added) < sampling.max_new_tokens:
-            if len(prompt) + len(added) > context_length:
-                return Continuation(added, "context")
-            logits_V = model(torch.tensor([inputs], device=device), cache)[0, -1]
-            token = choose(logits_V[: tokenizer.vocab_size].float().cpu(), sampling, generator)
-            if token == tokenizer.eod:
-                return Continuation(added, "eod")
-            added.append(token)
-            inputs = [token]  # The cache holds all earlier tokens.
+    while len(added) < sampling.max_new_tokens:
+        if len(prompt) + len(added) > context_length:
+            return Continuation(added, "context")
+        logits = model.next_logits(torch.tensor([inputs], device=model.device), cache)
+
+        def choose_next(logits: Tensor | None = logits) -> int:
+            assert logits is not None, "the first rank has logits, and chooses"
+            return choose(logits[0, : tokenizer.vocab_size], sampling, generator)
+
+        token = model.agree(choose_next)
+        if token == tokenizer.eod:
+            return Continuation(added, "eod")
+        added.append(token)
+        inputs = [token]  # The cache holds all earlier tokens.
     return Continuation(added, "max_new_tokens")
 
 
-def choose(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Take the most likely token at temperature 0, else sample one of the `top_k` most likely.
 
     Raises:

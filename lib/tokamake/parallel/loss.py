@@ -60,6 +60,18 @@ def cross_entropy(
 
 
 @torch.no_grad()
+def token_losses(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
+    """Cross entropy of each token in nats, (...) fp32, without a gradient.
+
+    The arguments are those of `cross_entropy`; each label is a token id.
+    """
+    own_N, index_N = _columns(labels.flatten(), part(size, mesh.tensor))
+    logits_NV = logits.flatten(0, -2)
+    lse_N, at_label_N = _scores(logits_NV, own_N, index_N, axis=mesh.tensor, compiled=False)
+    return (lse_N - at_label_N).view(labels.shape)
+
+
+@torch.no_grad()
 def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: int) -> Tensor:
     """Sample tokens from the model's predictions, the same on all tensor-parallel ranks.
 
@@ -109,19 +121,8 @@ class _CrossEntropy(torch.autograd.Function):
         keep: Callable[[Tensor], None],
     ) -> Tensor:
         """Return the sum of the losses; `own` is this rank's part of the vocabulary."""
-        own_N = (labels_N >= own.start) & (labels_N < own.stop)
-        index_N = (labels_N - own.start).masked_fill(~own_N, 0)
-        lse_N = torch.full(labels_N.shape, -torch.inf, device=logits_NV.device)
-        at_label_N = torch.zeros_like(lse_N)
-        if own:
-            if compiled:
-                lse_N = _compiled(_log_sum_exp)(logits_NV)
-            else:
-                for rows in _chunks(logits_NV, logits_NV.shape[1]):
-                    torch.logsumexp(logits_NV[rows].float(), -1, out=lse_N[rows])
-            at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float().masked_fill(~own_N, 0)
-        if axis.size > 1:
-            lse_N, at_label_N = _over_ranks(lse_N, at_label_N, axis)
+        own_N, index_N = _columns(labels_N, own)
+        lse_N, at_label_N = _scores(logits_NV, own_N, index_N, axis=axis, compiled=compiled)
         ctx.compiled = compiled
         ctx.save_for_backward(logits_NV, lse_N, index_N, own_N, labels_N)
         losses_N = (lse_N - at_label_N).masked_fill(labels_N == NO_LABEL, 0)
@@ -151,6 +152,28 @@ class _CrossEntropy(torch.autograd.Function):
             if scores is not logits:
                 logits.copy_(scores)
         return logits_NV, None, None, None, None, None
+
+
+def _columns(labels_N: Tensor, own: range) -> tuple[Tensor, Tensor]:
+    """Whether each label is in this rank's part of the vocabulary, and its column there, or 0."""
+    own_N = (labels_N >= own.start) & (labels_N < own.stop)
+    return own_N, (labels_N - own.start).masked_fill(~own_N, 0)
+
+
+def _scores(
+    logits_NV: Tensor, own_N: Tensor, index_N: Tensor, *, axis: Axis, compiled: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp over the whole vocabulary, and the logit of each label, fp32."""
+    lse_N = torch.full(index_N.shape, -torch.inf, device=logits_NV.device)
+    at_label_N = torch.zeros_like(lse_N)
+    if logits_NV.shape[1]:
+        if compiled:
+            lse_N = _compiled(_log_sum_exp)(logits_NV)
+        else:
+            for rows in _chunks(logits_NV, logits_NV.shape[1]):
+                torch.logsumexp(logits_NV[rows].float(), -1, out=lse_N[rows])
+        at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float().masked_fill(~own_N, 0)
+    return _over_ranks(lse_N, at_label_N, axis) if axis.size > 1 else (lse_N, at_label_N)
 
 
 def _log_sum_exp(logits_NV: Tensor) -> Tensor:

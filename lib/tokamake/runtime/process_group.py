@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 """torch.distributed back end by type of device."""
+_MAX_FULL_MESH = 128
+"""Ranks that may all be connected with each other."""
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
@@ -34,6 +36,15 @@ def choose_device(ranks: Ranks) -> "torch.device":
             backend.set_device(device)
             return device
     return torch.device("cpu")
+
+
+def group_device() -> "torch.device":
+    """Device of the tensors that ranks exchange in the default process group."""
+    import torch
+    import torch.distributed as dist
+
+    kinds = {backend: kind for kind, backend in BACKENDS.items()}
+    return torch.device(kinds.get(dist.get_backend(), "cpu"))
 
 
 @contextmanager
@@ -60,6 +71,9 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
         yield device
         return
     backend = BACKENDS[device.type]
+    if ranks.world_size > _MAX_FULL_MESH:
+        # By default, each rank of a gloo group opens a connection to each other rank.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     # DeepSpeed reads the index of the device from this variable.
     os.environ["LOCAL_RANK"] = str(ranks.local_rank)
     if ranks.world_size == 1:

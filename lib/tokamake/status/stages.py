@@ -50,7 +50,6 @@ class JobState(NamedTuple):
 _SAMPLE = StageJob("sample_corpus", "results/raw", "logs/sample_corpus.log", always=False)
 _RUN_STAGES = (
     StageJob("index", "results/{run}/index/index.json", "logs/{run}/index.log"),
-    StageJob("init_model", "results/{run}/init/config.json", "logs/{run}/init_model.log", False),
     StageJob("resolve", "results/{run}/run.yaml", "logs/{run}/resolve.log"),
     StageJob("plan_segments", "results/{run}/segments.json", "logs/{run}/plan_segments.log", False),
     StageJob("train", "results/{run}/train.json", "logs/{run}/train.log"),
@@ -65,7 +64,7 @@ _RUN_STAGES = (
 
 def runs(folder: Path) -> list[str]:
     """Names of the runs that have begun, from their files."""
-    logs = ("weigh", "index", "init_model", "resolve", "train")
+    logs = ("weigh", "index", "resolve", "train")
     names = {path.parent.name for name in logs for path in folder.glob(f"logs/*/{name}.log")}
     names |= {path.parent.name for path in folder.glob("results/*/run.yaml")}
     return sorted(names)

@@ -10,7 +10,6 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
-    from tokamake.config.architecture import Architecture
     from tokamake.config.training import TrainSettings
 
 
@@ -19,7 +18,7 @@ def resolve(
     settings: str,
     run: str,
     seed: int,
-    checkpoint: Path,
+    checkpoint: Path | None = None,
     architecture: Path | None = None,
     parent: str | None = None,
     index: Path,
@@ -35,13 +34,15 @@ def resolve(
         run: Name of the run.
         seed: Seed of all random numbers.
         checkpoint: Checkpoint to start from: its folder, or one whose file `latest` names it.
-        architecture: File of config/models that the checkpoint must agree with.
+            Without it, the run starts from random weights.
+        architecture: File of config/models: the shape of a new model, or the one that the
+            checkpoint must agree with.
         parent: Run whose last checkpoint it is. The fields of `architecture` about positions may
             then differ from the checkpoint's: the run has those of the file.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
-        tokenizer: Tokenizer of the datasets; fill-in-the-middle and settings about the ends of
-            documents need it.
+        tokenizer: Tokenizer of the datasets; a new model, fill-in-the-middle and settings about the
+            ends of documents need it.
         output_folder: Folder of the run's checkpoints and metrics.
         output: The run.yaml to write.
 
@@ -51,7 +52,6 @@ def resolve(
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.train.checkpoints.initial_checkpoint import open_initial_checkpoint
     from tokamake.train.checks import check_resolved
     from tokamake.validation import parse_json, validate
 
@@ -61,20 +61,23 @@ def resolve(
     train = train.model_copy(
         update={"train_steps": steps, "train_samples": None, "train_tokens": None}
     )
-    start = open_initial_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
+    if checkpoint:
+        beginning = _from_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
+    else:
+        beginning = _from_random_weights(train, architecture, tokenizer=tokenizer)
     if parent:
-        check_parent_tokenizer(start.path, parent, index_json=index_json, data_root=data_root)
+        start = beginning["checkpoint"]
+        check_parent_tokenizer(start, parent, index_json=index_json, data_root=data_root)
     values = {
         "run": run,
         "seed": seed,
-        **starting_point(checkpoint, start, train=train),
+        **beginning,
         "parent": parent,
         "index": index,
         "data_root": data_root,
         "tokenizer": tokenizer,
         "eod": find_eod(train, tokenizer),
         "output": output_folder,
-        "architecture": _architecture(start, architecture if parent else None),
         "train": train.model_dump(),
     }
     resolved = validate(Run, values, "resolve")
@@ -82,12 +85,49 @@ def resolve(
     write_run(output, resolved)
 
 
-def _architecture(start: "Checkpoint", stated: Path | None) -> "Architecture":
-    """Architecture of a run: that of its start, with the positions that a file states."""
-    from tokamake.config.architecture import read_architecture
+def _from_random_weights(
+    train: "TrainSettings", architecture: Path | None, *, tokenizer: Path | None
+) -> dict[str, Any]:
+    """Where a new model begins, as fields of `Run`.
 
+    Raises:
+        UserError: there is no architecture or no tokenizer, or `train.finetune` wants a checkpoint.
+    """
+    from tokamake.checkpoint.random_source import new_architecture
+
+    if train.finetune is not None:
+        raise UserError(
+            f"train.finetune: {str(train.finetune).lower()}: there is no checkpoint; name one with "
+            "--checkpoint, or leave the setting out to start from random weights"
+        )
+    if not architecture or not tokenizer:
+        missing = "--tokenizer" if architecture else "--architecture"
+        raise UserError(
+            f"{missing}: missing; a new model needs it. To start from a checkpoint instead, give "
+            "--checkpoint"
+        )
+    return {"architecture": new_architecture(architecture, tokenizer)}
+
+
+def _from_checkpoint(
+    checkpoint: Path, train: "TrainSettings", *, architecture: Path | None, parent: str | None
+) -> dict[str, Any]:
+    """Where a run that starts from a checkpoint begins, as fields of `Run`.
+
+    Its architecture is that of the checkpoint; if that is of another run, positions are those of
+    the file.
+
+    Raises:
+        UserError: the checkpoint does not fit the settings or the architecture.
+    """
+    from tokamake.config.architecture import read_architecture
+    from tokamake.train.checkpoints.initial_checkpoint import open_initial_checkpoint
+
+    start = open_initial_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
     actual = start.architecture
-    return actual.with_positions_of(read_architecture(stated)) if stated else actual
+    if parent and architecture:
+        actual = actual.with_positions_of(read_architecture(architecture))
+    return {**starting_point(checkpoint, start, train=train), "architecture": actual}
 
 
 def check_parent_tokenizer(

@@ -69,6 +69,8 @@ def _model(run: Run) -> str:
 
 
 def _start(run: Run) -> str:
+    if run.checkpoint is None:
+        return run.start
     if run.train.finetune is False:
         loaded = "weights, optimizer states, loss scale"
         if not run.train.load_optimizer:

@@ -16,7 +16,7 @@ from tokamake.remote.hub_models import unfetched
 from tokamake.remote.remote_file import RemoteFile
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.paths import HF_FILES, RUN
+from tokamake.workflow.paths import RUN
 
 
 class CheckpointRules:
@@ -28,7 +28,7 @@ class CheckpointRules:
 
     def __init__(self, config: WorkflowConfig) -> None:
         self._config = config
-        first = [run for run in config.runs if config.runs[run].model.parent is None]
+        first = [run for run in config.runs if config.runs[run].model.folder]
         self._name = {run: self._start_of(run)[0] for run in first}
         self.starts = dict(map(self._start_of, first))
         """Folder of each initial checkpoint that exists before any run is trained, by name."""
@@ -63,16 +63,19 @@ class CheckpointRules:
 
     def _start_of(self, run: str) -> tuple[str, str]:
         """Name and folder of the checkpoint that a run starts from."""
-        if (checkpoint := self._config.runs[run].model.folder) is None:
-            return f"{run}-init", f"results/{run}/init"
+        checkpoint = self._folder(run)
         path = os.path.normpath(checkpoint)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
         return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
 
+    def _folder(self, run: str) -> Path:
+        folder = self._config.runs[run].model.folder
+        assert folder is not None, "a run that starts from a checkpoint"
+        return folder
+
     def _files_of(self, run: str) -> list[str]:
         """Files of the checkpoint that a run starts from, also those that are to be downloaded."""
-        if (checkpoint := self._config.runs[run].model.folder) is None:
-            return [f"results/{run}/init/{file}" for file in HF_FILES]
+        checkpoint = self._folder(run)
         existing = list_files(checkpoint) or [checkpoint / "config.json"]
         missing = (Path(file.path) for file in self._weights[self._name[run]])
         return [str(existing[0]), *map(str, sorted({*existing[1:], *missing}))]
@@ -89,12 +92,21 @@ class CheckpointRules:
         """Folder of an initial checkpoint."""
         return self.starts[wildcards.start]
 
-    def start_folder(self, wildcards: Any) -> str:
-        """Folder of the native checkpoint that a run starts from; a native one is read in place."""
-        if parent := self._config.runs[wildcards.run].model.parent:
+    def _native_folder(self, run: str) -> str | None:
+        """Folder of the native checkpoint that a run starts from; None: random weights.
+
+        A native checkpoint is read in place.
+        """
+        if parent := self._config.runs[run].model.parent:
             return f"{RUN.format(run=parent)}/training"
-        name = self._name[wildcards.run]
+        if (name := self._name.get(run)) is None:
+            return None
         return self.starts[name] if name in self._native else f"results/import/{name}"
+
+    def start_options(self, wildcards: Any) -> list[str]:
+        """The native checkpoint that a run starts from, as an option of `resolve`."""
+        folder = self._native_folder(wildcards.run)
+        return [f"--checkpoint={folder}"] if folder else []
 
     def start_inputs(self, wildcards: Any) -> list[str] | str:
         """The native checkpoint that a run starts from, as files.
@@ -103,11 +115,13 @@ class CheckpointRules:
         """
         if parent := self._config.runs[wildcards.run].model.parent:
             return f"{RUN.format(run=parent)}/train.json"
-        name = self._name[wildcards.run]
-        return self._files[name] if name in self._native else self.start_folder(wildcards)
+        name = self._name.get(wildcards.run)
+        if name in self._native:
+            return self._files[name]
+        return self._native_folder(wildcards.run) or []
 
     def stated_architecture(self, wildcards: Any) -> list[Path]:
-        """File that the model's architecture is compared with, if the config names one."""
+        """File of the architecture, of a new model or to compare a checkpoint with, if any."""
         stated = self._config.runs[wildcards.run].model.stated
         return [stated] if stated else []
 

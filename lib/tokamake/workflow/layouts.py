@@ -1,5 +1,6 @@
-"""The layout of a training against the ranks that the profile gives it, before any job runs."""
+"""Layouts of runs against the ranks that the profile gives their jobs, before any job runs."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ class LayoutCheck:
             raise UserError(
                 f"run {wildcards.run}: {error} (ranks: the resource tasks of the rule train)"
             ) from None
+
+    def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002
+        """How the ranks of `evaluate` and `generate` share a model, as options of the commands.
+
+        If the layout of training does not fit the number of ranks, all of them share the weights
+        (FSDP). As a function of the output, this makes no finished jobs run again: the number of
+        ranks changes no result.
+        """
+        train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))
+        if not tasks.isdecimal() or int(tasks) == 1:
+            return []
+        names = ("tensor_parallel_size", "pipeline_parallel_size")
+        sizes = {name: getattr(train.parallel, name) for name in names}
+        if int(tasks) % math.prod(sizes.values()):
+            return ["--fsdp"]
+        options = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size > 1]
+        return [*options, "--fsdp"] if train.zero_stage == 3 else options
 
     def _check_spare_nodes(self) -> None:
         if self._spare_nodes != "0" and self._launch.parent.name == "local":

@@ -10,8 +10,6 @@ from tokamake.errors import UserError
 RUN = "results/{run}"
 """Folder of a run."""
 DOCTOR = "results/doctor"
-HF_FILES = ("config.json", "model.safetensors")
-"""Files of a Hugging Face checkpoint with random weights."""
 
 
 def split_weights(weights: str, split: str) -> str:

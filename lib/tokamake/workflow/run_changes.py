@@ -113,7 +113,11 @@ class RunChanges:
         steps = self._config.runs[parent].train.num_steps
         if state is None or changed is None or changed.lines:
             yield f"model.checkpoint: the last checkpoint of run {parent} will be another one"
-        elif steps and not state.lineage and trained.checkpoint.name != f"global_step{steps}":
+        elif (
+            steps
+            and not state.lineage
+            and (not trained.checkpoint or trained.checkpoint.name != f"global_step{steps}")
+        ):
             yield f"model.checkpoint: run {parent} ends at step {steps:,}"
 
     def _has_other_tokenizer(self, record: Record) -> bool:

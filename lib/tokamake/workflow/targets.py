@@ -58,8 +58,8 @@ class Targets:
             )
         if rule == "import_checkpoint":
             return self._checkpoints.imported or exit_with(
-                "import_checkpoint: every run starts from a checkpoint that training "
-                "reads as it is; there is nothing to convert"
+                "import_checkpoint: every run starts from random weights, or from a checkpoint "
+                "that training reads as it is; there is nothing to convert"
             )
         if rule == "plan_segments":
             names = self._segments.open_ended

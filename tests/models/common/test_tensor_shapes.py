@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support import gpts, llamas
+from tests.support.families import named_tensors
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 
@@ -17,7 +18,7 @@ MODELS = [
 
 @pytest.mark.parametrize("architecture", MODELS, ids=str)
 def test_shapes_are_those_of_the_model_in_its_order(architecture: Architecture) -> None:
-    model = model_tensors.from_model(architecture, model_tensors._empty_model(architecture))
+    model = named_tensors(model_tensors._empty_model(architecture))
     tensor_shapes = model_tensors.shapes(architecture)
     assert [*tensor_shapes.items()] == [
         (name, tuple(tensor.shape)) for name, tensor in model.items()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.families import named_tensors
 from tests.support.gpts import (
     ALIBI,
     ARCHITECTURES,
@@ -26,7 +27,7 @@ from tests.support.model_ranks import assert_tensor_parallel_equals_one_process,
 from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
+from tokamake.checkpoint.model_tensors import random, shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.gpt import memory
@@ -158,7 +159,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
 ) -> None:
     weights = random(architecture, 0)
     model = to_model(architecture, weights)
-    back = from_model(architecture, model)
+    back = named_tensors(model)
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         mean_loss(model, tokens_of(architecture, 33)).backward()

@@ -7,9 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.families import named_tensors
 from tests.support.llamas import ARCHITECTURES, BIASED, WIDE_HEADS, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
-from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
+from tokamake.checkpoint.model_tensors import random, shapes, to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.llama import memory as llama_memory
 from tokamake.models.llama import model as llama_model
@@ -106,7 +107,7 @@ def test_a_model_shares_memory_with_its_tensors() -> None:
     architecture = ARCHITECTURES[0]
     weights = random(architecture, 0)
     model = to_model(architecture, weights)
-    back = from_model(architecture, model)
+    back = named_tensors(model)
     assert {n: t.shape for n, t in back.items()} == shapes(architecture)
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
 

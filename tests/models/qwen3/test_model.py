@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.families import named_tensors
 from tests.support.forked import train
 from tests.support.layouts import Layout, parallel, train_all
 from tests.support.model_loss import mean_loss
@@ -17,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.ranks import spawn
 from tests.support.runs import losses, make_run, prepare, write_start
-from tokamake.checkpoint.model_tensors import from_model, random, shapes, to_model
+from tokamake.checkpoint.model_tensors import random, shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.qwen3 import memory
@@ -55,8 +56,7 @@ def test_logits_loss_and_gradients_equal_transformers(name: str) -> None:
 def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
     with torch.device("meta"):
         model = Model(ARCHITECTURES[name])
-    tensors = from_model(ARCHITECTURES[name], model)
-    parameters = [(key, tuple(tensor.shape)) for key, tensor in tensors.items()]
+    parameters = [(key, tuple(tensor.shape)) for key, tensor in named_tensors(model).items()]
     assert parameters == [*shapes(ARCHITECTURES[name]).items()]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that share a model read only their chunks of the initial checkpoint."""
+"""Ranks that share a model read, or draw, only their chunks of the initial weights."""
 
 import hashlib
 from pathlib import Path
@@ -65,7 +65,7 @@ class ReadCounter:
 
 
 def begin_all(config: Path, folder: Path) -> list[Any]:
-    """Start at each layout, from one file and from files of two ranks.
+    """Start at each layout: from one file, from files of two ranks, from random weights.
 
     Returns:
         Weights of this rank, counts of read elements, validation loss of each start.
@@ -77,9 +77,10 @@ def begin_all(config: Path, folder: Path) -> list[Any]:
         (folder / "latest").write_text(SAVED)
     dist.barrier()
     for changes in LAYOUTS:
-        for start in (run.checkpoint, folder):
+        for start in (run.checkpoint, folder, None):
             counter.counts.clear()
-            engine = build(laid_out(run.model_copy(update={"checkpoint": start}), changes))
+            started = run.model_copy(update={"checkpoint": start, "seed": 5})
+            engine = build(laid_out(started, changes))
             first = next(coming(engine, run)).micro_batches
             loss = engine.mean_loss(iter(first))
             results.append((weights(engine), {**counter.counts}, loss))
@@ -92,12 +93,12 @@ def of_second_stage(name: str) -> bool:
 
 
 @pytest.mark.ranks
-def test_ranks_read_only_their_chunks(root: Path, tmp_path: Path) -> None:
+def test_ranks_read_or_draw_only_their_chunks(root: Path, tmp_path: Path) -> None:
     config = make_run(root, "layouts", micro_batch_size=4)
     of_ranks = spawn(begin_all, 2, config, tmp_path)
     expected = model_tensors.random(TIED, 5)
     for number, of_ranks_at_layout in enumerate(zip(*of_ranks, strict=True)):
-        changes = LAYOUTS[number // 2]
+        changes, is_drawn = LAYOUTS[number // 3], number % 3 == 2
         tensors = whole(parts for parts, _, _ in of_ranks_at_layout)
         assert tensors.keys() == expected.keys(), changes
         for name, tensor in expected.items():
@@ -106,6 +107,9 @@ def test_ranks_read_only_their_chunks(root: Path, tmp_path: Path) -> None:
             # The passes use these weights.
             rel = 1e-2 if "precision" in changes else 1e-5
             assert loss == pytest.approx(of_ranks[0][0][2], rel=rel), changes
+            if is_drawn:
+                assert not read
+                continue
             assert read.keys() == {name for name, *_ in held}, changes
             if PIPELINE.items() <= changes.items():
                 second = {name for name in expected if of_second_stage(name)}

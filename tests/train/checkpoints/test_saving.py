@@ -51,7 +51,7 @@ def recorder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def saver(recorder: Any, *, rank: int = 0, resumed: Path | None = None) -> CheckpointSaver:
     run: Any = SimpleNamespace(
-        output=Path("out"), checkpoint="start", train=SimpleNamespace(sequence_length=16)
+        output=Path("out"), start="start", train=SimpleNamespace(sequence_length=16)
     )
     start: Any = SimpleNamespace(resumed=resumed, state=STATE)
     return CheckpointSaver(

@@ -7,8 +7,9 @@ rows are columns in a file is mapped whole, or as much of it as is needed.
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,21 +124,17 @@ class ChunkReader:
         self._files, self._file_chunks = files, [*file_chunks]
         self._dtype, self._map_once = dtype, map_once
         self._mapped: dict[int, Array] = {}
-        self._in_memory: Array | None = None
+        self._values: Callable[[Slices], Array] | None = None
 
     @staticmethod
     def for_tensor(
         source: TensorSource, key: str, *, files: OpenFiles, map_once: bool = False
     ) -> "ChunkReader":
-        """Return a reader of a tensor of a checkpoint, in files or in memory."""
+        """Return a reader of a tensor of a checkpoint, in files or not."""
         dtype = source.dtype(key)
         reader = ChunkReader(files, source.file_chunks(key), dtype=dtype, map_once=map_once)
-        if (value := source.in_memory.get(key)) is not None:
-            reader._in_memory = (
-                np.asarray(value, "<f4").view("V4")
-                if isinstance(value, float)
-                else _raw_bytes(value.contiguous(), dtype)
-            )
+        if not source.is_in_files(key):
+            reader._values = partial(source.values, key)
         return reader
 
     def read(self, slices: Slices, order: Sequence[int]) -> Array:
@@ -151,8 +148,8 @@ class ChunkReader:
             Array of shape `[size(slices)[dim] for dim in order]`.
         """
         shape = size(slices)
-        if self._in_memory is not None:
-            return np.ascontiguousarray(self._in_memory[slices].transpose(order)).reshape(
+        if self._values is not None:
+            return np.ascontiguousarray(self._values(slices).transpose(order)).reshape(
                 [shape[dim] for dim in order]
             )
         result = np.empty([shape[dim] for dim in order], f"V{self._dtype.itemsize}")
@@ -178,6 +175,16 @@ class ChunkReader:
         return self._mapped[number][_within(slices, chunk.slices)]
 
 
+def read_tensor(source: TensorSource, key: str, *, slices: Slices, files: OpenFiles) -> "Tensor":
+    """Read slices of a tensor in its dtype; no more of it is read than that."""
+    import torch
+
+    reader = ChunkReader.for_tensor(source, key, files=files)
+    raw = reader.read(slices, range(len(slices)))
+    flat = torch.from_numpy(raw.reshape(-1).view("u1")).view(source.dtype(key).torch)
+    return flat.view(size(slices))
+
+
 def num_not_finite(source: TensorSource, key: str) -> int:
     """Count the elements of a tensor that are NaN or infinite, some rows at a time."""
     count = 0
@@ -193,14 +200,6 @@ def num_not_finite(source: TensorSource, key: str) -> int:
             for slab in slabs(chunk.slices, order, row_bytes=row_size * extent.dtype.itemsize):
                 count += cast.num_not_finite(reader.read(slab, order), extent.dtype)
     return count
-
-
-def _raw_bytes(tensor: "Tensor", dtype: Dtype) -> Array:
-    """View a contiguous tensor of torch as raw bytes, without copying."""
-    import torch
-
-    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
-    return flat.reshape(tensor.shape)
 
 
 def _copy(target: Array, source: Array) -> None:

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, FileChunk, overlap
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, FileChunk, Slices, overlap
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,6 +104,17 @@ class TensorSource:
         """Return the chunks of a tensor in files; none if it is in memory."""
         return [] if key in self.in_memory else self._file_chunks[key]
 
+    def is_in_files(self, key: str) -> bool:
+        """Whether a tensor is read from files, and not by `values`."""
+        return key not in self.in_memory
+
+    def values(self, key: str, slices: Slices) -> Array:
+        """Read slices of a tensor that is not in files, as raw bytes of its dtype."""
+        value = self.in_memory[key]
+        if isinstance(value, float):
+            return np.asarray(value, "<f4").view("V4")
+        return raw_bytes(value.contiguous(), self.dtype(key))[slices]
+
     def first_rows(self, keys: Iterable[str], count: int) -> "TensorSource":
         """Return the same source with only the first `count` rows of some tensors."""
         cut_keys = {*keys}
@@ -155,6 +169,14 @@ class TensorSource:
                 mapped = {extent: extent.map()}
             whole[chunk.slices] = chunk.view(mapped[extent])
         return whole
+
+
+def raw_bytes(tensor: "Tensor", dtype: Dtype) -> Array:
+    """View a contiguous tensor of torch as raw bytes, without copying."""
+    import torch
+
+    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy().view(f"V{dtype.itemsize}")
+    return flat.reshape(tensor.shape)
 
 
 def _first_rows(chunks: Iterable[Chunk], keys: set[str], *, count: int) -> tuple[Chunk, ...]:

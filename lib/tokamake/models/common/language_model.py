@@ -1,16 +1,13 @@
-"""Base class of all families' models: a pipeline stage, random weights.
+"""Base class of all families' models: a pipeline stage, or the whole model.
 
 A family's `Model` defines `build_norm`, `build_layer` and `forward`. The trainer gives it a mesh
 and the layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
-import hashlib
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -214,27 +211,6 @@ class LanguageModel(nn.Module):
     def new_cache(self) -> list[KeyValueCache]:
         """Empty caches for `forward`, one per layer."""
         return [KeyValueCache() for _ in self.layers]
-
-    @torch.no_grad()
-    def initialize(self, seed: int) -> None:
-        """Draw random weights: normal with deviation `initializer_range`; norms 1, biases 0.
-
-        Projections into the residual stream have a deviation smaller by √(2 × layers), as in
-        GPT-2's report. Each tensor depends only on the seed, its name and its shape.
-        """
-        assert self.mesh is SINGLE_RANK, "random weights are drawn whole"
-        depth = math.sqrt(2 * self.architecture.num_hidden_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-                continue
-            divisor = depth if name.endswith(self.into_residual) else 1.0
-            # numpy draws: torch's normal depends on the vector units of the processor.
-            source = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = np.random.default_rng(int.from_bytes(source, "little"))
-            drawn = generator.standard_normal(parameter.shape, dtype=np.float32)
-            deviation = self.architecture.initializer_range / divisor
-            parameter.copy_(torch.from_numpy(drawn).mul_(deviation))
 
 
 def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,8 @@
 """GPT (GPT-2, GPT-3, StarCoder, Bloom): LayerNorm, an MLP without a gate, biases; positions are
 learned, ALiBi or rotary.
 
-Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`. The trainer,
-evaluation and generation call the model for logits.
+Weights come from a checkpoint (`tokamake.checkpoint`), or `common.random_weights` draws them. The
+trainer, evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size.
 """
 

@@ -1,7 +1,7 @@
 """Llama (arXiv 2302.13971): RMSNorm, rotary positions, grouped attention, SwiGLU.
 
-Weights come from a checkpoint (`tokamake.checkpoint`) or from `Model.initialize`. The trainer,
-evaluation and generation call the model for logits.
+Weights come from a checkpoint (`tokamake.checkpoint`), or `common.random_weights` draws them. The
+trainer, evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size.
 """
 

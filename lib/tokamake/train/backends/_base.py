@@ -6,6 +6,7 @@ A run and its initial checkpoint come in; each rank reads the chunks of weights 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
 from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, Offset
 from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
@@ -104,11 +105,16 @@ class EngineBase(ABC):
         """Chunks of whole parameters that the optimizer of this rank has."""
 
     def _load_initial_weights(self) -> None:
-        """Read this rank's chunks of the weights that the run starts from; all ranks call it.
+        """Read or draw this rank's chunks of the weights that the run starts from.
+
+        All ranks call it together.
 
         Raises:
             UserError: there are none, or they are not of the run's architecture.
         """
+        if self._run.checkpoint is None:
+            self._draw_weights()
+            return
         with raise_on_all_ranks():
             start = describe_initial_checkpoint(self._run)
         names: list[str] = [""] * self._ranks.world_size
@@ -129,6 +135,25 @@ class EngineBase(ABC):
             with raise_on_all_ranks():
                 training_state.check(start.path, tensors)
             training_state.fill(start.path, tensors)
+
+    def _draw_weights(self) -> None:
+        """Draw this rank's chunks of random weights; threads share the tensors."""
+        weights = model_tensors.random_weights(self._run.architecture, self._run.seed)
+
+        def draw(chunk: ParameterChunk, offset: Offset, values: Tensor) -> None:
+            pairs = zip(offset, values.shape, strict=True)
+            place = tuple(slice(first, first + size) for first, size in pairs)
+            for at, drawn in weights.tiles(chunk.saved_name, chunk.shape, place=place):
+                values[at] = torch.from_numpy(drawn)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            tasks = [
+                pool.submit(draw, chunk, offset, values)
+                for chunk, flat_chunks in self._weights()
+                for offset, values in flat_chunks.chunks.items()
+            ]
+            for task in tasks:
+                task.result()
 
     def _gradient_factor(self, norm: float) -> float:
         """Factor of gradients that clips them."""

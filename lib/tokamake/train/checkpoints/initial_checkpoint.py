@@ -218,6 +218,7 @@ def check_begun(run: "Run") -> None:
     Raises:
         UserError: it is another one, or cannot be continued.
     """
+    assert run.checkpoint is not None, "a run that continues has a checkpoint"
     start = open_initial_checkpoint(run.checkpoint, run.train)
     progress = start.progress
     actual = progress.iteration, progress.consumed_samples
@@ -244,6 +245,7 @@ def describe_initial_checkpoint(run: "Run") -> "NativeCheckpoint":
     """
     from tokamake.checkpoint.native.folder import open_native
 
+    assert run.checkpoint is not None, "random weights are in no checkpoint"
     start = open_native(run.checkpoint)
     if not _has_architecture(start, run):
         raise UserError(

@@ -32,7 +32,7 @@ from tokamake.train.checkpoints.resume_state import (
     read_state,
     run_since_change,
 )
-from tokamake.train.checkpoints.run_digest import run_digest, weights_digest
+from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
 from tokamake.train.checkpoints.run_lock import locked
 
 SAVING = ".saving"
@@ -72,7 +72,7 @@ def locked_output(
             if ranks.rank == 0:
                 lock.enter_context(locked(run.output))
         note = run.output.with_name(f".{run.output.name}.start")
-        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
+        weights = initial_digest(run, ranks, note=note, beat=beat)
         # Only rank 0 looks at the folder: other hosts may still see an older state of it.
         agreed: list[Any] = [None]
         with raise_on_all_ranks():

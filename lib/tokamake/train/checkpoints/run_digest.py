@@ -14,6 +14,7 @@ from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
+from tokamake.models.common.random_weights import SCHEME
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.timed_rounds import in_rounds
@@ -98,6 +99,23 @@ def effective_settings(run: Run) -> dict[str, Any]:
     }
 
 
+def initial_digest(
+    run: Run,
+    ranks: Ranks,
+    *,
+    note: Path | None = None,
+    beat: Callable[[], object] = lambda: None,
+) -> str:
+    """Hash of the weights that a run starts from; all ranks call this together.
+
+    Random weights follow from settings that the run's digest holds, and from the way to draw them.
+    The arguments are those of `weights_digest`.
+    """
+    if run.checkpoint is None:
+        return files.digest({"random_weights": SCHEME})
+    return weights_digest(run.checkpoint, ranks, note=note, beat=beat)
+
+
 def weights_digest(
     checkpoint: Path,
     ranks: Ranks,
@@ -105,7 +123,7 @@ def weights_digest(
     note: Path | None = None,
     beat: Callable[[], object] = lambda: None,
 ) -> str:
-    """Hash of the weights that a run starts from; all ranks call this together.
+    """Hash of the weights of a checkpoint; all ranks call this together.
 
     For a checkpoint of a tokamake run, hash the run's digest, the step, and the changes and bad
     steps until there, and read no weights. For other checkpoints, hash all bytes; ranks share the

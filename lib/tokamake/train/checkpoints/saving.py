@@ -32,7 +32,7 @@ class CheckpointSaver:
         self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: ResumePoint
     ) -> None:
         self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
-        self.latest = str(start.resumed) if start.resumed else f"{run.checkpoint} (the start)"
+        self.latest = str(start.resumed) if start.resumed else f"{run.start} (the start)"
         self._retention: Retention | None = None
         with raise_on_all_ranks():
             if ranks.rank == 0:

@@ -1,0 +1,1 @@
+"""A trained model on one rank or many, for evaluation and generation."""

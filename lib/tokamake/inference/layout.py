@@ -1,0 +1,118 @@
+"""How the ranks of an inference command share the model; start and end of such a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tokamake.config.parallel import ParallelSettings
+from tokamake.errors import UserError
+from tokamake.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.config.architecture import Architecture
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class InferenceLayout:
+    """How ranks share a model. All ranks that the sizes here do not use are data-parallel."""
+
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer."""
+    pipeline_parallel_size: int = 1
+    """Ranks among which the layers are divided."""
+    fsdp: Annotated[bool, Parameter(negative="")] = False
+    """Whether data-parallel ranks share the weights (FSDP); otherwise each holds them all."""
+    dtype: Dtype = "fp32"
+    """Dtype of weights and computation. Losses and probabilities are computed in fp32."""
+
+    def check(self, architecture: "Architecture", *, world_size: int) -> None:
+        """Check that the ranks can share a model so.
+
+        Raises:
+            UserError: the sizes do not fit the number of ranks, the heads or the layers.
+        """
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if (size := getattr(self, name)) < 1:
+                raise UserError(f"{name}: {size}: too small; give 1 or more")
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        if world_size % (tensor * pipeline):
+            raise UserError(
+                f"tensor {tensor} × pipeline {pipeline} needs {tensor * pipeline} ranks or a "
+                f"multiple, and there {'is' if world_size == 1 else 'are'} {world_size}; start as "
+                "many with torchrun, mpiexec or srun, or change --tensor-parallel-size and "
+                "--pipeline-parallel-size"
+            )
+        try:
+            self.settings.check_architecture(architecture, sequence_length=1)
+        except UserError as error:  # it names settings of a training
+            text = str(error).removeprefix("train.parallel.")
+            raise UserError(text.replace("train.parallel:", "pipeline_parallel_size:")) from None
+
+    def describe(self, world_size: int) -> str:
+        """The layout in words, e.g. 8 ranks = data 2 × tensor 4, sharded, bf16."""
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        sizes = {
+            "data": world_size // (tensor * pipeline),
+            "tensor": tensor,
+            "pipeline": pipeline,
+        }
+        product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        return f"{world_size} ranks = {product}{', sharded' * self.fsdp}, {self.dtype}"
+
+    @property
+    def settings(self) -> ParallelSettings:
+        """The sizes as those of a training."""
+        return ParallelSettings(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+        )
+
+
+WHOLE_MODEL = InferenceLayout()
+"""Each rank has the whole model in fp32."""
+
+
+class Peers:
+    """The ranks of an inference command.
+
+    Attributes:
+        ranks: this process among them.
+        device: device of this rank.
+    """
+
+    def __init__(self, ranks: Ranks, device: "torch.device") -> None:
+        self.ranks, self.device = ranks, device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank prints and writes results."""
+        return self.ranks.rank == 0
+
+    def together(self) -> Any:
+        """Context in which an error of one rank is raised on all."""
+        from tokamake.runtime.rank_errors import raise_on_all_ranks
+
+        return raise_on_all_ranks() if self.ranks.world_size > 1 else nullcontext()
+
+
+@contextmanager
+def peers() -> Iterator[Peers]:
+    """Join the other ranks of this command, if a launcher started several; leave them on exit."""
+    from tokamake.runtime.process_group import choose_device, process_group
+    from tokamake.runtime.rank_errors import leave, report_from_rank_0
+
+    ranks = Ranks.find()
+    if ranks.world_size == 1:
+        yield Peers(ranks, choose_device(ranks))
+        return
+    with report_from_rank_0(ranks), process_group(ranks) as device:
+        yield Peers(ranks, device)
+    leave(ranks, 0)

@@ -1,0 +1,239 @@
+"""One rank's part of a model that predicts tokens, and what it exchanges with its peers.
+
+Tensor-parallel ranks share each layer, pipeline ranks the layers, and data-parallel ranks the
+sequences, with FSDP also the weights. Each rank reads only its part of a checkpoint.
+Shape suffixes: B sequences, L tokens, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.load_model import verify
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.checkpoint.tensors.chunks import OpenFiles, read_tensor
+from tokamake.errors import UserError
+from tokamake.inference.layout import InferenceLayout, Peers
+from tokamake.models.common.layers import KeyValueCache
+from tokamake.parallel import mesh, sharding
+from tokamake.parallel.collectives import all_gather
+from tokamake.parallel.loss import token_losses
+from tokamake.parallel.tensor import placements
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FAILED = -1
+"""Choice of a rank that could not choose."""
+
+
+class InferenceModel:
+    """One rank's part of a model; without peers, the whole model.
+
+    All ranks call the methods together, with the same arguments, unless they say otherwise.
+
+    Attributes:
+        architecture: shape of the whole model.
+        device: device of this rank.
+        mesh: this rank among its peers.
+
+    Args:
+        checkpoint: of any format.
+        layout: how ranks share the model.
+        peers: the ranks.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: InferenceLayout, *, peers: Peers) -> None:
+        self.architecture, self.device, self._peers = checkpoint.architecture, peers.device, peers
+        self.mesh = mesh.SINGLE_RANK
+        if peers.ranks.world_size > 1:
+            self.mesh = mesh.build(
+                layout.settings, peers.ranks.world_size, device=peers.device, shard=layout.fsdp
+            )
+        self._dtype = _DTYPES[layout.dtype]
+        self._is_sharded = layout.fsdp and self.mesh.data.size > 1
+        self._sent: tuple[Tensor, Any] | None = None
+        with peers.together():
+            if peers.is_first:
+                verify(checkpoint)
+        with peers.together():
+            self._module = self._load(checkpoint, layout)
+
+    def _load(self, checkpoint: Checkpoint, layout: InferenceLayout) -> Any:
+        """Build this rank's stage and read its weights."""
+        family = plugins.load("models/*/model", self.architecture.family)
+        layers = layout.settings.layers_of_stages(self.architecture.num_hidden_layers)
+        with torch.device("meta"):
+            module = family.Model(
+                self.architecture, self.mesh, stage=layers[self.mesh.pipeline.rank]
+            )
+        placed = placements(module)
+        module.to(self._dtype)
+        if self._is_sharded:
+            sharding.shard(
+                module,
+                module.layers.values(),
+                self.mesh,
+                policy=MixedPrecisionPolicy(),
+                reshard_after_forward=True,
+            )
+        module.to_empty(device=self.device)
+        tied_output = module.output_name if module.has_tied_output else None
+        saved_names = {
+            name: module.tensor_name(module.embedding_name if name == tied_output else name)
+            for name in placed
+        }
+        chunks = sharding.parameter_chunks(
+            module,
+            placed,
+            mesh=self.mesh,
+            shapes=model_tensors.shapes(self.architecture),
+            saved_names=saved_names,
+            tied_output=tied_output,
+        )
+        with ExitStack() as stack, torch.no_grad():
+            files = OpenFiles(stack)
+            for chunk in chunks:
+                key = f"model.{chunk.saved_name}"
+                chunk.local.copy_(
+                    read_tensor(checkpoint.source, key, slices=chunk.place, files=files)
+                )
+        return module.eval().requires_grad_(False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank gets logits and chooses tokens."""
+        return self._peers.is_first
+
+    def new_cache(self) -> list[KeyValueCache]:
+        """Empty caches of keys and values for this rank's layers."""
+        cache: list[KeyValueCache] = self._module.new_cache()
+        return cache
+
+    # ---- Passes ----
+
+    @torch.no_grad()
+    def total_loss(self, inputs_BL: Tensor, labels_BL: Tensor) -> Tensor | None:
+        """Sum of the losses of a batch in nats, fp64; None on ranks that do not compute it.
+
+        Data-parallel ranks may give different batches; one rank of each data-parallel rank has the
+        loss of its batch.
+
+        Args:
+            inputs_BL: tokens.
+            labels_BL: tokens to predict.
+        """
+        logits = self._forward(inputs_BL)
+        if logits is None:
+            return None
+        size = self.architecture.vocab_size or 0
+        losses = token_losses(logits, labels_BL, mesh=self.mesh, size=size)
+        # A sum of many fp32 losses in fp32 loses digits.
+        return losses.double().sum() if self.mesh.tensor.rank == 0 else None
+
+    @torch.no_grad()
+    def next_logits(self, tokens_BL: Tensor, cache: list[KeyValueCache]) -> Tensor | None:
+        """Logits (B, V) in fp32 of the tokens that follow, on the CPU of the first rank; else None.
+
+        Args:
+            tokens_BL: tokens that follow those in the cache.
+            cache: from `new_cache`; the tokens extend it.
+        """
+        logits = self._forward(tokens_BL, cache)
+        axis = self.mesh.tensor
+        if logits is not None:
+            logits = logits[:, -1].float()
+            if axis.size > 1:
+                logits = _whole(logits, self.architecture.vocab_size or 0, axis=axis)
+        return self._at_first(logits, len(tokens_BL))
+
+    def _forward(
+        self, tokens_BL: Tensor, cache: list[KeyValueCache] | None = None
+    ) -> Tensor | None:
+        """Logits (B, L, V of this rank), on ranks of the last stage; None on others."""
+        x = self._receive(tokens_BL)
+        y: Tensor = self._module(x, cache)
+        if self._module.is_last:
+            return y
+        # Sent while this rank goes on with the next batch; the buffer must live until then.
+        self._wait()
+        y = y.contiguous()
+        self._sent = y, dist.isend(y, self._peer(1), group=self.mesh.pipeline.group)
+        return None
+
+    def _receive(self, tokens_BL: Tensor) -> Tensor:
+        if self._module.is_first:
+            return tokens_BL
+        shape = (*tokens_BL.shape, self.architecture.hidden_size)
+        x_BLD = torch.empty(shape, dtype=self._dtype, device=self.device)
+        dist.recv(x_BLD, self._peer(-1), group=self.mesh.pipeline.group)
+        return x_BLD
+
+    def _at_first(self, logits_BV: Tensor | None, num_rows: int) -> Tensor | None:
+        """Bring logits from the last stage to the first rank."""
+        self._wait()
+        axis = self.mesh.pipeline
+        if axis.size > 1 and self.mesh.tensor.rank == 0:
+            if self._module.is_first:
+                shape = (num_rows, self.architecture.vocab_size or 0)
+                logits_BV = torch.empty(shape, device=self.device)
+                dist.recv(logits_BV, self._peer(-1), group=axis.group)
+            elif logits_BV is not None:
+                dist.send(logits_BV.contiguous(), self._peer(1), group=axis.group)
+        return logits_BV.cpu() if logits_BV is not None and self.is_first else None
+
+    def _peer(self, distance: int) -> int:
+        """Global rank of the pipeline rank at a distance; the first one follows the last."""
+        axis = self.mesh.pipeline
+        assert axis.group is not None
+        return dist.get_global_rank(axis.group, (axis.rank + distance) % axis.size)
+
+    def _wait(self) -> None:
+        if self._sent:
+            self._sent[1].wait()
+            self._sent = None
+
+    # ---- Agreement ----
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Sum of a tensor over all ranks."""
+        self._wait()
+        if self._peers.ranks.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, choose: Callable[[], int]) -> int:
+        """A token, 0 or more, that the first rank chooses, on all ranks.
+
+        Raises:
+            UserError: `choose` raised it.
+        """
+        if self._peers.ranks.world_size == 1:
+            return choose()
+        choice, problem = _FAILED, UserError("rank 0 failed; see its message")
+        if self.is_first:
+            try:
+                choice = choose()
+            except UserError as error:
+                problem = error
+        shared = torch.tensor(choice, device=self.device)
+        dist.broadcast(shared, src=0)
+        if (choice := int(shared)) == _FAILED:
+            raise problem
+        return choice
+
+
+def _whole(logits_BV: Tensor, size: int, *, axis: Any) -> Tensor:
+    """Join the parts of a vocabulary that ranks divide."""
+    # Parts have equal length, except the last ones: fill these up, and cut the padding off.
+    width = -(-size // axis.size)
+    padded = torch.nn.functional.pad(logits_BV, (0, width - logits_BV.shape[1]))
+    return all_gather(padded, axis, dim=-1)[:, :size]

@@ -1,0 +1,94 @@
+"""Random weights of a new model, drawn tile by tile.
+
+A tile depends only on the seed, the name of its tensor and its place in it. So each rank draws the
+tiles of its own part, no host ever holds the model, and every layout gets the same numbers.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.config.architecture import Architecture
+
+SCHEME = "tiles of 128 x 256"
+"""Name of this way to draw weights; a run that drew them in another way is another run."""
+_TILE = (128, 256)
+"""Rows and columns of a tile: few enough that a rank draws little beyond its part, and enough that
+the start of a generator takes no time."""
+
+Slices = tuple[slice, ...]
+Array = npt.NDArray[np.float32]
+
+
+class RandomWeights:
+    """Weights of a model before its training: normal with deviation `initializer_range`.
+
+    Projections into the residual stream have a deviation smaller by √(2 × layers), as in GPT-2's
+    report. Norms are 1, biases 0.
+
+    Args:
+        architecture: shape of the model.
+        seed: seed of the weights.
+        into_residual: ends of the names of weights that add to the residual stream.
+    """
+
+    def __init__(
+        self, architecture: Architecture, seed: int, *, into_residual: tuple[str, ...]
+    ) -> None:
+        self._into_residual = into_residual
+        self._deviation = architecture.initializer_range
+        self._depth = math.sqrt(2 * architecture.num_hidden_layers)
+        self._seed = seed
+
+    def tiles(
+        self, name: str, shape: Sequence[int], *, place: Slices
+    ) -> Iterator[tuple[Slices, Array]]:
+        """Draw a part of a tensor, tile by tile.
+
+        Args:
+            name: of the tensor in checkpoints.
+            shape: of the whole tensor, one or two dimensions.
+            place: of the part in it.
+
+        Yields:
+            Slices of the part, and their values in fp32.
+        """
+        if len(shape) == 1:
+            size = place[0].stop - place[0].start
+            value = 0.0 if name.endswith("bias") else 1.0
+            yield (slice(0, size),), np.full(size, value, np.float32)
+            return
+        depth = self._depth if name.endswith(self._into_residual) else 1.0
+        deviation = np.float32(self._deviation / depth)
+        for tile in product(*map(_starts, place, shape, _TILE)):
+            # numpy draws: torch's normal depends on the vector units of the processor.
+            digest = hashlib.sha256(self._source(name, *tile).encode()).digest()
+            generator = np.random.default_rng(int.from_bytes(digest, "little"))
+            drawn = generator.standard_normal([at.stop - at.start for at in tile], dtype=np.float32)
+            drawn *= deviation
+            common = [*map(_overlap, tile, place)]
+            yield _within(common, place), drawn[_within(common, tile)]
+
+    def _source(self, name: str, rows: slice, columns: slice) -> str:
+        """What decides a tile. A first one alone has the numbers of versions without tiles."""
+        source = f"{self._seed} {name.removeprefix('model.')}"
+        return f"{source} {rows.start} {columns.start}" if rows.start or columns.start else source
+
+
+def _starts(place: slice, size: int, width: int) -> Iterator[slice]:
+    """Slices of the tiles of a dimension that overlap a place."""
+    for start in range(place.start // width * width, place.stop, width):
+        yield slice(start, min(start + width, size))
+
+
+def _overlap(first: slice, second: slice) -> slice:
+    return slice(max(first.start, second.start), min(first.stop, second.stop))
+
+
+def _within(slices: Iterable[slice], origins: Slices) -> Slices:
+    pairs = zip(slices, origins, strict=True)
+    return tuple(slice(at.start - origin.start, at.stop - origin.start) for at, origin in pairs)

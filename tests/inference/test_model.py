@@ -1,0 +1,195 @@
+"""Ranks that share a model compute what one process computes, and read only their parts of it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.families import FAMILIES, weights
+from tests.support.paths import ROOT
+from tests.support.ranks import spawn
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.errors import UserError
+from tokamake.evaluate.perplexity import total_loss
+from tokamake.generate.decoding import Sampling, continue_tokens
+from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
+from tokamake.inference.model import InferenceModel
+from tokamake.runtime.ranks import Ranks
+
+MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
+"""Divided heads, an unevenly divided vocabulary, a tied output layer, learned positions."""
+LENGTH = 16
+TOKENS = np.random.default_rng(0).integers(0, 100, 5 * 2 * LENGTH + 7)
+TOKENIZER = Tokenizer(vocab_size=120, eod=3, encode_batch=lambda _: [], decode=str)
+LAYOUTS = {
+    2: [
+        InferenceLayout(),
+        InferenceLayout(fsdp=True),
+        InferenceLayout(tensor_parallel_size=2),
+        InferenceLayout(pipeline_parallel_size=2),
+    ],
+    4: [
+        InferenceLayout(tensor_parallel_size=2, pipeline_parallel_size=2),
+        InferenceLayout(tensor_parallel_size=2, fsdp=True),
+        InferenceLayout(pipeline_parallel_size=2, fsdp=True),
+        InferenceLayout(pipeline_parallel_size=4),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each model, in several formats; weights make confident predictions."""
+    root = tmp_path_factory.mktemp("models")
+    for name in MODELS:
+        shape = FAMILIES[name]
+        wide = {key: 8 * tensor.float() for key, tensor in weights(shape).items()}
+        hf_folder.write(root / f"{name}-hf", shape, wide)
+    source = root / "llama-gqa-hf"
+    convert(source=source, target=root / "llama-gqa-native", format="native")
+    megatron = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    convert(source=source, target=root / "llama-gqa-megatron", format="megatron", **megatron)
+    return root
+
+
+def compute(folder: Path, layout: InferenceLayout, ranks: Ranks) -> tuple[float, list[Any]]:
+    """Loss of a stream of tokens; greedy and sampled continuations of a prompt."""
+    model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
+    loss = total_loss(model, TOKENS, sequence_length=LENGTH, batch_size=2)
+    continued = [
+        continue_tokens(
+            model,
+            [5, 6, 7],
+            sampling=Sampling(12, temperature, 40),
+            tokenizer=TOKENIZER,
+            seed=1,
+        )
+        for temperature in (0.0, 1.0)
+    ]
+    return loss, continued
+
+
+def compute_all(folders: list[Path], layouts: list[InferenceLayout]) -> list[Any]:
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
+    return [compute(folder, layout, ranks) for folder in folders for layout in layouts]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
+def test_every_layout_equals_one_process(models: Path, world_size: int) -> None:
+    folders, layouts = sorted(models.iterdir()), LAYOUTS[world_size]
+    alone = [compute(folder, WHOLE_MODEL, Ranks(0, 1, 0, 1)) for folder in folders]
+    texts = [continued for _, continued in alone]
+    assert len({str(text) for text in texts}) == len(MODELS)  # the formats hold the same model
+    of_ranks = spawn(compute_all, world_size, folders, layouts)
+    assert all(results == of_ranks[0] for results in of_ranks), "ranks disagree"
+    cases = [(folder, layout) for folder in folders for layout in layouts]
+    for (folder, layout), (loss, continued) in zip(cases, of_ranks[0], strict=True):
+        expected, expected_texts = alone[folders.index(folder)]
+        # Only tensor parallelism changes the order of sums.
+        rel = 1e-5 if layout.tensor_parallel_size > 1 else 1e-12
+        assert loss == pytest.approx(expected, rel=rel), (folder.name, layout)
+        assert continued == expected_texts, (folder.name, layout)
+
+
+def held(folder: Path, layout: InferenceLayout) -> dict[str, int]:
+    """Elements of each parameter that this rank holds."""
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1)
+    model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
+    local = {n: getattr(p, "_local_tensor", p) for n, p in model._module.named_parameters()}
+    return {name: tensor.numel() for name, tensor in local.items()}
+
+
+@pytest.mark.ranks
+def test_ranks_hold_only_their_parts(models: Path) -> None:
+    folder = models / "llama-gqa-hf"
+    shape = FAMILIES["llama-gqa"]
+    whole = sum(tensor.numel() for tensor in weights(shape).values())
+    for layout in LAYOUTS[2][1:]:
+        sizes = [sum(of_rank.values()) for of_rank in spawn(held, 2, folder, layout)]
+        assert max(sizes) < 0.6 * whole, layout
+
+
+def test_weights_and_states_have_the_dtype(tmp_path: Path) -> None:
+    folder, ranks = tmp_path / "model", Ranks(0, 1, 0, 1)
+    shape = FAMILIES["llama-gqa"]
+    hf_folder.write(folder, shape, weights(shape))
+    exact, _ = compute(folder, WHOLE_MODEL, ranks)
+    for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        layout = InferenceLayout(dtype=dtype)  # type: ignore[arg-type]
+        model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
+        assert {p.dtype for p in model._module.parameters()} == {torch_dtype}
+        loss, _ = compute(folder, layout, ranks)
+        assert loss != exact
+        assert loss == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world_size", "message"),
+    [
+        ((2, 1), 1, "tensor 2 × pipeline 1 needs 2 ranks or a multiple, and there is 1; start as"),
+        ((2, 2), 6, "tensor 2 × pipeline 2 needs 4 ranks or a multiple, and there are 6; start"),
+        ((3, 1), 3, "tensor_parallel_size: 3: does not divide 8"),
+        ((1, 5), 5, "pipeline_parallel_size: 4 layers for 5 pipeline stages leave a stage empty"),
+        ((0, 1), 1, "tensor_parallel_size: 0: too small; give 1 or more"),
+    ],
+)
+def test_a_layout_in_words() -> None:
+    layout = InferenceLayout(4, 2, fsdp=True, dtype="bf16")
+    assert layout.describe(16) == "16 ranks = data 2 × tensor 4 × pipeline 2, sharded, bf16"
+    assert InferenceLayout().describe(2) == "2 ranks = data 2, fp32"
+
+
+def test_layouts_that_do_not_fit_are_refused(
+    sizes: tuple[int, int], world_size: int, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        InferenceLayout(*sizes).check(FAMILIES["llama"], world_size=world_size)
+    assert str(caught.value).startswith(message)
+
+
+def launch(*arguments: object, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Run a command on several ranks, as a user does."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), "-m", "tokamake", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_evaluate_and_generate(models: Path, sampled: Path, tmp_path: Path) -> None:
+    shape = FAMILIES["llama-gqa"].model_copy(update={"vocab_size": 400})
+    hf_folder.write(tmp_path / "model", shape, weights(shape))
+    tokenizer = sampled / "tokenizer"
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "Return a list of words. " * 20}) + "\n")
+    common = ("--checkpoint", tmp_path / "model", "--tokenizer", tokenizer)
+    scored = ("evaluate", *common, "--data", text, "--sequence-length", 16)
+    written = ("generate", *common, "--prompt", "def ", "--max-new-tokens", 8)
+    outputs = {}
+    for ranks, layout in ((1, ()), (2, ("--pipeline-parallel-size", 2))):
+        for name, command in (("scores", scored), ("samples", written)):
+            output = tmp_path / f"{name}-{ranks}.json"
+            result = launch(*command, *layout, "--output", output, ranks=ranks)
+            assert result.returncode == 0, result.stderr
+            assert result.stdout.count("sequence length" if name == "scores" else "def ") == 1
+            assert result.stdout.count("2 ranks = pipeline 2, fp32\n") == ranks - 1
+            outputs[name, ranks] = json.loads(output.read_text())
+    assert outputs["samples", 1] == outputs["samples", 2]
+    assert outputs["scores", 1] == outputs["scores", 2]
+    refused = launch(*scored, "--tensor-parallel-size", 3, ranks=2)
+    assert refused.returncode
+    assert refused.stderr.count("tensor 3 × pipeline 1 needs 3 ranks or a multiple") == 1
+    assert "Traceback" not in refused.stderr.partition("torch/distributed")[0]
+    assert astuple(WHOLE_MODEL) == (1, 1, False, "fp32")

@@ -1,0 +1,38 @@
+"""How the ranks that a profile gives to jobs share models; the dry run tests the rest."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.workflow_configs import read_config, train, wildcards
+from tokamake.workflow.layouts import LayoutCheck
+
+pytestmark = pytest.mark.usefixtures("workspace_here")
+
+SMOKE = wildcards(run="smoke")
+PARALLEL = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+def options(tasks: Any, **changes: Any) -> list[str]:
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
+    )
+    layouts = LayoutCheck(read_config(train=train(**changes)), snakemake)
+    return layouts.inference_options(SMOKE, [], resources={"tasks": tasks})
+
+
+def test_ranks_share_a_model_as_in_training() -> None:
+    sizes = ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]
+    assert options(8, parallel=PARALLEL) == sizes
+    assert options(8, parallel=PARALLEL, zero_stage=3) == [*sizes, "--fsdp"]
+    assert options(2) == []
+
+
+@pytest.mark.parametrize("tasks", [1, "1", "<TBD>"])
+def test_one_rank_has_the_whole_model(tasks: Any) -> None:
+    assert options(tasks, parallel=PARALLEL, zero_stage=3) == []
+
+
+def test_ranks_that_the_layout_does_not_fit_share_the_weights() -> None:
+    assert options(6, parallel=PARALLEL) == ["--fsdp"]
