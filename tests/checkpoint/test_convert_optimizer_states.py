@@ -196,6 +196,8 @@ def assert_has(checkpoint: Checkpoint, architecture: Architecture, *, sliced: bo
 
 RANKS = [(1, 1, 1), (1, 2, 1), (2, 3, 2), (2, 1, 1), (1, 4, 3), (2, 6, 3)]
 """Tensor-parallel and data-parallel ranks, and ZeRO stage."""
+EACH = [(data, stage) for data in (3, 6, 24) for stage in (1, 2, 3)]
+"""Data-parallel ranks and ZeRO stage of chains."""
 MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
 """Most have nothing but padding."""
 
@@ -231,6 +233,8 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
         pool = pools[random.choice([*WALKED])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
         layout, folder = random_layout(random, kind, begin), tmp_path / f"walk-{number}"
+        if number < len(EACH):  # chance alone would need many more to have them all
+            kind, layout = "mds", ParallelLayout(1, 1, 1, *EACH[number])
         if reason := refusal(kind, layout):
             refused[reason] += 1
             with pytest.raises(UserError, match=reason):
@@ -248,7 +252,7 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
             shutil.rmtree(folder)
     assert min(refused.values()) > 10
     assert {*refused} == {HEADS, PIPELINES}
-    assert {(data, stage) for data in (3, 6, 24) for stage in (1, 2, 3)} <= {*shared}
+    assert {*EACH} <= {*shared}
     assert states > 200
 
 

@@ -135,6 +135,12 @@ def test_weights_and_states_have_the_dtype(tmp_path: Path) -> None:
         assert loss == pytest.approx(exact, rel=0.02)
 
 
+def test_a_layout_in_words() -> None:
+    layout = InferenceLayout(4, 2, fsdp=True, dtype="bf16")
+    assert layout.describe(16) == "16 ranks = data 2 × tensor 4 × pipeline 2, sharded, bf16"
+    assert InferenceLayout().describe(2) == "2 ranks = data 2, fp32"
+
+
 @pytest.mark.parametrize(
     ("sizes", "world_size", "message"),
     [
@@ -145,12 +151,6 @@ def test_weights_and_states_have_the_dtype(tmp_path: Path) -> None:
         ((0, 1), 1, "tensor_parallel_size: 0: too small; give 1 or more"),
     ],
 )
-def test_a_layout_in_words() -> None:
-    layout = InferenceLayout(4, 2, fsdp=True, dtype="bf16")
-    assert layout.describe(16) == "16 ranks = data 2 × tensor 4 × pipeline 2, sharded, bf16"
-    assert InferenceLayout().describe(2) == "2 ranks = data 2, fp32"
-
-
 def test_layouts_that_do_not_fit_are_refused(
     sizes: tuple[int, int], world_size: int, message: str
 ) -> None:
