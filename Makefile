@@ -5,6 +5,7 @@ PROFILE ?= profiles/local
 SNAKEMAKE_ARGS ?=
 # For the quick tests: make test PYTEST_ARGS='-m "not slow and not ranks and not grid"'
 PYTEST_ARGS ?=
+EXECUTORS := pbs sbatch
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile $(PROFILE)
 STAMP := .venv/installed
@@ -23,7 +24,7 @@ help:  ## list the commands
 install: $(STAMP)  ## make .venv with tokamake, everything it needs and the developer tools
 
 # Python is installed in place, so only a new dependency or changed C++ installs again.
-$(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
+$(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/* lib/*/pyproject.toml)
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found; apt-get install python3 python3-venv"; exit 2; }
 	@$(PYTHON) -c 'import sys; exit(sys.version_info < (3, 11))' \
 		|| { echo "$$($(PYTHON) --version) is too old; give Python 3.11 or later: make PYTHON=/path/to/python3"; exit 2; }
@@ -32,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/*)
 		|| { echo "no Python.h, which compiling the extension needs; apt-get install python3-dev"; exit 2; }
 	@echo 'installs into .venv: minutes, and longer for a torch with CUDA (about 6 GB)'
 	$(BIN)/pip install --quiet torch
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev]' $(EXECUTORS:%=--editable lib/snakemake_executor_plugin_%)
 	@# MPICH is for tests alone. In the environment it would hide the site's mpiexec and libmpi from jobs.
 	$(BIN)/pip uninstall -qq --yes mpich
 	$(BIN)/pip install --quiet --prefix .venv/mpich mpich

@@ -116,6 +116,7 @@ NO_MODULE = [
     "workflow/test_slurm_training.py",
     # Snakemake with the whole PBS executor.
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
+    "pbs_executor/test_packages.py",
     # All families; two hosts.
     *("models/test_packed_documents.py", "train/test_two_hosts.py"),
     # Each layout, with both back ends.

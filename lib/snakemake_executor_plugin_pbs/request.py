@@ -12,7 +12,7 @@ from .user_file import UserFile, personal_value
 
 NAME_LENGTH = 200  # PBS allows 236
 # Values of a user: the user file may set them for all rules, and for each rule.
-PERSONAL = ("account", "queue", "filesystems", "place", "select", "pbs_extra")
+PERSONAL = ("account", "queue", "filesystems", "place", "select", "container", "pbs_extra")
 # Options that the executor sets itself.
 OWN_OPTIONS = ("-N", "-J", "-o", "-e", "-j", "-k", "-I", "-X", "-z", "-S", "-C")
 
@@ -24,6 +24,7 @@ class SubmitRequest:
     arguments: tuple[str, ...]  # without those that the submission adds
     queue: str  # empty: the server's default queue
     seconds: int | None = None  # walltime; None: the queue's default
+    container: str = ""  # image that the job has as JOB_CONTAINER
 
 
 def build_request(
@@ -68,7 +69,7 @@ def build_request(
     extra = extra_options(
         rule, "pbs_extra", text=personal("pbs_extra"), is_own_option=_is_own_option
     )
-    return SubmitRequest((*arguments, *extra), queue, seconds)
+    return SubmitRequest((*arguments, *extra), queue, seconds, personal("container"))
 
 
 def walltime(rule: str, minutes: Any) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 
 # Exit status of a job whose submission was given up: it does nothing, which is no success.
 NOT_OURS = 90
@@ -16,7 +16,11 @@ reason."""
 
 
 def script(
-    submissions: Sequence[tuple[Path, str]], id_variable: str, seconds: int | None = None
+    submissions: Sequence[tuple[Path, str]],
+    id_variable: str,
+    *,
+    seconds: int | None = None,
+    container: str = "",
 ) -> str:
     """Text of the script of one job.
 
@@ -25,14 +29,18 @@ def script(
             folder is the shell script to run. A bundle has several.
         id_variable: the environment variable with the job's id.
         seconds: walltime. The job exports its end as PBS_JOB_END_TIME, as Slurm exports its own.
+        container: image. The job exports it as JOB_CONTAINER, for its launch script.
     """
     end = f"export PBS_JOB_END_TIME=$(($(date +%s) + {seconds}))\n" if seconds else ""
+    image = f"export JOB_CONTAINER={quote(container)}\n" if container else ""
     words = [word for folder, token in submissions for word in (str(folder), token)]
     return f"""\
 #!/bin/bash
 # Written by Snakemake's executor.
 id=${id_variable}
-{end}{_WORK}{_BUNDLE if len(submissions) > 1 else _SINGLE}""".replace("SUBMISSIONS", join(words))
+{end}{image}{_WORK}{_BUNDLE if len(submissions) > 1 else _SINGLE}""".replace(
+        "SUBMISSIONS", join(words)
+    )
 
 
 _WORK = f"""\

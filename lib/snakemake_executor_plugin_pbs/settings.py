@@ -25,8 +25,8 @@ class ExecutorSettings(ExecutorSettingsBase):
         default="~/.config/snakemake/pbs.yaml",
         metadata={
             "help": "YAML file with the values of a user (account, queue, filesystems, place, "
-            "select, pbs_extra), for all rules and, under rules, for each rule. Resources of a job "
-            "come first."
+            "select, container, pbs_extra), for all rules and, under rules, for each rule. "
+            "Resources of a job come first."
         },
     )
     required: str = field(

@@ -137,7 +137,11 @@ def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Pat
         submissions.append((body.parent, token))
     assert first.record
     path = records.path(first.record, "sh")
-    _write(path, script(submissions, dialect.id_variable, seconds=first.request.seconds))
+    request = first.request
+    text = script(
+        submissions, dialect.id_variable, seconds=request.seconds, container=request.container
+    )
+    _write(path, text)
     # The folder of a bundle's first task is removed before the bundle ends.
     output = Path(os.devnull) if bundled else records.path(first.record, dialect.label)
     return path, (*dialect.options(name, output), *first.request.arguments)

@@ -41,7 +41,7 @@ SLURM = Dialect(
 # Variables of the job in which Snakemake itself may run; a new job and its ranks must not see them.
 _OF_A_JOB = re.compile(
     r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
-    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_(PROGRESS|FAILURE)_FILE"
+    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_(PROGRESS|FAILURE)_FILE|JOB_CONTAINER"
 )
 
 

@@ -14,7 +14,8 @@ from snakemake_executor_plugin_pbs.request import (
 from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
-PERSONAL = ("account", "partition", "qos", "constraint", "reservation", "slurm_extra")
+_OPTIONS = ("account", "partition", "qos", "constraint", "reservation")  # have the name of sbatch
+PERSONAL = (*_OPTIONS, "container", "slurm_extra")
 # Names of their resources, if they differ: those of snakemake-executor-plugin-slurm.
 RESOURCES = {"account": "slurm_account", "partition": "slurm_partition"}
 _CONFLICTS = {
@@ -97,13 +98,14 @@ def build_request(
     for name in ("gres", "gpus_per_node", "signal"):
         if value := resources.get(name):
             arguments.append(f"--{name.replace('_', '-')}={value}")
-    for name in PERSONAL[:-1]:
+    for name in _OPTIONS:
         if value := personal(name):
             arguments.append(f"--{name}={value}")
     extra = extra_options(
         rule, "slurm_extra", text=personal("slurm_extra"), is_own_option=_is_own_option
     )
-    return SubmitRequest((*arguments, *extra), personal("partition"))
+    queue, container = personal("partition"), personal("container")
+    return SubmitRequest((*arguments, *extra), queue, container=container)
 
 
 def _refuse_conflicts(rule: str, resources: Mapping[str, Any]) -> None:

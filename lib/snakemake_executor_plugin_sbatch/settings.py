@@ -20,8 +20,8 @@ class ExecutorSettings(PbsSettings):
         default="~/.config/snakemake/slurm.yaml",
         metadata={
             "help": "YAML file with the values of a user (account, partition, qos, constraint, "
-            "reservation, slurm_extra), for all rules and, under rules, for each rule. Resources "
-            "of a job come first."
+            "reservation, container, slurm_extra), for all rules and, under rules, for each rule. "
+            "Resources of a job come first."
         },
     )
     required: str = field(

@@ -11,6 +11,7 @@ if [ $((tasks % nodes)) -ne 0 ]; then
 fi
 ranks_per_node=$((tasks / nodes))
 . "$(dirname "$0")/mpiexec.sh"
+. "$(dirname "$0")/../container.sh" apptainer exec --bind "$PWD"
 
 # Each GPU tile is a device: 12 per node (saforem2/ezpz, bin/utils.sh).
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT
@@ -28,4 +29,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 bind=list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100
 
 exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
-    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind="$bind" "$@"
+    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind="$bind" "${container[@]}" "$@"

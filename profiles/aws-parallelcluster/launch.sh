@@ -23,6 +23,9 @@ export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^docker,lo} # ranks meet over th
 # The plug-in sets NCCL_PROTO, NCCL_BUFFSIZE and numbers of channels for the instance.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-12}}
 
+# Images need the plug-in pyxis of Slurm (NVIDIA/pyxis).
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
     ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
-    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    ${JOB_CONTAINER:+--container-image="$JOB_CONTAINER" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" --container-mount-home} \
+    "$@"

@@ -6,6 +6,8 @@ nodes=$1 tasks=$2
 shift 2
 : "${SLURM_JOB_ID:?profiles/perlmutter runs inside a Slurm job; see the head of its profile.yaml}"
 . "$(dirname "$0")/../slurm/meet.sh"
+# The module `gpu` shows the GPUs to an image; it needs an image with CUDA (NERSC documentation, Shifter).
+. "$(dirname "$0")/../container.sh" shifter --module=gpu --image
 
 # NCCL uses Slingshot through libfabric and a plug-in, which the module pytorch contains and sets up.
 # HPE's settings (HewlettPackard/shs-ccl-docs, ccl_env.sh):
@@ -23,4 +25,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-16}
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
     ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    --gpu-bind=none --cpu-bind=cores "$@"
+    --gpu-bind=none --cpu-bind=cores "${container[@]}" "$@"

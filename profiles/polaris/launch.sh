@@ -11,6 +11,7 @@ if [ $((tasks % nodes)) -ne 0 ]; then
 fi
 ranks_per_node=$((tasks / nodes))
 . "$(dirname "$0")/../aurora/mpiexec.sh"
+. "$(dirname "$0")/../container.sh" apptainer exec --nv --bind "$PWD"
 
 # NCCL uses Slingshot through libfabric and a plug-in of the site (ALCF user guide, Polaris, NCCL).
 # Without the plug-in, NCCL uses TCP; if NCCL_NET is set, it stops instead.
@@ -31,4 +32,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 
 # 8 of 32 cores per rank (saforem2/ezpz, src/ezpz/pbs.py).
 exec "$mpiexec" --envall --line-buffer --np="$tasks" --ppn="$ranks_per_node" \
-    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind=depth --depth=8 "$@"
+    --hostfile="${TOKAMAKE_HOSTFILE:-$PBS_NODEFILE}" --cpu-bind=depth --depth=8 "${container[@]}" "$@"

@@ -114,6 +114,12 @@ def test_an_old_snakemake_or_a_missing_executor_is_reported(
     assert states(environment.check_snakemake("pbs"))["executor"] == "ok"
     missing = environment.check_snakemake("no-such")
     assert missing[-1].remedy == "pip install snakemake-executor-plugin-no-such"
+    with monkeypatch.context() as without:
+        without.setattr(environment, "find_spec", lambda _: None)
+        missing = environment.check_snakemake("sbatch")
+    assert missing[-1].remedy == (
+        "pip install lib/snakemake_executor_plugin_pbs lib/snakemake_executor_plugin_sbatch"
+    )
     monkeypatch.setattr(environment.metadata, "version", lambda _: "7.32.4")
     assert states(environment.check_snakemake("local")) == {"snakemake": "wrong"}
 

@@ -47,9 +47,17 @@ def test_it_writes_its_exit_status_and_its_output(records: Records, status: int)
 
 def test_the_job_knows_when_its_walltime_ends(records: Records) -> None:
     path = prepare(records, 'echo "$(($PBS_JOB_END_TIME - $(date +%s)))"')
-    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", 5400))
+    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", seconds=5400))
     subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
     assert 5000 <= int(records.path(RECORD, "log").read_text()) <= 5400
+
+
+def test_the_job_knows_its_image(records: Records) -> None:
+    image = "docker:me/my image:1"
+    path = prepare(records, 'echo "$JOB_CONTAINER"')
+    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", container=image))
+    subprocess.run(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"}, check=True)
+    assert records.path(RECORD, "log").read_text() == f"{image}\n"
 
 
 def test_a_submission_that_was_given_up_does_nothing(records: Records) -> None:
@@ -156,7 +164,7 @@ def run_bundle(records: Records, bodies: list[str], seconds: int | None = None) 
     submissions = [
         (records.path(record, "sh").parent, record.token) for record in BUNDLE[: len(bodies)]
     ]
-    path.write_text(script(submissions, "PBS_JOBID", seconds))
+    path.write_text(script(submissions, "PBS_JOBID", seconds=seconds))
     environment = {**os.environ, "PBS_JOBID": "1.server"}
     return subprocess.run(["bash", path], env=environment, check=False).returncode
 

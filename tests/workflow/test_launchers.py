@@ -293,6 +293,54 @@ def test_a_missing_mpiexec_is_reported_in_one_line(
     )
 
 
+IMAGE = "/images/tokamake 1.sif"
+
+
+def program(folder: Path, name: str, says: str = "") -> None:
+    """A program that prints its name, or another word, and its arguments, one a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {says or name} "$@"\n')
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("aurora", ["apptainer", "exec", "--bind", str(Path.cwd())]),
+        ("polaris", ["apptainer", "exec", "--nv", "--bind", str(Path.cwd())]),
+        ("perlmutter", ["shifter", "--module=gpu", "--image"]),
+    ],
+)
+def test_ranks_run_in_the_users_image(tmp_path: Path, profile: str, words: list[str]) -> None:
+    site = tmp_path / "site"
+    for name in ("mpiexec", "srun", "apptainer", "shifter"):
+        program(site, name)
+    done = rank(profile, site, JOB_CONTAINER=IMAGE, SLURM_JOB_ID="1", MASTER_ADDR="here")
+    assert done.stdout.splitlines()[-len(words) - 2 :] == [*words, IMAGE, "true"], done.stderr
+    alone = rank(profile, site, SLURM_JOB_ID="1", MASTER_ADDR="here").stdout
+    assert words[0] not in alone
+    (site / words[0]).unlink()
+    missing = rank(profile, site, JOB_CONTAINER=IMAGE, SLURM_JOB_ID="1", MASTER_ADDR="here")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert f"no {words[0]} on PATH, which runs {IMAGE}; load its module in" in missing.stderr
+
+
+@pytest.mark.parametrize("profile", ["slurm", "aws-parallelcluster"])
+def test_pyxis_runs_ranks_in_the_users_image(tmp_path: Path, profile: str) -> None:
+    program(tmp_path / "site", "srun")
+    program(tmp_path / "site", "ls")
+    variables = {"SLURM_JOB_ID": "1", "MASTER_ADDR": "here"}
+    done = rank(profile, tmp_path / "site", JOB_CONTAINER=IMAGE, **variables)
+    assert done.stdout.splitlines()[-5:] == [
+        f"--container-image={IMAGE}",
+        f"--container-mounts={Path.cwd()}:{Path.cwd()}",
+        f"--container-workdir={Path.cwd()}",
+        "--container-mount-home",
+        "true",
+    ], done.stderr
+    assert "--container" not in rank(profile, tmp_path / "site", **variables).stdout
+
+
 def test_mpich_is_outside_the_environment() -> None:
     """Otherwise its mpiexec and library would hide those of the site."""
     assert not list(metadata.distributions(name="mpich")), "run .venv/bin/pip uninstall mpich"

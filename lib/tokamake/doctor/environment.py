@@ -25,6 +25,11 @@ from tokamake.runtime.process_group import BACKENDS
 
 RECIPE = "see `An environment of your own` in the README of the profiles"
 
+_OWN_EXECUTORS = {
+    "pbs": "lib/snakemake_executor_plugin_pbs",
+    "sbatch": "lib/snakemake_executor_plugin_pbs lib/snakemake_executor_plugin_sbatch",
+}
+"""Executors of this repository, which the package index does not have: what to install."""
 _OPEN_FILES = 1024
 LOCKED_BYTES = 2**26
 
@@ -171,7 +176,8 @@ def check_snakemake(executor: str) -> list[Result]:
         return results
     package = f"snakemake-executor-plugin-{executor}"
     if find_spec(package.replace("-", "_")) is None:
-        return [*results, wrong("executor", f"no {package}", f"pip install {package}")]
+        remedy = f"pip install {_OWN_EXECUTORS.get(executor, package)}"
+        return [*results, wrong("executor", f"no {package}", remedy)]
     return [*results, ok("executor", executor)]
 
 

@@ -21,8 +21,11 @@ from tokamake.validation import read_yaml
 NAMES = ("profile.yaml", "config.yaml")
 NO_CLUSTER = ("local", "dryrun", "touch")
 PERSONAL = {
-    "pbs": ("account", "queue", "filesystems", "place", "select", "pbs_extra"),
-    "sbatch": ("account", "partition", "qos", "constraint", "reservation", "slurm_extra"),
+    "pbs": ("account", "queue", "filesystems", "place", "select", "container", "pbs_extra"),
+    "sbatch": (
+        *("account", "partition", "qos", "constraint", "reservation"),
+        *("container", "slurm_extra"),
+    ),
 }
 """Keys of the user's file that executors read, for all rules or per rule."""
 

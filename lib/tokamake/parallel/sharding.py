@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tokamake.parallel.axis import Axis, part
@@ -75,7 +75,7 @@ def shard(
     policy: MixedPrecisionPolicy,
     reshard_after_forward: bool,
 ) -> None:
-    """Shard a module's parameters over the mesh with FSDP2.
+    """Shard a module's parameters over the mesh with FSDP2; it sums gradients over the ranks.
 
     Args:
         module: module to shard in place.
@@ -88,6 +88,10 @@ def shard(
         fully_shard(
             block, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
         )
+        assert isinstance(block, FSDPModule)
+        # Losses are sums over tokens, so gradients are summed. Some back ends have no average.
+        block.set_gradient_divide_factor(1.0)
+        block.set_force_sum_reduction_for_comms(True)
 
 
 def _rows_of(parameter: Tensor) -> slice:

@@ -38,7 +38,6 @@ class PipelineStages:
 
     Attributes:
         chunks: this rank's part of each parameter.
-        num_averaged: number of ranks over which FSDP2 averages gradients that should be summed.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
 
@@ -86,7 +85,6 @@ class PipelineStages:
         rounds = precision != "fp32" and num_sharers == 1 and mesh.pipeline.size == 1
         self._rounds = shard and rounds
         self._sharded = shard and (num_sharers > 1 or precision != "fp32") and not rounds
-        self.num_averaged = num_sharers if self._sharded else 1
 
         self.chunks = [
             chunk for module in self.modules.values() for chunk in self._prepare(module, device)

@@ -4,11 +4,10 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
-from snakemake_executor_plugin_pbs.personal import missing_in_workflow
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig, read_workflow_config
@@ -127,8 +126,14 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
 def _check_personal_values(snakemake: Snakemake) -> None:
     """Exit with one line if account, queue and the like are missing.
 
-    In a dry run, there is no executor that could check them.
+    In a dry run, there is no executor that could check them. The executors are packages of their
+    own; if they are missing, Snakemake says so.
     """
+    if find_spec("snakemake_executor_plugin_pbs") is None:
+        return
+    from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
+    from snakemake_executor_plugin_pbs.personal import missing_in_workflow
+
     try:
         message = missing_in_workflow(snakemake.declared_resources())
     except ExecutorError as error:  # the user's file is wrong

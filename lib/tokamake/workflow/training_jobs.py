@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snakemake_executor_plugin_pbs.records import Records
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_pbs.records import Records
 
 
 def runs_in_training(runs: Collection[str]) -> list[str]:
@@ -17,6 +21,10 @@ def runs_in_training(runs: Collection[str]) -> list[str]:
     Raises:
         UserError: a record of the executor is damaged.
     """
+    if find_spec("snakemake_executor_plugin_pbs") is None:
+        return []  # a package of its own; without it, there are no jobs
+    from snakemake_executor_plugin_pbs.records import Records
+
     training: set[str] = set()
     for folder in (Path(".snakemake/pbs"), Path(".snakemake/slurm")):
         if folder.is_dir():  # a dry run must not make it
@@ -24,7 +32,7 @@ def runs_in_training(runs: Collection[str]) -> list[str]:
     return [run for run in runs if run in training]
 
 
-def _trained_by(records: Records) -> set[str]:
+def _trained_by(records: "Records") -> set[str]:
     try:
         submitted = list(records.load())
     except (ValueError, TypeError, KeyError) as error:

@@ -125,9 +125,7 @@ class Engine(EngineBase):
     ) -> Sums:
         """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
         loss_scale = self._loss_scale.value
-        # FSDP2 averages over ranks what should be summed.
-        scale = self.stages.num_averaged / self._num_labels(batches)
-        total = self.stages.forward_backward(batches, scale * loss_scale)
+        total = self.stages.forward_backward(batches, loss_scale / self._num_labels(batches))
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         layers = None
@@ -135,7 +133,7 @@ class Engine(EngineBase):
             num_layers = self._run.architecture.num_hidden_layers
             layers = sharding.squares_by_layer(self._chunks, num_layers, device=self._device)
         sums = self._sum_over_ranks(
-            total / self.stages.num_averaged,
+            total,
             squares,
             stop=stop,
             saved=saved,
@@ -162,8 +160,7 @@ class Engine(EngineBase):
             return
         num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
-        scale = self.stages.num_averaged / num_labels * loss_scale
-        self.stages.forward_backward(batches, scale, draws=draws)
+        self.stages.forward_backward(batches, loss_scale / num_labels, draws=draws)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
