@@ -75,7 +75,7 @@ TESTED_THROUGH = {
     "data/tokenizers/test_gigatoken.py": ["data/tokenizers/_exactness"],
     "data/tokenizers/test_tokenizers.py": ["data/tokenizers/_fast"],
     "optim/test_optim.py": ["optim/_groups", "optim/adopt"],
-    "optim/test_optim_packages.py": ["optim/muon"],
+    "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor", "optim/lamb", "optim/schedule_free_adamw"],
     # Models and layers, compared with torch and transformers.
     "models/llama/test_model.py": ["models/common/language_model", "models/common/layers"],

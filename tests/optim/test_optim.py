@@ -75,7 +75,14 @@ def test_low_precision_parameters_have_wide_state(name: str) -> None:
         assert np.abs(low[each] - value).max() < 0.1
 
 
-RATE = {"sgd": 0.5, "lamb": 0.05, "adafactor": 0.1, "lion": 0.01, "schedule_free_adamw": 0.05}
+RATE = {
+    "sgd": 0.5,
+    "lamb": 0.05,
+    "adafactor": 0.1,
+    "lion": 0.01,
+    "schedule_free_adamw": 0.05,
+    "schedule_free_sgd": 1.0,
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -100,6 +100,18 @@ def test_schedule_free_equals_its_authors() -> None:
     assert_same(ours, reference(theirs, 0.5), rtol=1e-5)
 
 
+def test_schedule_free_sgd_equals_its_authors() -> None:
+    schedulefree = pytest.importorskip("schedulefree", reason="pip install schedulefree")
+
+    def theirs(groups: Any) -> Any:
+        sgd = schedulefree.SGDScheduleFree(groups, momentum=0.8, foreach=False)
+        sgd.train()
+        return sgd
+
+    ours = trained("schedule_free_sgd", weight_decay=0.5, momentum=0.8)
+    assert_same(ours, reference(theirs, 0.5), rtol=1e-5)
+
+
 def test_schedule_free_switches_both_ways() -> None:
     parameters = start()
     optimizer = make("schedule_free_adamw", parameters)
@@ -117,9 +129,11 @@ def test_schedule_free_switches_both_ways() -> None:
         torch.testing.assert_close(parameter.detach(), y[name])
 
 
-def test_schedule_free_needs_train_and_a_positive_beta1() -> None:
+def test_schedule_free_needs_train_and_a_positive_momentum() -> None:
     parameters = start()
     with pytest.raises(RuntimeError, match="train"):
         make("schedule_free_adamw", parameters).step()
     with pytest.raises(UserError, match="beta1: 0: schedule_free_adamw needs more"):
         make("schedule_free_adamw", parameters, beta1=0.0)
+    with pytest.raises(UserError, match="momentum: 0: schedule_free_sgd needs more"):
+        make("schedule_free_sgd", parameters, momentum=0.0)

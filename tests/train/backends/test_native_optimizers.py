@@ -20,6 +20,7 @@ from tokamake.parallel.loss import drawn
 LEARNING_RATES = {
     "adam": 0.01, "adamw": 0.01, "sgd": 0.1, "lion": 1e-3, "adopt": 0.01, "lamb": 0.01,
     "adafactor": 0.01, "muon": 0.01, "schedule_free_adamw": 0.01, "sophia_g": 1e-3,
+    "schedule_free_sgd": 0.1,
 }  # fmt: skip
 MORE = {"sophia_g": {"hessian_interval": 3}}
 ROUNDS = {"muon": 1e-3}

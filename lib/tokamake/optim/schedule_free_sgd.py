@@ -1,0 +1,52 @@
+"""Schedule-free SGD (Defazio et al. 2024, arXiv 2405.15682): averaged weights, constant rate."""
+
+from typing import Any
+
+import torch
+
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.errors import UserError
+from tokamake.optim import _schedule_free
+from tokamake.optim._optimizer_base import Group, ParameterBatch
+from tokamake.optim._schedule_free import ScheduleFree
+from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+
+SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
+ELEMENTWISE = True
+STATE = _schedule_free.STATE
+AVERAGES_WEIGHTS = True
+
+
+def build(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
+) -> torch.optim.Optimizer:
+    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
+
+    Args:
+        groups: parameter groups, each with its own `weight_decay`.
+        settings: learning rate after warm-up, and momentum.
+        whole: unused, because the update is elementwise.
+
+    Raises:
+        UserError: momentum is 0. Then y equals z, and x cannot be computed from them.
+    """
+    if not settings.used("momentum"):
+        raise UserError("train.optimizer.momentum: 0: schedule_free_sgd needs more, such as 0.9")
+    return ScheduleFreeSGD(
+        groups, whole=whole, lr=settings.learning_rate, momentum=settings.used("momentum")
+    )
+
+
+class ScheduleFreeSGD(ScheduleFree):
+    """Equations 3 to 5 of the paper, with SGD as the base optimizer."""
+
+    def share(self, group: Group) -> float:
+        """Momentum, beta in the paper."""
+        return float(group["momentum"])
+
+    def update(self, batch: ParameterBatch, group: Group) -> None:
+        """Move along the gradients."""
+        batch.tick()
+        # `move` adds weight decay in place, and a rule does not change gradients.
+        directions = [gradient.clone() for gradient in batch.gradients]
+        self.move(batch, directions, group=group)
