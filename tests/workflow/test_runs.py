@@ -110,7 +110,7 @@ def test_status_lists_all_finished_jobs(swept: Path, capsys: pytest.CaptureFixtu
     status(swept)
     lines = capsys.readouterr().out.splitlines()
     states = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert states == ["done", "done", *["done", "training"] * 2, "done"]
+    assert states == ["done", *["done", "training"] * 2, "done"]
     of_run = (
         "weigh, index, resolve, train, model_card, export_hf, evaluate, generate, "
         "plot, convert 2 of 2"

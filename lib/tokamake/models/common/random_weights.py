@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from tokamake.config.architecture import Architecture
 
-SCHEME = "tiles of 128 x 256"
+SCHEME = "tiles of 256 x 256"
 """Name of this way to draw weights; a run that drew them in another way is another run."""
-_TILE = (128, 256)
+_TILE = (256, 256)
 """Rows and columns of a tile: few enough that a rank draws little beyond its part, and enough that
 the start of a generator takes no time."""
 
