@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import astuple
@@ -97,8 +98,8 @@ def test_every_layout_equals_one_process(models: Path, world_size: int) -> None:
     cases = [(folder, layout) for folder in folders for layout in layouts]
     for (folder, layout), (loss, continued) in zip(cases, of_ranks[0], strict=True):
         expected, expected_texts = alone[folders.index(folder)]
-        # Only tensor parallelism changes the order of sums.
-        rel = 1e-5 if layout.tensor_parallel_size > 1 else 1e-12
+        # Only tensor parallelism changes the order of sums, besides the number of threads.
+        rel = 1e-5 if layout.tensor_parallel_size > 1 else 1e-8
         assert loss == pytest.approx(expected, rel=rel), (folder.name, layout)
         assert continued == expected_texts, (folder.name, layout)
 
@@ -119,6 +120,27 @@ def test_ranks_hold_only_their_parts(models: Path) -> None:
     for layout in LAYOUTS[2][1:]:
         sizes = [sum(of_rank.values()) for of_rank in spawn(held, 2, folder, layout)]
         assert max(sizes) < 0.6 * whole, layout
+
+
+def damaged(folder: Path) -> str:
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1)
+    with pytest.raises(UserError) as caught:
+        InferenceModel(open_any(folder), InferenceLayout(), peers=Peers(ranks, torch.device("cpu")))
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_damage_is_found_on_whichever_rank_reads_the_file(models: Path, tmp_path: Path) -> None:
+    """Ranks share the files of a checkpoint; all of them raise the error of one."""
+    for number, file in enumerate(sorted((models / "llama-gqa-megatron").rglob("*.pt"))[:2]):
+        folder = shutil.copytree(models / "llama-gqa-megatron", tmp_path / str(number))
+        path = folder / file.relative_to(models / "llama-gqa-megatron")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        messages = spawn(damaged, 2, folder)
+        assert messages[0] == messages[1]
+        assert f"{path}: damaged" in messages[0]
 
 
 def test_weights_and_states_have_the_dtype(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from tokamake.checkpoint.torch_files.pickle_reader import View
 from tokamake.errors import UserError
 
 
-def check_checksums(checkpoint: Checkpoint, *, workers: int) -> None:
+def check_checksums(
+    checkpoint: Checkpoint, *, workers: int, rank: int = 0, world_size: int = 1
+) -> None:
     """Read all files of a checkpoint, and compare the data with the checksums in them.
 
     Safetensors have no checksums, nor have files of torch before 1.6.
@@ -21,14 +23,17 @@ def check_checksums(checkpoint: Checkpoint, *, workers: int) -> None:
     Args:
         checkpoint: the checkpoint.
         workers: number of files that are read at the same time.
+        rank: number of this process among those that share the files.
+        world_size: number of these processes.
 
     Raises:
         UserError: a bit has changed; the message names the file and its record.
     """
     files = sorted({extent.file for extent in checkpoint.source.extents})
     archives = load_format(checkpoint.format).archives(files)
+    own = files[rank::world_size]
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda file: _check(file, archives.get(file, [])), files):
+        for _ in pool.map(lambda file: _check(file, archives.get(file, [])), own):
             pass
 
 

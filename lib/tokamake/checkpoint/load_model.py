@@ -27,8 +27,13 @@ class LoadedModel(NamedTuple):
     """Device of the model."""
 
 
-def verify(checkpoint: Checkpoint) -> None:
+def verify(checkpoint: Checkpoint, *, rank: int = 0, world_size: int = 1) -> None:
     """Compare the weights of a checkpoint with the checksums that its files have.
+
+    Args:
+        checkpoint: the checkpoint.
+        rank: number of this process among those that share the files.
+        world_size: number of these processes.
 
     Raises:
         UserError: a file is damaged.
@@ -37,7 +42,7 @@ def verify(checkpoint: Checkpoint) -> None:
     from tokamake.runtime.cores import file_workers
 
     with suggesting_other_step(checkpoint.path, checkpoint.path):
-        check_checksums(checkpoint, workers=file_workers())
+        check_checksums(checkpoint, workers=file_workers(), rank=rank, world_size=world_size)
 
 
 def load_model(checkpoint: Checkpoint) -> LoadedModel:

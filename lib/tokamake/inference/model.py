@@ -62,8 +62,7 @@ class InferenceModel:
         self._is_sharded = layout.fsdp and self.mesh.data.size > 1
         self._sent: tuple[Tensor, Any] | None = None
         with peers.together():
-            if peers.is_first:
-                verify(checkpoint)
+            verify(checkpoint, rank=peers.ranks.rank, world_size=peers.ranks.world_size)
         with peers.together():
             self._module = self._load(checkpoint, layout)
 
