@@ -152,7 +152,8 @@ def sharded(*, replicas: int) -> None:
     fill(chunks, whole)
     loss = cross_entropy(ours(tokens_BL), labels_BL, mesh=at, size=7)
     assert_close(loss, expected)
-    loss.backward()
+    # Gradients are summed over the ranks, and each has the whole loss here.
+    (loss / RANKS).backward()
     for each in chunks:
         each.take_gradient()
         gradient, counts = whole[each.name].grad, torch.zeros(shapes[each.name])

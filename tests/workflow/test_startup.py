@@ -13,6 +13,8 @@ from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
 from tokamake.workflow import startup
 
+MISSING = "snakemake_executor_plugin_pbs.personal.missing_in_workflow"
+
 
 def test_shell_commands_find_the_commands_of_this_environment() -> None:
     command = startup.shell_prefix() + 'echo "${PATH%%:*}"'
@@ -63,7 +65,7 @@ def test_a_wrong_config_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_personal_values_end_the_main_process_alone(
     is_main: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(startup, "missing_in_workflow", lambda resources: f"no {resources}")
+    monkeypatch.setattr(MISSING, lambda resources: f"no {resources}")
     snakemake = MagicMock(is_main_process=is_main)
     snakemake.declared_resources.return_value = "account"
     if not is_main:
@@ -80,7 +82,17 @@ def test_a_wrong_user_file_is_one_line(
     def wrong(_: Any) -> str:
         raise ExecutorError("pbs.yaml: wrong")
 
-    monkeypatch.setattr(startup, "missing_in_workflow", wrong)
+    monkeypatch.setattr(MISSING, wrong)
     with pytest.raises(SystemExit, match="2"):
         startup.finish(MagicMock(is_main_process=True), MagicMock())
     assert capsys.readouterr().err == "tokamake: pbs.yaml: wrong\n"
+
+
+def test_without_the_executors_there_are_no_personal_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are packages of their own."""
+    monkeypatch.setattr(MISSING, lambda _: "no account")
+    monkeypatch.setattr(startup, "find_spec", lambda _: None)
+    startup.finish(MagicMock(is_main_process=True), MagicMock())
+    assert not capsys.readouterr().err

@@ -13,13 +13,6 @@ from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, number, 
 from tokamake.optim._sharded_parameters import local
 from tokamake.runtime.torch_internals import foreach_add_
 
-STATE = {
-    "step": "replicated",
-    "largest_rate": "replicated",
-    "weight_sum": "replicated",
-    "z": "like_parameter",
-}
-
 
 class ScheduleFree(Rule):
     """Iterates z, and their average x. In training, parameters hold y, between both; otherwise x.

@@ -6,7 +6,6 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim import _schedule_free
 from tokamake.optim._optimizer_base import Group, ParameterBatch
 from tokamake.optim._schedule_free import ScheduleFree
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
@@ -21,7 +20,13 @@ from tokamake.runtime.torch_internals import (
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = True
-STATE = {**_schedule_free.STATE, "exp_avg_sq": "like_parameter"}
+STATE = {
+    "step": "replicated",
+    "largest_rate": "replicated",
+    "weight_sum": "replicated",
+    "z": "like_parameter",
+    "exp_avg_sq": "like_parameter",
+}
 AVERAGES_WEIGHTS = True
 
 

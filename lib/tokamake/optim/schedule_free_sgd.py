@@ -6,14 +6,18 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
-from tokamake.optim import _schedule_free
 from tokamake.optim._optimizer_base import Group, ParameterBatch
 from tokamake.optim._schedule_free import ScheduleFree
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
 ELEMENTWISE = True
-STATE = _schedule_free.STATE
+STATE = {
+    "step": "replicated",
+    "largest_rate": "replicated",
+    "weight_sum": "replicated",
+    "z": "like_parameter",
+}
 AVERAGES_WEIGHTS = True
 
 
