@@ -1,4 +1,4 @@
-"""Measure the start of a run on thousands of ranks, of which this process is one.
+"""Measure how long one of thousands of ranks takes to start.
 
     python benchmarks/starting.py --ranks 2000 4000 10000 --work benchmark-work
 
@@ -32,12 +32,14 @@ def main() -> None:
         print(json.dumps(start(options.work, options.ranks[0], rank=options.rank)))
         return
     make_folder(options.work)
-    print(" ranks   s to the first step   of which mesh   bytes received   collectives")
+    print(
+        " ranks   seconds to the first step   seconds for the mesh   bytes received   collectives"
+    )
     for ranks in options.ranks:
         shown = [measure(options.work, ranks, rank=0) for _ in range(options.rounds)]
         median = sorted(shown, key=lambda result: result["seconds"])[len(shown) // 2]
         print(
-            f"{ranks:6,} {median['seconds']:18.1f} {median['mesh']:16.1f} "
+            f"{ranks:6,} {median['seconds']:27.1f} {median['mesh']:22.1f} "
             f"{median['bytes']:16,} {median['collectives']:10}"
         )
 

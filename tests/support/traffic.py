@@ -5,7 +5,6 @@ each rank; an all-gather or a reduce-scatter of b bytes in all, and an all-to-al
 """
 
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -56,14 +55,6 @@ class WireBytes(TorchDispatchMode):
         group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
         n = ProcessGroup.unbox(group).size()
         self.sent[name] += round(times * (n - 1) / n * _size(args[argument]))
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        super().__exit__(exc_type, exc_val, exc_tb)
 
 
 def _size(value: Any) -> int:

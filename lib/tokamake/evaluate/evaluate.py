@@ -94,8 +94,6 @@ def evaluate(
         with ranks.together():
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
-            if ranks.ranks.world_size > 1:
-                ranks.ranks.print_once(layout.describe(ranks.ranks.world_size))
             text_tokenizer = tokenizer_of(opened, tokenizer)
             if weights is None:
                 corpora = read_raw(

@@ -46,15 +46,16 @@ def total_loss(
         sequence_length: maximum input length of the model.
         batch_size: windows per forward pass; it changes memory, not the result.
     """
-    batches = [*_batches(tokens, sequence_length, batch_size=batch_size)]
+    batches = [*_batches(len(tokens), sequence_length, batch_size=batch_size)]
     axis = model.mesh.data
     losses = torch.zeros(len(batches), dtype=torch.float64, device=model.device)
     # With FSDP, ranks that have no batch left must still take part in the last round.
     rounds = range(axis.rank, -(-len(batches) // axis.size) * axis.size, axis.size)
     for number in progress(rounds, label="evaluate", total=len(rounds), unit="batches"):
         batch = batches[min(number, len(batches) - 1)]
+        rows = np.stack([tokens[start:end] for start, end in batch])
         inputs, labels = (
-            torch.from_numpy(array).to(model.device) for array in inputs_and_labels(batch)
+            torch.from_numpy(array).to(model.device) for array in inputs_and_labels(rows)
         )
         loss = model.total_loss(inputs, labels)
         if loss is not None and number < len(batches):
@@ -63,16 +64,15 @@ def total_loss(
 
 
 def _batches(
-    tokens: npt.NDArray[np.int64], sequence_length: int, *, batch_size: int
-) -> Iterator[npt.NDArray[np.int64]]:
+    num_tokens: int, sequence_length: int, *, batch_size: int
+) -> Iterator[list[tuple[int, int]]]:
     """Batch windows of equal length, then the short window alone, so nothing needs padding."""
-    bounds = windows(len(tokens), sequence_length)
+    bounds = windows(num_tokens, sequence_length)
     full = [(start, end) for start, end in bounds if end - start == sequence_length + 1]
     for first in range(0, len(full), batch_size):
-        rows = full[first : first + batch_size]
-        yield np.stack([tokens[start:end] for start, end in rows])
-    for start, end in bounds[len(full) :]:
-        yield tokens[None, start:end]
+        yield full[first : first + batch_size]
+    for short in bounds[len(full) :]:
+        yield [short]
 
 
 def measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:

@@ -61,8 +61,6 @@ def generate(
         with ranks.together():
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
-            if ranks.ranks.world_size > 1:
-                ranks.ranks.print_once(layout.describe(ranks.ranks.world_size))
             text_tokenizer = tokenizer_of(opened, tokenizer)
             encoded = _encode(prompts, opened, tokenizer=text_tokenizer)
         model = InferenceModel(opened, layout, peers=ranks)

@@ -55,6 +55,7 @@ class InferenceModel:
         self.architecture, self.device, self._peers = checkpoint.architecture, peers.device, peers
         self.mesh = mesh.SINGLE_RANK
         if peers.ranks.world_size > 1:
+            peers.ranks.print_once(layout.describe(peers.ranks.world_size))
             self.mesh = mesh.build(
                 layout.settings, peers.ranks.world_size, device=peers.device, shard=layout.fsdp
             )
@@ -74,7 +75,7 @@ class InferenceModel:
             module = family.Model(
                 self.architecture, self.mesh, stage=layers[self.mesh.pipeline.rank]
             )
-        placed = placements(module)
+        placed, saved_names = placements(module), module.saved_names()
         module.to(self._dtype)
         if self._is_sharded:
             sharding.shard(
@@ -85,18 +86,13 @@ class InferenceModel:
                 reshard_after_forward=True,
             )
         module.to_empty(device=self.device)
-        tied_output = module.output_name if module.has_tied_output else None
-        saved_names = {
-            name: module.tensor_name(module.embedding_name if name == tied_output else name)
-            for name in placed
-        }
         chunks = sharding.parameter_chunks(
             module,
             placed,
             mesh=self.mesh,
             shapes=model_tensors.shapes(self.architecture),
             saved_names=saved_names,
-            tied_output=tied_output,
+            tied_output=module.tied_output,
         )
         with ExitStack() as stack, torch.no_grad():
             files = OpenFiles(stack)

@@ -4,6 +4,7 @@ The package `schedulefree` keeps its counts in parameter groups. Here they are i
 parameter, because checkpoints hold that state.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ class ScheduleFree(Rule):
         super().__init__(*args, **options)
         self._training = False
 
+    @abstractmethod
     def share(self, group: Group) -> float:
         """Share of x in y, above 0; a rule names its setting."""
-        raise NotImplementedError
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Create the iterate z, which starts at the parameter, zeros and counts."""

@@ -59,7 +59,6 @@ class PipelineStages:
         self._run, self._mesh, self._train = run, mesh, run.train
         self._vocab_size = run.architecture.vocab_size
         family = plugins.load("models/*/model", run.architecture.family)
-        self._to_hf_name = family.Model.tensor_name
         self.embedding_name: str = family.Model.embedding_name
 
         # ---- Modules, without weights ----
@@ -102,7 +101,7 @@ class PipelineStages:
         if any(train.dropout.rates):
             module.dropout_rates = DropoutRates(*train.dropout.rates, self._run.seed)
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
-        placed = placements(module)
+        placed, saved_names = placements(module), module.saved_names()
         if train.compile:
             for layer in module.layers.values():
                 layer.compile()
@@ -115,19 +114,13 @@ class PipelineStages:
                 reshard_after_forward=train.zero_stage == 3,
             )
         module.to_empty(device=device)
-        # The copy of a tied embedding is saved under the name of the embedding.
-        tied_output = module.output_name if module.has_tied_output else None
-        saved_names = {
-            name: self._to_hf_name(module.embedding_name if name == tied_output else name)
-            for name in placed
-        }
         return sharding.parameter_chunks(
             module,
             placed,
             mesh=self._mesh,
             shapes=model_tensors.shapes(self._run.architecture),
             saved_names=saved_names,
-            tied_output=tied_output,
+            tied_output=module.tied_output,
         )
 
     def _make_pipeline(self, device: torch.device) -> Pipeline:

@@ -154,6 +154,21 @@ class LanguageModel(nn.Module):
         """Whether the output layer is a copy of an embedding in another stage."""
         return self.architecture.tie_word_embeddings and self.is_last and not self.is_first
 
+    @property
+    def tied_output(self) -> str | None:
+        """Name of the output layer, if it is a copy of an embedding in another stage."""
+        return self.output_name if self.has_tied_output else None
+
+    def saved_names(self) -> dict[str, str]:
+        """Names of the parameters in checkpoints, by their names here; call it before sharding.
+
+        The copy of a tied embedding is saved under the name of the embedding.
+        """
+        return {
+            name: self.tensor_name(self.embedding_name if name == self.tied_output else name)
+            for name, _ in self.named_parameters()
+        }
+
     def set_recompute(self, recompute: Recompute) -> None:
         """Choose the activations that the backward pass computes again."""
         self.recompute = recompute
