@@ -37,6 +37,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/* lib/*/pyproject.t
 	@# MPICH is for tests alone. In the environment it would hide the site's mpiexec and libmpi from jobs.
 	$(BIN)/pip uninstall -qq --yes mpich
 	$(BIN)/pip install --quiet --prefix .venv/mpich mpich
+	@# The other executor for Slurm, for its tests alone: every start of Snakemake would import it.
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/slurm-plugin snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep throttler
 	touch $@
 
 train: install  ## raw text to trained model (the target train) and results/report.html (report)

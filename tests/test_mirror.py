@@ -112,7 +112,7 @@ NO_MODULE = [
     *("test_parameters.py", "test_private_names.py"),
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
-    *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm")),
+    *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm", "slurm_plugin")),
     "workflow/test_slurm_training.py",
     # Snakemake with the whole PBS executor.
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),

@@ -3,7 +3,7 @@
 PBS is defined here, Slurm in snakemake_executor_plugin_sbatch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ class Dialect:
         id_variable: the environment variable with a job's id.
         read: converts the attributes of a job into its status.
         options: options of the submit command, from the job's name and the file for its output.
+        avoid: options so that a job does not get some hosts, from its own options and the hosts;
+            None: the batch system cannot do that.
         refused: reason why this file cannot be in a folder, or an empty string.
     """
 
@@ -34,6 +36,7 @@ class Dialect:
     id_variable: str
     read: Callable[[Mapping[str, Any]], JobStatus | None]
     options: Callable[[str, Path], tuple[str, ...]]
+    avoid: Callable[[Sequence[str], Sequence[str]], tuple[str, ...]] | None = None
     refused: Callable[[Path], str] = lambda _: ""
 
 
@@ -56,4 +59,6 @@ def _refused(folder: Path) -> str:
 _LONGEST = 900
 """Characters of a folder; qsub takes about 1,000 characters of a path."""
 
-PBS = Dialect("pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, _refused)
+PBS = Dialect(
+    "pbs", "PBS", "qsub", "qstat", "qdel", "qrls", "PBS_JOBID", read, _options, refused=_refused
+)

@@ -42,6 +42,7 @@ def _fail(session: Session, task: Task, *, message: str) -> None:
         records.give_up(record)
     if record.bundled:
         session.failed_in_bundle.add(task.key)
+    _avoid_faulty_hosts(session, task)
     if reason := records.reason_against_retry(record):
         message = f"{message}; {reason}"
         return session.finish(task, EventKind.FAILED, message, retry=False)
@@ -55,6 +56,22 @@ def _fail(session: Session, task: Task, *, message: str) -> None:
         message = f"{message}; {reached}, run Snakemake again to continue"
     retry = state is not JobState.DELETED
     return session.finish(task, EventKind.FAILED, message, retry=retry)
+
+
+def _avoid_faulty_hosts(session: Session, task: Task) -> None:
+    """Note hosts that the work found faulty: the next job of the task does not get them."""
+    assert task.record
+    if not (faulty := session.records.faulty_hosts(task.record)):
+        return
+    hosts, dialect = ", ".join(faulty), session.dialect
+    if dialect.avoid is None:
+        end = f"{dialect.system} cannot leave them out; tell the site if it happens again"
+    else:
+        end = "its next jobs do not use them"
+        known = session.avoided.get(task.key, ())
+        session.avoided[task.key] = tuple(dict.fromkeys((*known, *faulty)))
+    name = task.record.active_name
+    session.warn(f"job {name} of rule {task.rule} found hosts faulty: {hosts}; {end}")
 
 
 def _warn_if_held(session: Session, task: Task) -> None:

@@ -4,12 +4,14 @@ Each job has a folder, named by its key. `record.json` in it is written before q
 itself writes files that begin with the token of its submission: `.claim`, a link with the id of the
 PBS job that started (either the job or a controller that gives the submission up can create it, not
 both), `.exit` with its exit status, `.progress` with the progress of its work, `.failure` if its
-work would fail again in the same way, and `.log`.
+work would fail again in the same way, `.faulty` with the hosts that its work found faulty, and
+`.log`.
 """
 
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 GIVEN_UP = "given-up"
+_HOST = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Record:
     cancelled: bool = False  # whether a controller tried to delete it
     bundled: bool = False  # whether its PBS job also does the work of other submissions
     progress: str = ""  # of earlier submissions of this job
+    avoided: tuple[str, ...] = ()  # hosts that they found faulty
 
     @property
     def active_name(self) -> str:
@@ -62,7 +66,7 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, record: Record, kind: str) -> Path:
-        """A file of a submission: `claim`, `exit`, `failure`, `log`, `progress`, `sh`, `job`..."""
+        """A file of a submission: `claim`, `exit`, `failure`, `faulty`, `log`, `progress`..."""
         return self.folder / record.key / f"{record.token}.{kind}"
 
     def load(self) -> Iterator[Record]:
@@ -73,7 +77,8 @@ class Records:
         """
         for path in sorted(self.folder.glob("*/record.json")):
             fields = json.loads(path.read_text())
-            yield Record(**{**fields, "outputs": tuple(fields["outputs"])})
+            lists = {name: tuple(fields.get(name, ())) for name in ("outputs", "avoided")}
+            yield Record(**{**fields, **lists})
 
     def write(self, record: Record, *, durable: bool = True) -> None:
         """Write a record atomically; `durable`: it also survives a crash of the machine."""
@@ -122,6 +127,14 @@ class Records:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def faulty_hosts(self, record: Record) -> list[str]:
+        """Hosts that the work found faulty."""
+        try:
+            words = self.path(record, "faulty").read_text(errors="replace").split()
+        except OSError:
+            return []
+        return [word for word in dict.fromkeys(words) if _HOST.fullmatch(word)]
 
     def reason_against_retry(self, record: Record) -> str:
         """Why the job noted that it must not be retried, or an empty string: it did not."""

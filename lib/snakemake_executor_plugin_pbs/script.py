@@ -13,6 +13,8 @@ PROGRESS_VARIABLE = "JOB_PROGRESS_FILE"
 FAILURE_VARIABLE = "JOB_FAILURE_FILE"
 """Environment variable with the file that work creates if it must not be retried; its text is the
 reason."""
+FAULTY_VARIABLE = "JOB_FAULTY_HOSTS_FILE"
+"""Environment variable with the file to which work writes the hosts that it found faulty."""
 
 
 def script(
@@ -53,8 +55,9 @@ work() {{ # FOLDER TOKEN
         echo "$id does nothing: its submission was given up" >&2
         return {NOT_OURS}
     fi
-    rm -f "$result" "$1/$2.failure" # of an earlier run, if the batch system reruns the job
+    rm -f "$result" "$1/$2.failure" "$1/$2.faulty" # of an earlier run of this job
     {PROGRESS_VARIABLE}=$1/$2.progress {FAILURE_VARIABLE}=$1/$2.failure \\
+        {FAULTY_VARIABLE}=$1/$2.faulty \\
         /bin/sh -c 'trap : TERM; trap "" USR1; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
     status=$?
     echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||

@@ -34,6 +34,7 @@ class Session:
     tasks: dict[str, Task] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)  # of the current step
     progress: dict[str, str] = field(default_factory=dict)  # task's key to its last progress
+    avoided: dict[str, tuple[str, ...]] = field(default_factory=dict)  # task's key to hosts
     failed_in_bundle: set[str] = field(default_factory=set)  # keys of tasks
     started: float = field(init=False)
 

@@ -73,6 +73,16 @@ class Submitter:
         try:
             job_id = session.server.submit(arguments, path)
         except Refused as error:
+            if hosts := avoided(session, tasks):
+                # Without these hosts, there may be too few.
+                session.warn(
+                    f"rule {first.rule}: {command} refuses a job without {', '.join(hosts)} "
+                    f"({error}); it may use them"
+                )
+                for task in tasks:
+                    session.avoided.pop(task.key, None)
+                    session.reset(task)
+                return
             for task in tasks:
                 session.finish(task, EventKind.FAILED, f"was refused by {command}: {error}")
         except Later as error:
@@ -128,7 +138,7 @@ def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Pat
     for task, token in zip(tasks, tokens, strict=True):
         record = Record(
             token, name, task.key, task.outputs, task.fingerprint, written=now, bundled=bundled,
-            progress=session.progress.get(task.key, ""),
+            progress=session.progress.get(task.key, ""), avoided=session.avoided.get(task.key, ()),
         )  # fmt: skip
         records.write(record)
         task.record, task.evidence = record, Evidence()
@@ -144,7 +154,16 @@ def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Pat
     _write(path, text)
     # The folder of a bundle's first task is removed before the bundle ends.
     output = Path(os.devnull) if bundled else records.path(first.record, dialect.label)
-    return path, (*dialect.options(name, output), *first.request.arguments)
+    arguments = first.request.arguments
+    if dialect.avoid and (hosts := avoided(session, tasks)):
+        arguments = dialect.avoid(arguments, hosts)
+    return path, (*dialect.options(name, output), *arguments)
+
+
+def avoided(session: Session, tasks: Sequence[Task]) -> list[str]:
+    """Hosts that a job for some tasks is not to use, each once."""
+    hosts = [host for task in tasks for host in session.avoided.get(task.key, ())]
+    return list(dict.fromkeys(hosts))
 
 
 def _write(path: Path, text: str) -> None:

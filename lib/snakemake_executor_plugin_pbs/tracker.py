@@ -78,6 +78,7 @@ class Tracker:
         task.record, task.evidence = record, Evidence()
         task.phase = Phase.RECOVERED if record.job_id else Phase.FINDING
         self.session.progress[task.key] = record.progress
+        self.session.avoided[task.key] = record.avoided
 
     def step(self) -> list[Event]:
         """Do what is due: poll the server once per interval, look up unknown ids, submit."""

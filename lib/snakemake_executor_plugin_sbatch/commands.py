@@ -32,16 +32,32 @@ def _options(name: str, output: Path) -> tuple[str, ...]:
     return "--parsable", "--requeue", "--job-name", name, "--output", pattern
 
 
+def avoid(arguments: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Options with which a job does not get some hosts, nor those that the user leaves out.
+
+    sbatch obeys only the last --exclude.
+    """
+    excluded, others, options = [*hosts], list[str](), iter(arguments)
+    for option in options:
+        if option in ("-x", "--exclude"):
+            excluded.append(next(options, ""))
+        elif match := re.fullmatch(r"(?:-x|--exclude=)(.*)", option):
+            excluded.append(match[1])
+        else:
+            others.append(option)
+    return (*others, f"--exclude={','.join(filter(None, excluded))}")
+
+
 SLURM = Dialect(
     "slurm", "Slurm", "sbatch", "squeue", "scancel", "scontrol release", "SLURM_JOB_ID", read,
-    _options,
+    _options, avoid,
 )  # fmt: skip
 
 
 # Variables of the job in which Snakemake itself may run; a new job and its ranks must not see them.
 _OF_A_JOB = re.compile(
     r"(SLURM|SLURMD|MASTER|TORCHELASTIC|PMI|PMIX|PALS|OMPI|MPI)_.*"
-    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_(PROGRESS|FAILURE)_FILE|JOB_CONTAINER"
+    r"|RANK|WORLD_SIZE|LOCAL_(RANK|SIZE|WORLD_SIZE)|PBS_JOB_END_TIME|JOB_(PROGRESS|FAILURE|FAULTY_HOSTS)_FILE|JOB_CONTAINER"
 )
 
 

@@ -1,6 +1,7 @@
 """The exception for mistakes of the user. The command line prints it without a traceback."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class TemporaryError(UserError):
 
 FAILURE_VARIABLE = "JOB_FAILURE_FILE"
 """Environment variable with a file that prevents a retry of the job."""
+FAULTY_HOSTS_VARIABLE = "JOB_FAULTY_HOSTS_FILE"
+"""Environment variable with a file of hosts that the next job is not to use."""
 RESTART_VARIABLE = "TOKAMAKE_ERROR_FILE"
 """Environment variable with a file that prevents a restart of the ranks in the same job."""
 
@@ -44,6 +47,13 @@ def note_failure(error: Exception) -> None:
 def note_wanted_end() -> None:
     """Tell the executors for PBS and Slurm not to retry this job: a person ended its work."""
     _note(FAILURE_VARIABLE, "it was asked to stop, so there is no retry")
+
+
+def note_faulty_hosts(hosts: Iterable[str]) -> None:
+    """Tell the executor for Slurm which hosts seem faulty: the next job does not use them."""
+    if path := os.environ.get(FAULTY_HOSTS_VARIABLE):
+        with suppress(OSError), Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{host}\n" for host in hosts)
 
 
 def _note(variable: str, reason: str = "") -> None:

@@ -1,9 +1,12 @@
 """Outcomes of watched jobs: success, failure, or a new submission."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_pbs.dialect import PBS
 from snakemake_executor_plugin_pbs.states import JobState, JobStatus
 from snakemake_executor_plugin_pbs.tasks import EventKind
 from tests.support.pbs_simulated import SimulatedServer
@@ -201,3 +204,60 @@ def test_a_task_that_failed_in_a_bundle_is_retried_alone(
     run.tracker.add(run.task("work@debug#new"))
     run.until_all_ended()
     assert [len(job.members) for job in server.jobs.values()] == [3, 1, 1, 1]
+
+
+def without(arguments: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    return (*arguments, f"--without={','.join(hosts)}")
+
+
+AVOIDING = replace(PBS, avoid=without)
+
+
+def withouts(server: SimulatedServer) -> list[str]:
+    """Hosts that each submission leaves out."""
+    return [
+        next((a.partition("=")[2] for a in arguments if a.startswith("--without")), "")
+        for arguments in server.submit_options
+    ]
+
+
+def test_new_jobs_leave_out_hosts_that_the_work_found_faulty(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"a"}
+    server.progress = ["saved at step 1", "saved at step 2", "saved at step 3", "saved at step 3"]
+    server.faulty = ["n1", "n1\nn2", "no;host $x"]
+    run = SimulatedRun(tmp_path, server, ["a"], dialect=AVOIDING)
+    run.until(lambda: len(server.submit_options) == 2)
+    run.kill()  # a new controller knows it, too
+    run.until_all_ended()
+    assert withouts(server) == ["", "n1", "n1,n2", "n1,n2"]
+    assert [text for text in run.warnings if "faulty" in text] == [
+        "job 100.pbs01 of rule a found hosts faulty: n1; its next jobs do not use them",
+        "job 101.pbs01 of rule a found hosts faulty: n1, n2; its next jobs do not use them",
+    ]
+    del run.ended["a"]  # Snakemake's retry
+    server.failing = set()
+    run.tracker.add(run.task("a"))
+    run.until_all_ended()
+    assert withouts(server)[-1] == "n1,n2"
+    assert run.outcome("a")[0] is EventKind.SUCCEEDED
+
+
+def test_a_job_uses_faulty_hosts_if_there_are_too_few_others(
+    tmp_path: Path, server: SimulatedServer
+) -> None:
+    server.failing = {"a"}
+    server.progress, server.faulty = ["saved at step 1", "saved at step 1"], ["n1"]
+    server.refuses_options = "--without"
+    run = SimulatedRun(tmp_path, server, ["a"], dialect=AVOIDING)
+    run.until_all_ended()
+    assert withouts(server) == ["", "n1", ""]
+    assert "rule a: qsub refuses a job without n1 (not available); it may use them" in run.warnings
+
+
+def test_pbs_only_names_faulty_hosts(tmp_path: Path, server: SimulatedServer) -> None:
+    server.failing, server.faulty = {"a"}, ["n1"]
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until_all_ended()
+    assert any("PBS cannot leave them out; tell the site" in text for text in run.warnings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.runtime.spare_nodes import SpareNodes, find_spare_nodes, hosts_of_job
 
 LAUNCH = """\
@@ -88,13 +89,17 @@ def test_ranks_restart_on_a_spare_node_in_place_of_a_lost_one(tmp_path: Path) ->
     assert done.stderr.splitlines()[-1] == "tokamake: b does not answer; continues on a, c"
 
 
-def test_too_few_nodes_end_the_job_without_a_restart(tmp_path: Path) -> None:
+def test_too_few_nodes_end_the_job_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULTY_HOSTS_VARIABLE, str(tmp_path / "faulty"))
     job = Job(tmp_path, "a", "b", "c")
     done = job.train(2, lost="b.lost c.lost")
     assert done.returncode == 137
     assert job.starts == ["a b"]
     line = "tokamake: b, c do not answer; 1 of 3 nodes left, ranks need 2: no restart in this job"
     assert done.stderr.splitlines()[-1] == line
+    assert (tmp_path / "faulty").read_text() == "b\nc\n"  # the next job does not use them
 
 
 def test_without_spare_nodes_no_host_is_checked(tmp_path: Path) -> None:

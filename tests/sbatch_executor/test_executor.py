@@ -24,16 +24,22 @@ rule mistaken:
 rule killed:
     output: "killed"
     shell: "echo >> kills; [ $(wc -l < kills) -gt 2 ] || kill -9 $$; touch {{output}}"
+
+rule moved:
+    output: "moved"
+    shell:
+        "echo $SLURMD_NODENAME >> nodes; touch {{output}}; [ $(wc -l < nodes) -gt 2 ] || "
+        "{{{{ echo $SLURMD_NODENAME > $JOB_FAULTY_HOSTS_FILE; exit 1; }}}}"
 """
 
 
-def test_a_users_mistake_is_not_retried_and_a_signal_is(tmp_path: Path) -> None:
+def test_mistakes_are_not_retried_signals_are_and_faulty_nodes_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
     command = [
         sys.executable, "-m", "snakemake", "--executor", "sbatch", "--jobs", "5", "--retries", "2",
         "--keep-going", "--seconds-between-status-checks", "1", "--sbatch-patience", "5",
         "--sbatch-user-file", "none.yaml", "--default-resources", "runtime=5", "mem_mb=0",
-        "--latency-wait", "10", "mistaken", "killed",
+        "--latency-wait", "10", "mistaken", "killed", "moved",
     ]  # fmt: skip
     with slurm() as cluster:
         run = subprocess.run(
@@ -45,5 +51,8 @@ def test_a_users_mistake_is_not_retried_and_a_signal_is(tmp_path: Path) -> None:
     assert (tmp_path / "killed").exists(), run.stderr
     assert (tmp_path / "kills").read_text().count("\n") == 3
     assert (tmp_path / "mistakes").read_text().count("\n") == 1
-    assert len(submitted) == 4
+    assert len(submitted) == 7
+    nodes = (tmp_path / "nodes").read_text().split()
+    assert sorted(nodes) == ["n1", "n2", "n3"], run.stderr
+    assert f"found hosts faulty: {nodes[1]}; its next jobs do not use them" in run.stderr
     assert "a retry would fail in the same way, so there is none" in run.stderr

@@ -67,6 +67,7 @@ class SimulatedServer:
     jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     status_calls: list[float | None] = field(default_factory=list)
     submit_calls: list[tuple[str, str]] = field(default_factory=list)  # name, queue
+    submit_options: list[Sequence[str]] = field(default_factory=list)
     done: dict[Path, int] = field(default_factory=dict)  # folder to how often its work was done
     working: dict[Path, int] = field(default_factory=dict)  # folder to the job that does its work
     overlaps: int = 0  # how often a job started work that another job was doing
@@ -74,6 +75,8 @@ class SimulatedServer:
     slow_to_delete: bool = False
     takes_lost: bool = False  # whether all jobs of failed calls arrive
     most_members: int = 10**9  # members of a bundle that it has time for
+    faulty: list[str] = field(default_factory=list)  # hosts that members find faulty, in turn
+    refuses_options: str = ""  # beginning of options with which it refuses jobs
     progress: list[str] = field(default_factory=list)  # lines that members write when they start
     active: set[int] = field(default_factory=set)  # numbers of jobs that have not ended
 
@@ -125,6 +128,8 @@ class SimulatedServer:
         self.working[folder] = job.number
         if self.progress:
             (folder / f"{token}.progress").write_text(f"{self.progress.pop(0)}\n")
+        if self.faulty:
+            (folder / f"{token}.faulty").write_text(f"{self.faulty.pop(0)}\n")
 
     def end(self, job: SimulatedJob, substate: int, status: int | None) -> None:
         job.state, job.substate, job.exit, job.ended = "F", substate, status, self.now
@@ -139,8 +144,11 @@ class SimulatedServer:
         name = arguments[arguments.index("-N") + 1]
         queue = arguments[arguments.index("-q") + 1] if "-q" in arguments else ""
         self.submit_calls.append((name.rpartition(".")[0], queue))
+        self.submit_options.append(arguments)
         if self.down:
             raise Unsure("Connection refused")
+        if self.refuses_options and any(a.startswith(self.refuses_options) for a in arguments):
+            raise Refused("not available")
         draw, faults = self.rng.random(), self.faults
         if draw < faults.full:
             raise Later("would exceed queue's limit")

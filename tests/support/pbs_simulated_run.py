@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from snakemake_executor_plugin_pbs.dialect import PBS, Dialect
 from snakemake_executor_plugin_pbs.records import Records
 from snakemake_executor_plugin_pbs.request import SubmitRequest
 from snakemake_executor_plugin_pbs.tasks import Event, EventKind, Limits, Task
@@ -21,10 +22,20 @@ class SimulatedRun:
         server: the simulated PBS.
         names: names of the jobs. `rule@queue#number` sets the queue; jobs with the same text before
             `#` have the same rule.
+        dialect: names and options of the batch system.
         limits: fields of `Limits`.
     """
 
-    def __init__(self, folder: Path, server: SimulatedServer, names: list[str], **limits) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: SimulatedServer,
+        names: list[str],
+        *,
+        dialect: Dialect = PBS,
+        **limits,
+    ) -> None:
+        self.dialect = dialect
         self.records, self.server, self.names = Records(folder), server, names
         self.limits = Limits(interval=INTERVAL, settling=90.0, **limits)
         self.ended: dict[str, Event] = {}
@@ -42,6 +53,7 @@ class SimulatedRun:
             limits=self.limits,
             warn=self.warnings.append,
             clock=self.server.clock,
+            dialect=self.dialect,
         )
         for name in self.names:
             if name not in self.ended:

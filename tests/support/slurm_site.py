@@ -87,12 +87,17 @@ class Site:
         folder: the user's.
         shim: files by which the test controls stages.
         slurm: the cluster.
+        profile: folder in `profiles`.
+        options: of its executor.
+        variables: more environment variables.
     """
 
     folder: Path
     shim: Path
     slurm: Slurm
     profile: str = "slurm"
+    options: tuple[str, ...] = ("--sbatch-patience", "10")
+    variables: dict[str, str] = field(default_factory=dict)
     controllers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -100,7 +105,7 @@ class Site:
         path = f"{self.shim}/commands:{self.slurm.environment['PATH']}"
         environment = {
             **self.slurm.environment, "PATH": path, "SHIM": str(self.shim),
-            "HOME": str(self.folder), "OMP_NUM_THREADS": "1",
+            "HOME": str(self.folder), "OMP_NUM_THREADS": "1", **self.variables,
         }  # fmt: skip
         with (self.folder / "controller.log").open("a") as log:
             process = subprocess.Popen(
@@ -108,7 +113,7 @@ class Site:
                     self.shim / "bin/python", "-m", "snakemake",
                     "--profile", f"profiles/{self.profile}",
                     "--configfile", "my.yaml", "--seconds-between-status-checks", "1",
-                    "--latency-wait", "10", "--sbatch-patience", "10",
+                    "--latency-wait", "10", *self.options,
                     "--set-threads", "tokenize=1", "train=1", *arguments,
                 ],
                 cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True,

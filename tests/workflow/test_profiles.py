@@ -21,6 +21,7 @@ SRUN = ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]
 ALLOCATED = {"PBS_NODEFILE": "hosts", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "6"}
 EXPECTED = {
     "slurm": (2, 8, [*SRUN, "--cpus-per-task=6"]),
+    "slurm-plugin": (2, 8, [*SRUN, "--cpus-per-task=6"]),
     "perlmutter": (2, 8, [*SRUN, "--cpus-per-task=6", "--gpu-bind=none", "--cpu-bind=cores"]),
     "aws-parallelcluster": (2, 8, [*SRUN, "--cpus-per-task=6"]),
     "aurora": (2, 24, [*MPIEXEC, "--np=24", "--ppn=12", "--hostfile=hosts"]),
@@ -34,8 +35,11 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     for name in ("srun", "mpiexec"):
         stand_in = folder / name
-        stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
+        stand_in.write_text(f'#!/bin/sh\nenv > "{folder}/{name}.env"\nprintf "%s\\n" {name} "$@"\n')
         stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    shown = "JobId=1 NodeList=n[1-2] CPUs/Task=6 EndTime=2026-11-27T03:00:00 Dependency=(null)"
+    (folder / "scontrol").write_text(f'#!/bin/sh\n[ "$2 $3" != "show job" ] || echo "{shown}"\n')
+    (folder / "scontrol").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         [ROOT / f"profiles/{profile}/launch.sh", *arguments],
@@ -52,6 +56,17 @@ def test_launch_scripts_start_the_command_with_their_options(tmp_path: Path, pro
     lines = result.stdout.splitlines()
     assert lines[: len(expected)] == expected
     assert lines[-len(command) :] == command
+
+
+def test_the_launch_script_of_the_plug_in_restores_variables_of_slurm(tmp_path: Path) -> None:
+    """The plug-in removes all of them but the id of the job."""
+    result = launch("slurm-plugin", tmp_path, "2", "8", "true", SLURM_JOB_ID="1", TZ="UTC")
+    assert result.returncode == 0, result.stderr
+    variables = set((tmp_path / "srun.env").read_text().splitlines())
+    assert variables >= {
+        "SLURM_JOB_ID=1", "SLURM_JOB_NODELIST=n[1-2]", "SLURM_CPUS_PER_TASK=6",
+        "SLURM_JOB_END_TIME=1795748400",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("profile", EXPECTED)

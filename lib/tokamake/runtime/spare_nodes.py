@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tokamake.batch_systems import hosts_of
+from tokamake.errors import note_faulty_hosts
 
 HOSTFILE_VARIABLE = "TOKAMAKE_HOSTFILE"
 """Environment variable with the file of the hosts on which a launch script starts ranks."""
@@ -70,6 +71,7 @@ class SpareNodes:
         self.variables = {**self._variables("ranks", self.used), "SLURM_OVERLAP": "1"}
         is_enough = len(self.used) == self._num_nodes
         if lost:
+            note_faulty_hosts(lost)
             end = f"continues on {_names(self.used)}" if is_enough else self._too_few()
             verb = "does" if len(lost) == 1 else "do"
             print(f"tokamake: {_names(lost)} {verb} not answer; {end}", file=sys.stderr, flush=True)

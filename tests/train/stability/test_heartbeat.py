@@ -9,6 +9,7 @@ import pytest
 from tests.support.forked import STEP, TIMEOUT_SECONDS, Started, stopped_in, train
 from tests.support.runs import losses, make_run
 from tokamake.config.resolved_run import read_run
+from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.stability import heartbeat
@@ -20,6 +21,7 @@ from tokamake.train.stability.heartbeat import (
     Silence,
     describe,
     read_reports,
+    suspects,
     write_report,
 )
 
@@ -63,6 +65,25 @@ def test_among_ranks_with_the_same_note_the_exception_comes_first() -> None:
     assert lines[1] == "  waits, trains after step 7: rank 3 on n2, in line 2 in compute"
 
 
+@pytest.mark.parametrize(
+    ("lagging", "hosts"),
+    [
+        ({2: 8}, ["n2"]),
+        ({2: 8, 3: 7}, ["n2"]),
+        ({2: None}, ["n2"]),
+        ({0: 8, 2: None}, ["n2"]),  # one that does not even report
+        ({}, []),
+        ({1: 8, 2: 8}, []),  # both hosts: then it is no fault of one
+    ],
+)
+def test_the_hosts_of_few_ranks_that_lag_are_suspects(
+    lagging: dict[int, int | None], hosts: list[str]
+) -> None:
+    notes = {rank: lagging.get(rank, 9) for rank in range(4)}
+    reports = {rank: report(note, "trains") for rank, note in notes.items() if note is not None}
+    assert suspects(reports, HOSTS) == hosts
+
+
 def test_a_report_has_the_note_and_the_call_of_a_rank(tmp_path: Path) -> None:
     write_report(tmp_path / "hangs" / "rank-3.txt", Beat(4, "saves", 2))
     ((rank, report),) = read_reports(tmp_path / "hangs").items()
@@ -93,6 +114,17 @@ def test_the_timeout_is_shorter_after_the_first_step(
     watch.prepare("goes back to a checkpoint")
     watch.end_step(2)
     assert timeouts == [400, 310, 400, 310]
+
+
+def test_the_executor_gets_the_hosts_of_ranks_that_lag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FAULTY_HOSTS_VARIABLE, str(tmp_path / "faulty"))
+    ranks, hosts = Ranks(0, 2, 0, 1), ["n1", "n2"]
+    watch = Heartbeat(tmp_path / "hang", ranks, hosts=hosts, init_seconds=1, train_seconds=1)
+    watch._report()
+    assert "without a report: rank 1 on n2" in capfd.readouterr().err
+    assert (tmp_path / "faulty").read_text() == "n2\n"
 
 
 @pytest.mark.fault("stopped rank")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tokamake.config.resolved_run import Run
+from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.console import counted
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
@@ -167,6 +168,7 @@ class Heartbeat:
             text = describe(reports, self.hosts, folder=self._folder, timeout=timeout)
             # Not print: the thread that hangs may hold the lock of standard error.
             os.write(2, text.encode())
+            note_faulty_hosts(suspects(reports, self.hosts))
             (self._folder / _PRINTED).touch()
         else:
             _wait(grace, (self._folder / _PRINTED).exists)
@@ -219,7 +221,9 @@ def watched(run: Run, ranks: Ranks) -> Iterator[Heartbeat]:
 
     name = time.strftime("%Y%m%d-%H%M%S")  # that of rank 0 counts
     gathered: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(gathered, (socket.gethostname(), name))
+    # The network may know a node by another name than Slurm.
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    dist.all_gather_object(gathered, (host, name))
     heartbeat = Heartbeat(
         run.output / FOLDER / gathered[0][1],
         ranks,
@@ -296,6 +300,16 @@ def describe(
     for _, (rank, *_) in ordered[:_NUM_SHOWN]:
         lines.append(f"rank {rank} on {hosts[rank]}:\n{reports[rank].stacks}")
     return "\n".join(lines) + "\n"
+
+
+def suspects(reports: dict[int, Report], hosts: Sequence[str]) -> list[str]:
+    """Hosts of the ranks that lag, if they are at most half of all hosts: these seem faulty."""
+    lagging = [rank for rank in range(len(hosts)) if rank not in reports]
+    if not lagging:
+        most = max(report.beat.number for report in reports.values())
+        lagging = [rank for rank, report in reports.items() if report.beat.number < most]
+    named = list(dict.fromkeys(hosts[rank] for rank in sorted(lagging)))
+    return named if 2 * len(named) <= len(set(hosts)) else []
 
 
 def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
