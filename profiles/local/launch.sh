@@ -19,4 +19,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > tasks ? cores / tasks : 1))
 if [ "$tasks" -eq 1 ]; then
     exec "$@" # alone, a rank needs no launcher, which takes seconds to start
 fi
-exec python "$(dirname "$0")/ranks.py" --standalone --nproc-per-node "$tasks" --no-python "$@"
+exec python "$(dirname "$0")/ranks.py" "$tasks" "$@"

@@ -1,101 +1,117 @@
-"""torchrun with its options, but with the exit status of the first rank that failed.
+"""Starts the ranks of a job on this machine: `ranks.py NUMBER COMMAND...`
 
-torchrun itself prints a traceback and a report and always returns 1. So a user's mistake (2) and a
-run that saved and stopped could not be distinguished from a crash. SIGTERM, SIGUSR1 and Ctrl-C are
-passed on to the ranks, which have ten minutes to save instead of 30 s. The exit status is that of
-the ranks if they saved and stopped. A second Ctrl-C kills the ranks.
+Ranks get the variables that torchrun sets. Unlike torchrun, this program does not import torch, so
+ranks start seconds earlier, and its exit status is that of the first rank that failed: a user's
+mistake (2) and a run that saved and stopped differ from a crash. When a rank fails, the others are
+asked to stop, and killed after 30 s. SIGTERM, SIGUSR1 and Ctrl-C are passed on to the ranks, which
+have ten minutes to save; a second Ctrl-C kills them.
 """
 
-import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
-
-from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
-    SubprocessHandler,
-)
-from torch.distributed.run import parse_args, run
 
 from tokamake.runtime.exit_status import Stopped
 
-popen, started = SubprocessHandler._popen, []
-terminate, signal_times = api._terminate_process_handler, []
+SECONDS_TO_SAVE = 600
+SECONDS_AFTER_A_FAILURE = 30
+PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT}
 
 
-def start_rank(*arguments):
-    """Start a rank and keep its process: torchrun returns no exit codes after a signal."""
-    started.append(popen(*arguments))
-    return started[-1]
+def start(rank: int, number: int, port: int, command: list[str]) -> subprocess.Popen:
+    """Start a rank in a session of its own: the terminal sends Ctrl-C to this program alone."""
+    variables = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        start_new_session=True,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
+    )
 
 
-SubprocessHandler._popen = start_rank
+def free_port() -> int:
+    """A port at which ranks can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
-def handle_signal(number, frame):
-    """Let torchrun stop its ranks at the first signal; kill them at a later Ctrl-C."""
-    if not signal_times:
-        signal_times.append(time.monotonic())
-        terminate(number, frame)
-    # Within a second, it is the same Ctrl-C, delivered twice.
-    elif number == signal.SIGINT and time.monotonic() - signal_times[0] >= 1:
-        for rank in started:
-            rank.kill()
-        send(signal.SIGKILL)
-        os._exit(128 + number)
+class LocalRanks:
+    """The ranks of the job.
 
-
-api._terminate_process_handler = handle_signal
-
-
-def send(number: int) -> list[int]:
-    """Send a signal to all ranks, including those that torchrun was starting when it got a signal.
-
-    Returns:
-        Process ids of the ranks.
+    Args:
+        number: how many.
+        command: of each.
     """
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    pids = map(int, children.read_text().split()) if children.exists() else ()
-    # Each rank has its own session; helper processes of Python do not.
-    ranks = [pid for pid in pids if os.getsid(pid) == pid]
-    for pid in ranks:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-    return ranks
+
+    def __init__(self, number: int, command: list[str]) -> None:
+        port = free_port()
+        self.processes = [start(rank, number, port, command) for rank in range(number)]
+        self.failed: int | None = None  # the first rank that did
+        self.asked: signal.Signals | None = None  # the signal that was passed on
+        self.asked_at = self.deadline = float("inf")
+
+    def wait(self) -> int:
+        """Wait until all ranks have ended; return the exit status of the job."""
+        while any(process.poll() is None for process in self.processes):
+            self.note_failure()
+            seconds = max(self.deadline - time.monotonic(), 0)
+            # At most a day: the system cannot wait for an infinite time.
+            received = signal.sigtimedwait({signal.SIGCHLD, *PASSED_ON}, min(seconds, 86_400))
+            if received and received.si_signo != signal.SIGCHLD:
+                self.pass_on(signal.Signals(received.si_signo))
+            if time.monotonic() >= self.deadline:
+                self.send(signal.SIGKILL)
+                self.deadline = float("inf")
+        self.note_failure()
+        return self.status()
+
+    def note_failure(self) -> None:
+        """Note the first rank that failed, and end the others."""
+        codes = [process.poll() for process in self.processes]
+        if self.failed is None and any(codes):
+            self.failed = next(rank for rank, code in enumerate(codes) if code)
+            if self.asked is None and codes[self.failed] not in {*Stopped}:
+                self.send(signal.SIGTERM)
+                self.deadline = time.monotonic() + SECONDS_AFTER_A_FAILURE
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Pass a first signal on to the ranks; kill them at a second Ctrl-C."""
+        now = time.monotonic()
+        if self.asked is None:
+            self.asked, self.asked_at = number, now
+            self.deadline = now + SECONDS_TO_SAVE
+            self.send(number)
+        # Within a second, it is the same Ctrl-C, delivered twice.
+        elif number == signal.SIGINT and now - self.asked_at >= 1:
+            self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks that have not ended."""
+        for process in self.processes:
+            process.send_signal(number)
+
+    def status(self) -> int:
+        """Exit status of the job; the ranks have ended."""
+        codes = {process.returncode for process in self.processes} - {0}
+        if self.asked is not None:
+            has_saved = len(codes) == 1 and codes <= {*Stopped}
+            return codes.pop() if has_saved else 128 + self.asked
+        if self.failed is None:
+            return 0
+        code = self.processes[self.failed].returncode
+        if code < 0:
+            print(f"rank {self.failed} was ended by signal {-code}", file=sys.stderr)
+        return code if code > 0 else 128 - code
 
 
-def end_ranks(number: int) -> set[int]:
-    """Send a signal to all ranks and wait for them.
-
-    Returns:
-        The exit codes of the ranks.
-    """
-    known = {rank.pid for rank in started}
-    ranks = send(number)
-    codes = {rank.wait() for rank in started}
-    for pid in ranks:
-        if pid not in known:
-            with suppress(ChildProcessError):
-                codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    return codes
-
-
-os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
-SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGHUP,SIGQUIT"
-logging.disable(logging.CRITICAL)  # in this process only, not in the ranks
-try:
-    run(parse_args(["--signals-to-handle", SIGNALS, *sys.argv[1:]]))
-except ChildFailedError as error:
-    rank, failure = error.get_first_failure()
-    if failure.exitcode < 0:
-        print(f"rank {rank} was ended by signal {-failure.exitcode}", file=sys.stderr)
-    sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
-except SignalException as error:
-    codes = end_ranks(error.sigval)
-    stops = codes - {0}
-    sys.exit(stops.pop() if stops <= {*Stopped} and len(stops) == 1 else 128 + error.sigval)
+if __name__ == "__main__":
+    # Blocked signals wait until they are asked for, so that none comes amid the start.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *PASSED_ON})
+    sys.exit(LocalRanks(int(sys.argv[1]), sys.argv[2:]).wait())

@@ -115,7 +115,7 @@ def test_fused_attention_calls_one_of_the_attention_operators() -> None:
     q = torch.randn(1, 2, 4, 8)
     with Called() as called:
         F.scaled_dot_product_attention(q, q, q, is_causal=True)
-    assert called.operators & {*torch_internals.ATTENTION_OPERATORS}
+    assert called.operators & {*torch_internals.attention_operators()}
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,14 @@ def test_fused_attention_calls_one_of_the_attention_operators() -> None:
     ],
 )
 def test_each_kind_of_fused_attention_is_an_attention_operator(kind: str) -> None:
-    names = {operator._schema.name for operator in torch_internals.ATTENTION_OPERATORS}
+    names = {operator._schema.name for operator in torch_internals.attention_operators()}
     assert f"aten::_scaled_dot_product_{kind}" in names
 
 
 def test_varlen_attention_is_the_operator_of_the_public_function() -> None:
-    assert torch_internals.varlen_attention is not None
-    assert torch_internals.varlen_attention.default in torch_internals.ATTENTION_OPERATORS
+    operator = torch_internals.varlen_attention()
+    assert operator is not None
+    assert operator.default in torch_internals.attention_operators()
 
 
 @pytest.mark.skipif(
@@ -204,3 +205,17 @@ def timeouts_of_groups() -> list[float]:
 @pytest.mark.ranks
 def test_all_groups_of_a_rank_get_a_timeout() -> None:
     assert spawn(timeouts_of_groups, 2) == [[77, 77, 77], [77, 77]]
+
+
+def test_the_compiler_leaves_a_function_as_it_is() -> None:
+    compiled = list[bool]()
+
+    @torch_internals.not_compiled
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        compiled.append(torch.compiler.is_compiling())
+        return x + 1
+
+    outer = torch.compile(lambda x: inner(2 * x) * 3, backend="eager")
+    for _ in range(2):
+        assert outer(torch.ones(2)).tolist() == [9, 9]
+    assert compiled == [False, False]

@@ -113,22 +113,20 @@ sys.exit(80)
 
 
 EARLY = """
-import os, runpy, signal, sys
-from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
-    SubprocessHandler,
-)
-popen, started = SubprocessHandler._popen, []
-def dying(*arguments):
-    started.append(popen(*arguments))
+import os, runpy, signal, subprocess, sys
+popen, started = subprocess.Popen, []
+def dying(*arguments, **options):
+    started.append(popen(*arguments, **options))
     if len(started) == 2:
-        # Both ranks say so before the signal comes, which torchrun meets amid its start.
+        # Both ranks say so before the signal comes, which the launcher meets amid its start.
         os.write(1, sys.stdin.readline().encode())
         os.kill(os.getpid(), signal.SIGTERM)
     return started[-1]
-SubprocessHandler._popen = dying
+subprocess.Popen = dying
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+LAUNCHER = (str(ROOT / "profiles/local/ranks.py"), "2")
 
 
 @pytest.mark.ranks
@@ -142,9 +140,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_the_local_launcher_forwards_signals_without_a_traceback(
     number: signal.Signals, early: bool
 ) -> None:
-    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
     before = ["-c", EARLY] if early else []
-    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", RANK]
+    command = [sys.executable, *before, *LAUNCHER, sys.executable, "-c", RANK]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
@@ -169,9 +166,8 @@ while True:
 @pytest.mark.ranks
 @pytest.mark.parametrize("early", [False, True])
 def test_a_second_ctrl_c_kills_ranks_that_hang(early: bool) -> None:
-    launcher = [str(ROOT / "profiles/local/ranks.py"), "--standalone", "--nproc-per-node", "2"]
     before = ["-c", EARLY.replace("SIGTERM", "SIGINT")] if early else []
-    command = [sys.executable, *before, *launcher, "--no-python", sys.executable, "-c", HANGING]
+    command = [sys.executable, *before, *LAUNCHER, sys.executable, "-c", HANGING]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
@@ -187,11 +183,42 @@ def test_a_second_ctrl_c_kills_ranks_that_hang(early: bool) -> None:
         first = time.monotonic()  # the launcher has heard it
         wait_for(lambda: time.monotonic() - first > 1, "a second to pass")
         process.send_signal(signal.SIGINT)
-        # Less than the ten minutes after which torchrun would kill them itself.
+        # Less than the ten minutes after which the launcher would kill them itself.
         out, err = process.communicate(timeout=300)
     assert (out, process.returncode) == ("", 130)
     assert "Traceback" not in err
     wait_for(lambda: not any(Path("/proc", str(rank)).exists() for rank in ranks), "no rank")
+
+
+FAILING = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    sys.stdin.readline()
+    sys.exit(7)
+# Waited for, not handled, as above; with `deaf`, only SIGKILL ends this rank.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.write(1, b"ready\\n")
+if sys.argv[1] == "deaf":
+    time.sleep(600)
+signal.sigwait({signal.SIGTERM})
+os.write(1, b"asked\\n")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["listening", "deaf"])
+def test_the_first_failure_ends_all_ranks_and_is_the_exit_status(kind: str) -> None:
+    script = Path(LAUNCHER[0]).read_text()
+    assert "SECONDS_AFTER_A_FAILURE = 30\n" in script
+    script = script.replace("SECONDS_AFTER_A_FAILURE = 30\n", "SECONDS_AFTER_A_FAILURE = 1\n")
+    command = [sys.executable, "-c", script, "2", sys.executable, "-c", FAILING, kind]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        out, err = process.communicate("now\n", timeout=300)
+    assert (out, err) == ("asked\n" if kind == "listening" else "", "")
+    assert process.returncode == 7
 
 
 SITE = ["site", "--envall", "--line-buffer", "--np=2", "--ppn=2"]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
@@ -78,6 +77,8 @@ class InferenceModel:
         placed, saved_names = placements(module), module.saved_names()
         module.to(self._dtype)
         if self._is_sharded:
+            from torch.distributed.fsdp import MixedPrecisionPolicy  # the import takes long
+
             sharding.shard(
                 module,
                 module.layers.values(),

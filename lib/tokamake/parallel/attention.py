@@ -26,6 +26,7 @@ from tokamake.parallel.context import (
 )
 from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
+from tokamake.runtime.torch_internals import not_compiled
 
 AttentionMask = Tensor | PackedDocuments | Documents | None
 """The mask argument of `attention`."""
@@ -125,7 +126,7 @@ def _dropped(
     return drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
 
 
-@torch.compiler.disable
+@not_compiled
 def _on_ranks(
     q_BHLK: Tensor,
     k_BGLK: Tensor,

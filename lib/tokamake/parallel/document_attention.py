@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import varlen
 
 from tokamake.parallel.context import PackedDocuments
+from tokamake.runtime.torch_internals import not_compiled
 
 _SHORT = 32
 """Mean length in tokens below which a call for each document costs more than a mask."""
@@ -24,7 +24,7 @@ _WIDEST = 256
 """Largest width of a head that flash attention supports."""
 
 
-@torch.compiler.disable
+@not_compiled
 def by_document(
     q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
 ) -> Tensor:
@@ -75,10 +75,14 @@ def _has_flash(device: torch.device) -> bool:
 
 @cache
 def _arguments() -> frozenset[str]:
+    from torch.nn.attention import varlen
+
     return frozenset(inspect.signature(varlen.varlen_attn).parameters)
 
 
 def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
+    from torch.nn.attention import varlen  # not above: the import takes long
+
     longest = max(documents.lengths)
     # Causal: any number of earlier tokens, no later ones.
     options: dict[str, Any] = {"window_size": (-1, 0)}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokamake.parallel.axis import Axis
+from tokamake.runtime.torch_internals import not_compiled
 
 Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
 """Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
@@ -45,7 +46,7 @@ class Dropout(NamedTuple):
     """Attention heads of this rank, before context-parallel ranks exchange tokens for heads."""
 
     # torch 2.13 compiles these integers wrongly for CPUs.
-    @torch.compiler.disable
+    @not_compiled
     def states(self, x_BLD: Tensor, site: Site, *, layer: Any = None) -> Tensor:
         """Drop numbers of states, and scale the others so that the mean stays.
 
@@ -66,7 +67,7 @@ class Dropout(NamedTuple):
         result: Tensor = _Dropped.apply(x_BLD, *rows, columns_D, rate)
         return result
 
-    @torch.compiler.disable
+    @not_compiled
     def weights(self, weights_BHSS: Tensor, axis: Axis, *, layer: Any) -> Tensor:
         """Drop weights of attention, and scale the others.
 

@@ -9,12 +9,11 @@ an embedding that two pipeline stages share.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.mesh import Mesh
@@ -26,6 +25,10 @@ from tokamake.runtime.torch_internals import (
     foreach_norm,
     unflatten,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.tensor import DTensor
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -59,8 +62,8 @@ class ParameterChunk:
     def take_gradient(self) -> None:
         """Move the gradient of `parameter` to `local`; with master weights, accumulate it there."""
         gradient = self.parameter.grad
-        if self.parameter.dtype == self.local.dtype or isinstance(gradient, DTensor):
-            self.local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        if self.parameter.dtype == self.local.dtype or _is_dtensor(gradient):
+            self.local.grad = gradient.to_local() if _is_dtensor(gradient) else gradient
         elif gradient is not None:
             wide = gradient.to(self.local.dtype)
             self.local.grad = wide if self.local.grad is None else self.local.grad.add_(wide)
@@ -72,7 +75,7 @@ def shard(
     blocks: Iterable[nn.Module],
     mesh: Mesh,
     *,
-    policy: MixedPrecisionPolicy,
+    policy: "MixedPrecisionPolicy",
     reshard_after_forward: bool,
 ) -> None:
     """Shard a module's parameters over the mesh with FSDP2; it sums gradients over the ranks.
@@ -84,6 +87,8 @@ def shard(
         policy: dtypes of computation and of gradient reduction.
         reshard_after_forward: whether to free gathered parameters between forward and backward.
     """
+    from torch.distributed.fsdp import FSDPModule, fully_shard  # not above: the import takes long
+
     for block in (*blocks, module):
         fully_shard(
             block, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
@@ -94,9 +99,14 @@ def shard(
         block.set_force_sum_reduction_for_comms(True)
 
 
+def _is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
+    """Whether a tensor is a DTensor; the class itself takes long to import."""
+    return hasattr(tensor, "to_local")
+
+
 def _rows_of(parameter: Tensor) -> slice:
     """Rows of this rank's FSDP2 shard, within this rank's tensor-parallel part."""
-    if not isinstance(parameter, DTensor):
+    if not _is_dtensor(parameter):
         return slice(None)
     mesh = parameter.device_mesh
     dim = mesh.ndim - 1
@@ -127,7 +137,7 @@ def parameter_chunks(
     for name, parameter in model.named_parameters():
         tensor: Tensor = parameter
         local, replica = parameter, 0
-        if isinstance(tensor, DTensor):
+        if _is_dtensor(tensor):
             local, replica = nn.Parameter(tensor.to_local()), _replica(tensor)
         first = mesh.tensor.rank == 0 or placed[name].dim is not None
         shape = torch.Size(shapes[saved_names[name]])
@@ -165,13 +175,13 @@ def _groups(
     groups = []
     if placement.dim is not None and mesh.tensor.group is not None:
         groups.append(mesh.tensor.group)
-    if isinstance(parameter, DTensor) and parameter.device_mesh.size(-1) > 1:
+    if _is_dtensor(parameter) and parameter.device_mesh.size(-1) > 1:
         # With replicas (HSDP), the first dimension of this mesh holds them; the last one shards.
         groups.append(parameter.device_mesh.get_group(-1))
     return tuple(groups)
 
 
-def _replica(parameter: DTensor) -> int:
+def _replica(parameter: "DTensor") -> int:
     mesh = parameter.device_mesh
     return mesh.get_local_rank(0) if mesh.ndim > 1 else 0
 

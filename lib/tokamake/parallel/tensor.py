@@ -59,7 +59,26 @@ def summed_output(y_BLE: Tensor, mesh: Mesh) -> Tensor:
     return add(y_BLE, mesh.tensor)
 
 
-class ColumnParallelLinear(nn.Linear):
+class _Linear(nn.Linear):
+    """A linear layer that draws no initial weights on the device "meta".
+
+    There, the random functions of torch import its compiler, which takes long.
+    """
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class _Embedding(nn.Embedding):
+    """An embedding that draws no initial weights on the device "meta"; see `_Linear`."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class ColumnParallelLinear(_Linear):
     """A linear layer whose outputs the ranks divide; its input is a `shared_input`.
 
     Args:
@@ -81,7 +100,7 @@ class ColumnParallelLinear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-class RowParallelLinear(nn.Linear):
+class RowParallelLinear(_Linear):
     """A linear layer whose inputs the ranks divide; it sums their partial outputs.
 
     Args:
@@ -109,7 +128,7 @@ class RowParallelLinear(nn.Linear):
         return y_BLE if self.bias is None else y_BLE + self.bias
 
 
-class ReplicatedLinear(nn.Linear):
+class ReplicatedLinear(_Linear):
     """A linear layer replicated on all ranks; each rank computes a part of the outputs.
 
     Its input is a `shared_input`. Gradients are partial.
@@ -136,7 +155,7 @@ class ReplicatedLinear(nn.Linear):
         return linear(input, self.weight[self._rows], bias)
 
 
-class VocabParallelEmbedding(nn.Embedding):
+class VocabParallelEmbedding(_Embedding):
     """An embedding whose vocabulary the ranks divide.
 
     Args:
@@ -186,7 +205,7 @@ class LayerNorm(nn.LayerNorm):
         self.placements = {"weight": whole, "bias": whole}
 
 
-class PositionEmbedding(nn.Embedding):
+class PositionEmbedding(_Embedding):
     """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
 
     def __init__(

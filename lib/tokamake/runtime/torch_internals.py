@@ -6,12 +6,13 @@ the functions.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.nn.attention import varlen  # noqa: F401 - registers `_varlen_attn`
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +33,10 @@ foreach_norm = torch._foreach_norm
 foreach_sign_ = torch._foreach_sign_
 foreach_sqrt = torch._foreach_sqrt
 
+not_compiled = _disable_dynamo
+"""Decorator of functions that torch's compiler leaves as they are. The public one,
+`torch.compiler.disable`, imports the compiler at once, which takes long."""
+
 flatten = _flatten_dense_tensors
 """Concatenate tensors of one dtype to a flat tensor."""
 unflatten = _unflatten_dense_tensors
@@ -45,8 +50,6 @@ flash_attention = _aten._scaled_dot_product_flash_attention
 flash_attention_backward = _aten._scaled_dot_product_flash_attention_backward
 efficient_attention = _aten._scaled_dot_product_efficient_attention
 efficient_attention_backward = _aten._scaled_dot_product_efficient_attention_backward
-varlen_attention: Any = getattr(torch.ops.torch_attn, "_varlen_attn", None)
-"""The operator that `torch.nn.attention.varlen.varlen_attn` calls; None in older versions."""
 
 onednn_linear: Any = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -56,15 +59,26 @@ onednn_linear: Any = (
 """oneDNN's product of states (..., D) and a weight (E, D), which torch's compiler calls; None if
 torch does not use MKL."""
 
-ATTENTION_OPERATORS = (
-    flash_attention.default,
-    efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    cpu_flash_attention.default,
-    _aten._scaled_dot_product_fused_attention_overrideable.default,
-    *([varlen_attention.default] if varlen_attention else []),
-)
-"""Overloads of all operators that fused attention dispatches to."""
+
+def varlen_attention() -> Any:
+    """The operator that `torch.nn.attention.varlen.varlen_attn` calls; None in older versions."""
+    from torch.nn.attention import varlen  # noqa: F401 - registers it; the import takes long
+
+    return getattr(torch.ops.torch_attn, "_varlen_attn", None)
+
+
+@cache
+def attention_operators() -> tuple[Any, ...]:
+    """Overloads of all operators that fused attention dispatches to."""
+    varlen = varlen_attention()
+    return (
+        flash_attention.default,
+        efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        cpu_flash_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+        *([varlen.default] if varlen else []),
+    )
 
 
 def wrapper_subclass(cls: type, shape: Sequence[int], *, dtype: torch.dtype) -> Any:

@@ -6,7 +6,7 @@ but chooses by operator: it saves the results of matrix products and attention.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tokamake.runtime.torch_internals import ATTENTION_OPERATORS, onednn_linear
+from tokamake.runtime.torch_internals import attention_operators, onednn_linear
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,6 @@ class Recompute:
 
 NONE = Recompute()
 """Save all activations."""
-
-_SAVED = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    *([onednn_linear.default] if onednn_linear else []),
-    *ATTENTION_OPERATORS,
-}
-"""Operators whose results `selective` saves."""
 
 
 def run(layers: Sequence[nn.Module], recompute: Recompute, x: Tensor, *inputs: Any) -> Tensor:
@@ -74,9 +65,21 @@ def _forward(layers: Sequence[nn.Module], x: Tensor, *inputs: Any) -> Tensor:
     return x
 
 
+@cache
+def _saved() -> set[Any]:
+    """Operators whose results `selective` saves."""
+    return {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        *([onednn_linear.default] if onednn_linear else []),
+        *attention_operators(),
+    }
+
+
 def _contexts() -> Any:
     def policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        is_saved = operator in _SAVED
+        is_saved = operator in _saved()
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
