@@ -59,8 +59,8 @@ def summed_output(y_BLE: Tensor, mesh: Mesh) -> Tensor:
     return add(y_BLE, mesh.tensor)
 
 
-class _Linear(nn.Linear):
-    """A linear layer that draws no initial weights on the device "meta".
+class _LoadedLinear(nn.Linear):
+    """A linear layer whose weights are loaded: on the device "meta", it draws none.
 
     There, the random functions of torch import its compiler, which takes long.
     """
@@ -70,15 +70,15 @@ class _Linear(nn.Linear):
             super().reset_parameters()
 
 
-class _Embedding(nn.Embedding):
-    """An embedding that draws no initial weights on the device "meta"; see `_Linear`."""
+class _LoadedEmbedding(nn.Embedding):
+    """An embedding whose weights are loaded; see `_LoadedLinear`."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
 
 
-class ColumnParallelLinear(_Linear):
+class ColumnParallelLinear(_LoadedLinear):
     """A linear layer whose outputs the ranks divide; its input is a `shared_input`.
 
     Args:
@@ -100,7 +100,7 @@ class ColumnParallelLinear(_Linear):
         return linear(input, self.weight, self.bias)
 
 
-class RowParallelLinear(_Linear):
+class RowParallelLinear(_LoadedLinear):
     """A linear layer whose inputs the ranks divide; it sums their partial outputs.
 
     Args:
@@ -128,7 +128,7 @@ class RowParallelLinear(_Linear):
         return y_BLE if self.bias is None else y_BLE + self.bias
 
 
-class ReplicatedLinear(_Linear):
+class ReplicatedLinear(_LoadedLinear):
     """A linear layer replicated on all ranks; each rank computes a part of the outputs.
 
     Its input is a `shared_input`. Gradients are partial.
@@ -155,7 +155,7 @@ class ReplicatedLinear(_Linear):
         return linear(input, self.weight[self._rows], bias)
 
 
-class VocabParallelEmbedding(_Embedding):
+class VocabParallelEmbedding(_LoadedEmbedding):
     """An embedding whose vocabulary the ranks divide.
 
     Args:
@@ -205,7 +205,7 @@ class LayerNorm(nn.LayerNorm):
         self.placements = {"weight": whole, "bias": whole}
 
 
-class PositionEmbedding(_Embedding):
+class PositionEmbedding(_LoadedEmbedding):
     """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
 
     def __init__(
