@@ -58,7 +58,6 @@ TESTED_THROUGH = {
     "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
     "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
-    "generate/test_generate.py": ["generate/decoding"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_figures.py": [

@@ -2,17 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
-from tokamake.generate import decoding
-from tokamake.generate.generate import generate
+from tokamake.generate.generate import BeamSettings, Ends, generate
+from tokamake.inference.sampling import Sampling
 
 PROMPTS = ("def ", "Return a", "The")
 CONTEXT = 48
@@ -43,7 +42,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def draw(model: Path, sampled: Path, output: Path, **changes: object) -> list[dict]:
-    options = {"prompts": PROMPTS, "max_new_tokens": 20, "seed": 3, **changes}
+    settings = {"max_new_tokens": 20, "seed": 3, **changes}
+
+    def taken(kind: type) -> object:
+        names = [field.name for field in fields(kind) if field.name in settings]
+        return kind(**{name: settings.pop(name) for name in names})
+
+    options = {"ends": taken(Ends), "sampling": taken(Sampling), "beams": taken(BeamSettings)}
+    options |= {"prompts": PROMPTS, **settings}
     generate(checkpoint=model, tokenizer=sampled / "tokenizer", output=output, **options)
     return json.loads(output.read_text(encoding="utf-8"))
 
@@ -87,7 +93,9 @@ def test_only_a_checkpoint_and_a_prompt_are_needed(
     capsys.readouterr()
     whole = shutil.copytree(model, tmp_path / "model")
     shutil.copytree(sampled / "tokenizer", whole, dirs_exist_ok=True)
-    generate(checkpoint=whole, prompts=("def ",), max_new_tokens=20, seed=3)
+    generate(
+        checkpoint=whole, prompts=("def ",), ends=Ends(max_new_tokens=20), sampling=Sampling(seed=3)
+    )
     assert capsys.readouterr().out == f"def {expected[0]['text']}\n\n"
 
 
@@ -120,54 +128,63 @@ def test_generation_stops_at_the_end_of_the_context(
     assert sample["num_new_tokens"] == CONTEXT
 
 
-class Scripted:
-    """Model that predicts 5, 6, 7, ... for any input, and records its inputs."""
-
-    device = torch.device("cpu")
-    architecture = type("Architecture", (), {"max_position_embeddings": 100})
-
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def new_cache(self) -> list:
-        return []
-
-    def next_logits(self, tokens: torch.Tensor, cache: list) -> torch.Tensor:  # noqa: ARG002
-        self.seen.append(tokens[0].tolist())
-        logits = torch.zeros(len(tokens), 12)
-        logits[..., 4 + len(self.seen)] = 1.0
-        logits[..., 11] = 2.0  # a padding row beyond the tokenizer's vocabulary
-        return logits
-
-    def agree(self, choose: Callable[[], int]) -> int:
-        return choose()
-
-
-def test_generation_stops_at_eod_and_feeds_only_new_tokens() -> None:
-    tokenizer = Tokenizer(vocab_size=11, eod=8, encode_batch=lambda _: [], decode=str)
-    script = Scripted()
-    continuation = decoding.continue_tokens(
-        script, [1, 2], sampling=decoding.Sampling(9, 0.0, 0), tokenizer=tokenizer, seed=0
+def test_text_ends_before_a_stop_string(model: Path, sampled: Path, tmp_path: Path) -> None:
+    (free,) = draw(model, sampled, tmp_path / "a.json", prompts=("The",), temperature=0.0)
+    stop = free["text"][4:6]
+    (sample,) = draw(
+        model, sampled, tmp_path / "b.json", prompts=("The",), temperature=0.0, stop=("never", stop)
     )
-    assert continuation == ([5, 6, 7], "eod")
-    assert script.seen == [[1, 2], [5], [6], [7]]
+    assert sample["text"] == free["text"][: free["text"].index(stop)]
+    assert sample["stopped"] == "stop"
 
 
-def test_samples_follow_the_softmax_of_the_top_k() -> None:
-    logits = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
-    generator = torch.Generator().manual_seed(0)
-    sampling = decoding.Sampling(1, 2.0, 3)
-    drawn = [decoding.choose(logits, sampling, generator) for _ in range(4000)]
-    expected = torch.softmax(torch.tensor([2.0, 1.5, 1.0]) / 2.0, 0)
-    frequencies = torch.tensor([drawn.count(token) / len(drawn) for token in (1, 4, 2)])
-    assert set(drawn) == {1, 2, 4}
-    torch.testing.assert_close(frequencies, expected, atol=0.03, rtol=0)
+def test_streamed_text_is_the_same(
+    model: Path, sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = draw(model, sampled, tmp_path / "a.json")
+    capsys.readouterr()
+    assert draw(model, sampled, tmp_path / "b.json", stream=True) == expected
+    printed = "".join(f"\n{each['prompt']}{each['text']}" for each in expected)
+    assert capsys.readouterr().out == f"{printed}\n"
 
 
-def test_predictions_that_are_not_finite_are_refused() -> None:
-    sampling = decoding.Sampling(1, 1.0, 0)
-    with pytest.raises(UserError, match="not finite"):
-        decoding.choose(torch.tensor([0.0, torch.nan]), sampling, torch.Generator())
+def test_log_probabilities_are_those_of_transformers(
+    model: Path, sampled: Path, tmp_path: Path
+) -> None:
+    (sample,) = draw(model, sampled, tmp_path / "a.json", prompts=("def ",), logprobs=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
+    oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
+    prompt, new = tokenizer("def ")["input_ids"], [token["id"] for token in sample["tokens"]]
+    with torch.no_grad():
+        scores = oracle(torch.tensor([prompt + new])).logits[0, :, :400].log_softmax(-1)
+    for place, token in enumerate(sample["tokens"], len(prompt) - 1):
+        assert token["log_probability"] == pytest.approx(
+            float(scores[place, token["id"]]), abs=1e-4
+        )
+        assert token["text"] == tokenizer.decode([token["id"]])
+    assert len(new) == sample["num_new_tokens"]
+
+
+def test_beams_are_at_least_as_likely_as_greedy_text(
+    model: Path, sampled: Path, tmp_path: Path
+) -> None:
+    greedy = draw(model, sampled, tmp_path / "a.json", temperature=0.0, logprobs=True)
+    found = draw(model, sampled, tmp_path / "b.json", num_beams=4, length_penalty=0.0)
+    for beam, sample in zip(found, greedy, strict=True):
+        assert beam["stopped"] in ("eod", "max_new_tokens")
+        total = sum(token["log_probability"] for token in sample["tokens"])
+        assert beam["score"] >= total - 1e-3
+    assert any(beam["text"] != sample["text"] for beam, sample in zip(found, greedy, strict=True))
+
+
+def test_messages_of_a_chat_get_the_template(model: Path, sampled: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sampled / "tokenizer", tmp_path / "chat" / "tokenizer")
+    (folder / "chat_template.jinja").write_text("[{{ messages[0].content }}] def ")
+    expected = draw(model, sampled, tmp_path / "a.json", prompts=("[The] def ",), temperature=0.0)
+    (sample,) = draw(
+        model, folder.parent, tmp_path / "b.json", prompts=("The",), chat=True, temperature=0.0
+    )
+    assert (sample["prompt"], sample["text"]) == ("The", expected[0]["text"])
 
 
 @pytest.mark.parametrize(
@@ -179,6 +196,14 @@ def test_predictions_that_are_not_finite_are_refused() -> None:
         ({"temperature": -1.0}, "temperature: -1.0"),
         ({"temperature": float("nan")}, "temperature: nan"),
         ({"top_k": -1}, "top_k: -1"),
+        ({"top_p": 0.0}, "top_p: 0.0: out of range; give more than 0, at most 1"),
+        ({"top_p_bound": 1.5}, "top_p_bound: 1.5"),
+        ({"min_p": 2.0}, "min_p: 2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: 0.0"),
+        ({"stop": ("",)}, "stop: an empty text would end everything"),
+        ({"num_beams": 0}, "num_beams: 0: too small"),
+        ({"batch_size": 0}, "batch_size: 0: too small"),
+        ({"chat": True}, "chat: the tokenizer has no chat_template"),
     ],
 )
 def test_mistakes_are_explained(

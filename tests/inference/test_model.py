@@ -19,19 +19,23 @@ from tests.support.ranks import spawn
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
-from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.evaluate.perplexity import total_loss
-from tokamake.generate.decoding import Sampling, continue_tokens
+from tokamake.inference.beams import search
+from tokamake.inference.engine import Engine, Generation
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
+from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
+from tokamake.inference.sampling import Sampling
 from tokamake.runtime.ranks import Ranks
 
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
 """Divided heads, an unevenly divided vocabulary, a tied output layer, learned positions."""
 LENGTH = 16
 TOKENS = np.random.default_rng(0).integers(0, 100, 5 * 2 * LENGTH + 7)
-TOKENIZER = Tokenizer(vocab_size=120, eod=3, encode_batch=lambda _: [], decode=str)
+VOCAB_SIZE, END = 120, 3
+"""Of the tokenizer; the models have padding entries beyond."""
+ROWS = ([5, 6, 7], [8, 9, 10, 11, 12, 13], [14, 15], [16], [17, 18, 19])
 LAYOUTS = {
     2: [
         InferenceLayout(),
@@ -63,21 +67,36 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def compute(folder: Path, layout: InferenceLayout, ranks: Ranks) -> tuple[float, list[Any]]:
-    """Loss of a stream of tokens; greedy and sampled continuations of a prompt."""
+def compute(
+    folder: Path, layout: InferenceLayout, ranks: Ranks
+) -> tuple[float, list[Any], list[float]]:
+    """Loss of a stream of tokens; then, on the first rank, continuations and scores of prompts."""
     model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
     loss = total_loss(model, TOKENS, sequence_length=LENGTH, batch_size=2)
-    continued = [
-        continue_tokens(
-            model,
-            [5, 6, 7],
-            sampling=Sampling(12, temperature, 40),
-            tokenizer=TOKENIZER,
-            seed=1,
+    led = LedModel(model, ranks.world_size)
+    with led.led() as leads:
+        if not leads:
+            return loss, [], []
+        engine = Engine(led, num_rows=3, vocab_size=VOCAB_SIZE)
+        started = [
+            Generation(row, Sampling(temperature, 40, seed=1), 12, frozenset([END]))
+            for row in ROWS
+            for temperature in (0.0, 1.0)
+        ]
+        engine.run(started)
+        beams = search(
+            led,
+            ROWS[0],
+            num_beams=3,
+            max_new_tokens=8,
+            length_penalty=1.0,
+            end_token=END,
+            vocab_size=VOCAB_SIZE,
         )
-        for temperature in (0.0, 1.0)
-    ]
-    return loss, continued
+        texts = [*(each.tokens for each in started), *(beam.tokens for beam in beams)]
+        kept = [range(1, len(row) - 1) for row in ROWS]
+        scores = led.score(ROWS, kept)
+        return loss, [*texts, scores.are_greedy.tolist()], scores.log_probabilities.tolist()
 
 
 def compute_all(folders: list[Path], layouts: list[InferenceLayout]) -> list[Any]:
@@ -90,17 +109,19 @@ def compute_all(folders: list[Path], layouts: list[InferenceLayout]) -> list[Any
 def test_every_layout_equals_one_process(models: Path, world_size: int) -> None:
     folders, layouts = sorted(models.iterdir()), LAYOUTS[world_size]
     alone = [compute(folder, WHOLE_MODEL, Ranks(0, 1, 0, 1)) for folder in folders]
-    texts = [continued for _, continued in alone]
+    texts = [continued for _, continued, _ in alone]
     assert len({str(text) for text in texts}) == len(MODELS)  # the formats hold the same model
     of_ranks = spawn(compute_all, world_size, folders, layouts)
-    assert all(results == of_ranks[0] for results in of_ranks), "ranks disagree"
+    losses = [[loss for loss, *_ in results] for results in of_ranks]
+    assert all(each == losses[0] for each in losses), "ranks disagree"
     cases = [(folder, layout) for folder in folders for layout in layouts]
-    for (folder, layout), (loss, continued) in zip(cases, of_ranks[0], strict=True):
-        expected, expected_texts = alone[folders.index(folder)]
-        # Only tensor parallelism changes the order of sums, besides the number of threads.
-        rel = 1e-5 if layout.tensor_parallel_size > 1 else 1e-8
+    for (folder, layout), (loss, continued, scores) in zip(cases, of_ranks[0], strict=True):
+        expected, expected_texts, expected_scores = alone[folders.index(folder)]
+        # Tensor parallelism changes the order of sums; products are not joined with FSDP.
+        rel = 1e-5 if layout.tensor_parallel_size > 1 else 1e-7 if layout.fsdp else 1e-8
         assert loss == pytest.approx(expected, rel=rel), (folder.name, layout)
         assert continued == expected_texts, (folder.name, layout)
+        assert scores == pytest.approx(expected_scores, rel=1e-4), (folder.name, layout)
 
 
 def held(folder: Path, layout: InferenceLayout) -> dict[str, int]:
@@ -146,12 +167,12 @@ def test_weights_and_states_have_the_dtype(tmp_path: Path) -> None:
     folder, ranks = tmp_path / "model", Ranks(0, 1, 0, 1)
     shape = FAMILIES["llama-gqa"]
     hf_folder.write(folder, shape, weights(shape))
-    exact, _ = compute(folder, WHOLE_MODEL, ranks)
+    exact, *_ = compute(folder, WHOLE_MODEL, ranks)
     for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         layout = InferenceLayout(dtype=dtype)  # type: ignore[arg-type]
         model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
         assert {p.dtype for p in model._module.parameters()} == {torch_dtype}
-        loss, _ = compute(folder, layout, ranks)
+        loss, *_ = compute(folder, layout, ranks)
         assert loss != exact
         assert loss == pytest.approx(exact, rel=0.02)
 

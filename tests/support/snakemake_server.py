@@ -14,13 +14,18 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.support import tokamake_server
 from tests.support.paths import ROOT
 
 TIMEOUT_SECONDS = 900
 
 
 def start(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    forks_jobs: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run Snakemake in a folder until it ends.
 
@@ -28,6 +33,7 @@ def start(
         arguments: its command line.
         folder: current folder of the process.
         environment: all variables of the process; by default those of this process.
+        forks_jobs: whether jobs with torch are forks of a server, see `tokamake_server`.
 
     Returns:
         Exit status, or minus the number of the signal that ended it, and the output.
@@ -35,7 +41,12 @@ def start(
     with tempfile.TemporaryDirectory(prefix="snakemake-") as temporary:
         outputs = [Path(temporary, name) for name in ("stdout", "stderr")]
         variables = dict(os.environ if environment is None else environment)
-        request = [*map(str, arguments)], str(folder), variables, [*map(str, outputs)]
+        executable = sys.executable
+        if forks_jobs:
+            variables[tokamake_server.VARIABLE] = tokamake_server.address()
+            executable = str(tokamake_server.programs())
+        files = [*map(str, outputs)]
+        request = [*map(str, arguments)], str(folder), variables, files, executable
         server = _server()
         assert server.stdin is not None
         assert server.stdout is not None
@@ -74,9 +85,13 @@ def _serve() -> None:
 
 
 def _become(
-    arguments: list[str], folder: str, variables: dict[str, str], outputs: list[str]
+    arguments: list[str],
+    folder: str,
+    variables: dict[str, str],
+    outputs: list[str],
+    executable: str,
 ) -> None:
-    """Take the arguments, folder, variables and outputs of a request."""
+    """Take what a request has."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -84,7 +99,7 @@ def _become(
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.path[0] = folder
-    sys.argv = ["snakemake", *arguments]
+    sys.argv, sys.executable = ["snakemake", *arguments], executable
     signal.alarm(TIMEOUT_SECONDS)
 
 

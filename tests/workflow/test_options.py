@@ -70,10 +70,12 @@ def test_a_job_of_no_run_has_the_section_that_all_runs_share(settings: RunSettin
     assert section["docs"] == {"num_files": 2, "file_bytes": 60_000}
 
 
-def test_each_prompt_is_an_option() -> None:
-    settings = RunSettings(read_config(train=train()))
-    expected = ["--prompts=The ", "--prompts=it's $HOME {x}"]
-    assert settings.prompts(wildcards(run="smoke")) == expected
+def test_each_prompt_and_each_stop_text_is_an_option() -> None:
+    generate = {"prompts": ["The ", "it's $HOME {x}"], "stop": [" ", "\n\n"], "top_p": 0.9}
+    settings = RunSettings(read_config(train=train(), generate=generate))
+    options = settings.generate_options(wildcards(run="smoke"))
+    assert options[:4] == ["--prompts=The ", "--prompts=it's $HOME {x}", "--stop= ", "--stop=\n\n"]
+    assert {"--top-p=0.9", "--top-k=50", "--seed=1234", "--dtype=fp32"} <= {*options}
 
 
 def settings_in_params(**settings: Any) -> dict[str, Any]:

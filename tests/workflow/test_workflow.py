@@ -23,7 +23,7 @@ from tests.support.workflows import (
     snakemake_alone,
 )
 from tokamake.evaluate.evaluate import evaluate
-from tokamake.generate.generate import generate
+from tokamake.generate.generate import Ends, generate
 
 
 @pytest.fixture
@@ -89,12 +89,13 @@ def test_a_run_is_scored_and_continues_text_by_the_name_of_its_folder(
     )
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
     capsys.readouterr()
-    generate(checkpoint=run, prompts=("The ",), max_new_tokens=4, output=Path("a.json"))
+    ends = Ends(max_new_tokens=4)
+    generate(checkpoint=run, prompts=("The ",), ends=ends, output=Path("a.json"))
     assert capsys.readouterr().out.startswith("The ")
     generate(
         checkpoint=newest,
         prompts=("The ",),
-        max_new_tokens=4,
+        ends=ends,
         tokenizer=tokenizer,
         output=Path("b.json"),
     )

@@ -54,17 +54,10 @@ rule generate:
         nodes=1,
         tasks=1,
     params:
-        prompts=run_settings.prompts,
-        max_new_tokens=run_settings.value("generate.max_new_tokens"),
-        temperature=run_settings.value("generate.temperature"),
-        top_k=run_settings.value("generate.top_k"),
-        seed=run_settings.value("seed"),
-        dtype=run_settings.value("generate.dtype"),
+        options=run_settings.generate_options,
         layout=layouts.inference_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
-        " {params.prompts:q} --max-new-tokens {params.max_new_tokens}"
-        " --temperature {params.temperature} --top-k {params.top_k} --seed {params.seed}"
-        " --dtype {params.dtype} {params.layout}"
+        " {params.options:q} {params.layout}"
         " --output {output} > {log} 2>&1"

@@ -48,6 +48,18 @@ class GenerateSettings(Settings):
     """Softmax temperature. 0 always takes the most likely token."""
     top_k: Annotated[int, Field(ge=0)] = 50
     """Sample from this number of most likely tokens. 0: sample from all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens whose probabilities add up to this."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Sample from tokens that are at least this times as likely as the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Divisor of positive logits, and factor of negative ones, of tokens that occurred before."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts at which a continuation ends."""
+    num_beams: Annotated[int, Field(ge=1)] = 1
+    """Continuations that beam search keeps. 1: sampling."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which beam search divides log-probabilities."""
     dtype: InferenceDtype = "fp32"
     """Dtype of weights and computation: fp32, bf16 or fp16."""
 

@@ -1,17 +1,51 @@
 """Stage `generate`: continue prompts with a model."""
 
 import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
+from tokamake.inference.sampling import Sampling
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.data.tokenizers import Tokenizer
+    from tokamake.inference.engine import Generation, TokenScore
+    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.text_stream import TextStream
+
+_DEFAULT = Sampling()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Ends:
+    """What ends a continuation, besides the end-of-document token."""
+
+    max_new_tokens: int = 64
+    """Maximum tokens to add to a prompt."""
+    stop: tuple[str, ...] = ()
+    """Text at which a continuation ends, which is left out; repeat the option for each."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BeamSettings:
+    """Beam search."""
+
+    num_beams: int = 1
+    """Continuations to keep at each token; the best one at the end is the result. 1: sampling."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which beams' log-probabilities are divided."""
+
+
+_ENDS, _NO_BEAMS = Ends(), BeamSettings()
 
 
 def generate(
@@ -19,10 +53,13 @@ def generate(
     checkpoint: Path,
     tokenizer: Path | None = None,
     prompts: Annotated[tuple[str, ...], Parameter(alias="--prompt")],
-    max_new_tokens: int = 64,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 1234,
+    chat: Annotated[bool, Parameter(negative="")] = False,
+    ends: Ends = _ENDS,
+    sampling: Sampling = _DEFAULT,
+    beams: BeamSettings = _NO_BEAMS,
+    batch_size: int = 8,
+    stream: Annotated[bool, Parameter(negative="")] = False,
+    logprobs: Annotated[bool, Parameter(negative="")] = False,
     layout: InferenceLayout = WHOLE_MODEL,
     output: Path | None = None,
 ) -> None:
@@ -38,13 +75,16 @@ def generate(
         tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
             the run.yaml of the checkpoint names.
         prompts: texts to continue; repeat the option for each.
-        max_new_tokens: maximum tokens to add to a prompt.
-        temperature: softmax temperature; 0 always takes the most likely token.
-        top_k: number of most likely tokens to sample from; 0 for all.
-        seed: seed of the sampling.
+        chat: whether prompts are messages of a user, in the chat template of the tokenizer.
+        ends: what ends a continuation.
+        sampling: how the next token is chosen.
+        beams: settings of beam search.
+        batch_size: prompts that are continued at the same time.
+        stream: whether to print text as it comes, one prompt after the other.
+        logprobs: whether the output has each token and its log-probability.
         layout: how ranks share the model.
-        output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, max_new_tokens,
-            or context: the context of the model is full).
+        output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
+            max_new_tokens, or context: the context of the model is full).
 
     Raises:
         UserError: a value is out of range, a prompt is too long, or files do not match.
@@ -52,42 +92,196 @@ def generate(
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import tokenizer_of
     from tokamake.files import write_json
-    from tokamake.generate.decoding import Sampling, continue_tokens
+    from tokamake.inference.led_model import LedModel
     from tokamake.inference.model import InferenceModel
 
-    _check(prompts, max_new_tokens, temperature=temperature, top_k=top_k)
-    sampling = Sampling(max_new_tokens, temperature, top_k)
+    _check(prompts, ends, beams=beams, batch_size=batch_size, sampling=sampling)
     with peers() as ranks:
         with ranks.together():
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
-            encoded = _encode(prompts, opened, tokenizer=text_tokenizer)
-        model = InferenceModel(opened, layout, peers=ranks)
-        samples = []
+            texts = [_message(each, text_tokenizer) for each in prompts] if chat else prompts
+            encoded = _encode(texts, opened, tokenizer=text_tokenizer)
+        part = InferenceModel(opened, layout, peers=ranks)
+        model = LedModel(part, ranks.ranks.world_size)
+        with ranks.together(), model.led() as leads:
+            if not leads:
+                return
+            work = _Work(model, text_tokenizer, ends=ends, sampling=sampling, logprobs=logprobs)
+            if beams.num_beams > 1:
+                samples = work.search(encoded, beams)
+            else:
+                samples = work.sample(
+                    prompts, encoded, num_rows=1 if stream else batch_size, stream=stream
+                )
+            for prompt, sample in zip(prompts, samples, strict=True):
+                sample["prompt"] = prompt
+                if not stream:
+                    print(f"{prompt}{sample['text']}\n", flush=True)
+            if output:
+                write_json(output, [{"prompt": each.pop("prompt"), **each} for each in samples])
+
+
+class _Work:
+    """Continues encoded prompts; only on the first rank.
+
+    Args:
+        model: the model, within its `led` context.
+        tokenizer: tokenizer of the model.
+        ends: what ends a continuation.
+        sampling: how the next token is chosen.
+        logprobs: whether samples have the log-probability of each token.
+    """
+
+    def __init__(
+        self,
+        model: "LedModel",
+        tokenizer: "Tokenizer",
+        *,
+        ends: Ends,
+        sampling: Sampling,
+        logprobs: bool,
+    ) -> None:
+        self._model, self._tokenizer, self._ends = model, tokenizer, ends
+        self._sampling, self._logprobs = sampling, logprobs
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        encoded: Sequence[list[int]],
+        *,
+        num_rows: int,
+        stream: bool,
+    ) -> list[dict[str, Any]]:
+        """Draw a continuation of each prompt.
+
+        Args:
+            prompts: texts, from which seeds follow.
+            encoded: tokens of each prompt.
+            num_rows: prompts that are continued at the same time.
+            stream: whether to print prompts and text as it comes.
+        """
+        from tokamake.inference.engine import Engine
+
+        capacity = max(map(len, encoded)) + self._ends.max_new_tokens
+        engine = Engine(
+            self._model,
+            num_rows=min(num_rows, len(prompts)),
+            vocab_size=self._tokenizer.vocab_size,
+            capacity=capacity,
+        )
+        started = []
         for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
-            added, stopped = continue_tokens(
-                model,
-                tokens,
-                sampling=sampling,
-                tokenizer=text_tokenizer,
-                seed=_prompt_seed(seed, prompt, repetition=prompts[:number].count(prompt)),
+            repetition = prompts[:number].count(prompt)
+            seed = _prompt_seed(self._sampling.seed, prompt, repetition=repetition)
+            text = self._text(tokens)
+            show = _printer(prompt) if stream else (lambda _: None)
+            started.append((self._generation(tokens, seed, text=text, show=show), text, show))
+        engine.run(generation for generation, _, _ in started)
+        samples = []
+        for generation, text, show in started:
+            show(text.finish())
+            samples.append(self._sample(generation, text))
+        if stream:
+            print()
+        return samples
+
+    def _text(self, prompt: Sequence[int]) -> "TextStream":
+        from tokamake.inference.text_stream import TextStream
+
+        return TextStream(self._tokenizer.decode, prompt, stops=self._ends.stop)
+
+    def _generation(
+        self, prompt: list[int], seed: int, *, text: "TextStream", show: Callable[[str], None]
+    ) -> "Generation":
+        from tokamake.inference.engine import Generation
+
+        def accept(token: int) -> bool:
+            show(text.add(token))
+            return not text.is_stopped
+
+        return Generation(
+            prompt,
+            replace(self._sampling, seed=seed),
+            self._ends.max_new_tokens,
+            end_tokens=frozenset([self._tokenizer.eod]),
+            num_alternatives=0 if self._logprobs else None,
+            accept=accept,
+        )
+
+    def _sample(self, generation: "Generation", text: "TextStream") -> dict[str, Any]:
+        sample: dict[str, Any] = {
+            "text": text.text,
+            "num_new_tokens": len(generation.tokens),
+            "stopped": generation.finish,
+        }
+        if self._logprobs:
+            sample["tokens"] = [*self._scored(generation.tokens, generation.scores)]
+        return sample
+
+    def _scored(
+        self, tokens: Sequence[int], scores: "Sequence[TokenScore]"
+    ) -> Iterator[dict[str, Any]]:
+        for token, score in zip(tokens, scores, strict=True):
+            yield {
+                "id": token,
+                "text": self._tokenizer.decode([token]),
+                "log_probability": score.log_probability,
+            }
+
+    def search(self, encoded: Sequence[list[int]], settings: BeamSettings) -> list[dict[str, Any]]:
+        """Find the best continuation of each prompt with beam search."""
+        from tokamake.inference.beams import search
+
+        samples = []
+        for prompt in encoded:
+            best, *_ = search(
+                self._model,
+                prompt,
+                num_beams=settings.num_beams,
+                max_new_tokens=self._ends.max_new_tokens,
+                length_penalty=settings.length_penalty,
+                end_token=self._tokenizer.eod,
+                vocab_size=self._tokenizer.vocab_size,
             )
-            # Decode prompt and continuation together: the text of a token may depend on the
-            # previous token (spaces, characters split over tokens).
-            full_text = text_tokenizer.decode(tokens + added)
-            text = full_text.removeprefix(text_tokenizer.decode(tokens))
+            text = self._text(prompt)
+            for token in best.tokens:
+                text.add(token)
+            text.finish()
+            is_full = len(best.tokens) == self._ends.max_new_tokens
+            stopped = "eod" if best.is_ended else "max_new_tokens" if is_full else "context"
             samples.append(
-                {"prompt": prompt, "text": text, "num_new_tokens": len(added), "stopped": stopped}
+                {
+                    "text": text.text,
+                    "num_new_tokens": len(best.tokens),
+                    "stopped": stopped,
+                    "score": best.score,
+                }
             )
-            ranks.ranks.print_once(f"{prompt}{text}\n")
-        with ranks.together():
-            if output and ranks.is_first:
-                write_json(output, samples)
+        return samples
+
+
+def _message(text: str, tokenizer: "Tokenizer") -> str:
+    """A prompt that is the message of a user."""
+    from tokamake.inference.chat import chat_prompt
+
+    return chat_prompt(tokenizer, [{"role": "user", "content": text}])
+
+
+def _printer(prompt: str) -> Callable[[str], None]:
+    """Function that prints text as it comes, the first time after the prompt."""
+    pending = [f"\n{prompt}"]
+
+    def show(text: str) -> None:
+        sys.stdout.write((pending.pop() if pending else "") + text)
+        sys.stdout.flush()
+
+    return show
 
 
 def _encode(
-    prompts: tuple[str, ...], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer"
+    texts: Sequence[str], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer"
 ) -> list[list[int]]:
     """Tokens of each prompt.
 
@@ -96,11 +290,11 @@ def _encode(
     """
     context_length = checkpoint.architecture.max_position_embeddings
     encoded = []
-    for prompt in prompts:
-        tokens = tokenizer.encode_batch([prompt])[0] or [tokenizer.eod]
+    for text in texts:
+        tokens = tokenizer.encode_batch([text])[0] or [tokenizer.eod]
         if len(tokens) > context_length:
             raise UserError(
-                f"prompts: {prompt[:40]!r}: {len(tokens)} tokens, but the model sees only "
+                f"prompts: {text[:40]!r}: {len(tokens)} tokens, but the model sees only "
                 f"{context_length}; shorten it"
             )
         encoded.append(tokens)
@@ -114,13 +308,22 @@ def _prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:
 
 
 def _check(
-    prompts: tuple[str, ...], max_new_tokens: int, *, temperature: float, top_k: int
+    prompts: tuple[str, ...],
+    ends: Ends,
+    *,
+    beams: BeamSettings,
+    batch_size: int,
+    sampling: Sampling,
 ) -> None:
     if not prompts:
         raise UserError("prompts: none given; name at least one text to continue")
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens: {max_new_tokens}: too small; give 1 or more")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature: {temperature}: out of range; give 0 or more")
-    if top_k < 0:
-        raise UserError(f"top_k: {top_k}: out of range; give 0 for all, or more")
+    for name, value in (
+        ("max_new_tokens", ends.max_new_tokens),
+        ("num_beams", beams.num_beams),
+        ("batch_size", batch_size),
+    ):
+        if value < 1:
+            raise UserError(f"{name}: {value}: too small; give 1 or more")
+    if "" in ends.stop:
+        raise UserError("stop: an empty text would end everything; remove it")
+    sampling.check()

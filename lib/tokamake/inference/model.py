@@ -2,10 +2,10 @@
 
 Tensor-parallel ranks share each layer, pipeline ranks the layers, and data-parallel ranks the
 sequences, with FSDP also the weights. Each rank reads only its part of a checkpoint.
-Shape suffixes: B sequences, L tokens, D hidden size, V vocabulary.
+Shape suffixes: B sequences, L tokens, N predicted tokens, D hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,17 +18,14 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.load_model import verify
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.chunks import OpenFiles, read_tensor
-from tokamake.errors import UserError
 from tokamake.inference.layout import InferenceLayout, Peers
-from tokamake.models.common.layers import KeyValueCache
+from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.loss import token_losses
 from tokamake.parallel.tensor import placements
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FAILED = -1
-"""Choice of a rank that could not choose."""
 
 
 class InferenceModel:
@@ -59,7 +56,7 @@ class InferenceModel:
                 layout.settings, peers.ranks.world_size, device=peers.device, shard=layout.fsdp
             )
         self._dtype = _DTYPES[layout.dtype]
-        self._is_sharded = layout.fsdp and self.mesh.data.size > 1
+        self.is_sharded = layout.fsdp and self.mesh.data.size > 1
         self._sent: tuple[Tensor, Any] | None = None
         with peers.together():
             verify(checkpoint, rank=peers.ranks.rank, world_size=peers.ranks.world_size)
@@ -76,7 +73,7 @@ class InferenceModel:
             )
         placed, saved_names = placements(module), module.saved_names()
         module.to(self._dtype)
-        if self._is_sharded:
+        if self.is_sharded:
             from torch.distributed.fsdp import MixedPrecisionPolicy  # the import takes long
 
             sharding.shard(
@@ -102,6 +99,8 @@ class InferenceModel:
                 chunk.local.copy_(
                     read_tensor(checkpoint.source, key, slices=chunk.place, files=files)
                 )
+        if not self.is_sharded:
+            module.join_projections()
         return module.eval().requires_grad_(False)
 
     @property
@@ -109,9 +108,9 @@ class InferenceModel:
         """Whether this rank gets logits and chooses tokens."""
         return self._peers.is_first
 
-    def new_cache(self) -> list[KeyValueCache]:
-        """Empty caches of keys and values for this rank's layers."""
-        cache: list[KeyValueCache] = self._module.new_cache()
+    def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
+        """Empty cache for this rank's layers; see `KeyValueCache` for the arguments."""
+        cache: KeyValueCache = self._module.new_cache(num_rows, capacity, is_kept=is_kept)
         return cache
 
     # ---- Passes ----
@@ -136,25 +135,26 @@ class InferenceModel:
         return losses.double().sum() if self.mesh.tensor.rank == 0 else None
 
     @torch.no_grad()
-    def next_logits(self, tokens_BL: Tensor, cache: list[KeyValueCache]) -> Tensor | None:
-        """Logits (B, V) in fp32 of the tokens that follow, on the CPU of the first rank; else None.
+    def predict(self, tokens_BL: Tensor, cache: KeyValueCache) -> Tensor | None:
+        """Logits (N, V) in fp32 of the tokens that follow; None on ranks without the last layer.
+
+        The tensor-parallel ranks of the last pipeline stage all have them.
 
         Args:
             tokens_BL: tokens that follow those in the cache.
-            cache: from `new_cache`; the tokens extend it.
+            cache: a cache from `new_cache`, in which a pass has begun; this ends it.
         """
         logits = self._forward(tokens_BL, cache)
+        cache.end()
         axis = self.mesh.tensor
         if logits is not None:
-            logits = logits[:, -1].float()
+            logits = logits.float()
             if axis.size > 1:
                 logits = _whole(logits, self.architecture.vocab_size or 0, axis=axis)
-        return self._at_first(logits, len(tokens_BL))
+        return logits
 
-    def _forward(
-        self, tokens_BL: Tensor, cache: list[KeyValueCache] | None = None
-    ) -> Tensor | None:
-        """Logits (B, L, V of this rank), on ranks of the last stage; None on others."""
+    def _forward(self, tokens_BL: Tensor, cache: KeyValueCache | None = None) -> Tensor | None:
+        """Logits, on ranks of the last stage; None on others."""
         x = self._receive(tokens_BL)
         y: Tensor = self._module(x, cache)
         if self._module.is_last:
@@ -173,18 +173,22 @@ class InferenceModel:
         dist.recv(x_BLD, self._peer(-1), group=self.mesh.pipeline.group)
         return x_BLD
 
-    def _at_first(self, logits_BV: Tensor | None, num_rows: int) -> Tensor | None:
-        """Bring logits from the last stage to the first rank."""
+    def at_first(self, values: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+        """Bring fp32 values from the last pipeline stage to its first one; None on other ranks.
+
+        Args:
+            values: on ranks of the last stage.
+            shape: of the values.
+        """
         self._wait()
         axis = self.mesh.pipeline
         if axis.size > 1 and self.mesh.tensor.rank == 0:
             if self._module.is_first:
-                shape = (num_rows, self.architecture.vocab_size or 0)
-                logits_BV = torch.empty(shape, device=self.device)
-                dist.recv(logits_BV, self._peer(-1), group=axis.group)
-            elif logits_BV is not None:
-                dist.send(logits_BV.contiguous(), self._peer(1), group=axis.group)
-        return logits_BV.cpu() if logits_BV is not None and self.is_first else None
+                values = torch.empty(tuple(shape), device=self.device)
+                dist.recv(values, self._peer(-1), group=axis.group)
+            elif values is not None:
+                dist.send(values.contiguous(), self._peer(1), group=axis.group)
+        return values if self._module.is_first and self.mesh.tensor.rank == 0 else None
 
     def _peer(self, distance: int) -> int:
         """Global rank of the pipeline rank at a distance; the first one follows the last."""
@@ -205,26 +209,6 @@ class InferenceModel:
         if self._peers.ranks.world_size > 1:
             dist.all_reduce(values)
         return values
-
-    def agree(self, choose: Callable[[], int]) -> int:
-        """A token, 0 or more, that the first rank chooses, on all ranks.
-
-        Raises:
-            UserError: `choose` raised it.
-        """
-        if self._peers.ranks.world_size == 1:
-            return choose()
-        choice, problem = _FAILED, UserError("rank 0 failed; see its message")
-        if self.is_first:
-            try:
-                choice = choose()
-            except UserError as error:
-                problem = error
-        shared = torch.tensor(choice, device=self.device)
-        dist.broadcast(shared, src=0)
-        if (choice := int(shared)) == _FAILED:
-            raise problem
-        return choice
 
 
 def _whole(logits_BV: Tensor, size: int, *, axis: Any) -> Tensor:

@@ -6,6 +6,7 @@ parallelism: arXiv 2205.05198. Shape suffixes: B batch, L tokens, D width in, E 
 V vocabulary. Under sequence parallelism, L counts this rank's tokens outside these layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,14 +146,41 @@ class ReplicatedLinear(_LoadedLinear):
         self, in_features: int, out_features: int, *, mesh: Mesh, rows: range, bias: bool = False
     ) -> None:
         super().__init__(in_features, out_features, bias=bias)
-        self._rows = slice(rows.start, rows.stop)
+        self.rows = slice(rows.start, rows.stop)
         if mesh.tensor.size > 1:
             self.placements = {name: Placement(partial=True) for name in ("weight", "bias")}
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (B, L, D) to (B, L, outputs of this rank)."""
-        bias = None if self.bias is None else self.bias[self._rows]
-        return linear(input, self.weight[self._rows], bias)
+        bias = None if self.bias is None else self.bias[self.rows]
+        return linear(input, self.weight[self.rows], bias)
+
+
+class JoinedLinear(nn.Module):
+    """Linear layers of the same input as one product, for inference.
+
+    Of a few tokens, a product takes as long as it takes to start it.
+
+    Args:
+        layers: the layers; their weights are copied.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        rows = [getattr(layer, "rows", slice(None)) for layer in layers]
+        weights = [layer.weight[own] for layer, own in zip(layers, rows, strict=True)]
+        biases = [
+            layer.bias[own]
+            for layer, own in zip(layers, rows, strict=True)
+            if layer.bias is not None
+        ]
+        self.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self._sizes = [len(weight) for weight in weights]
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        """Map (B, L, D) to the outputs of each layer."""
+        return linear(input, self.weight, self.bias).split(self._sizes, -1)
 
 
 class VocabParallelEmbedding(_LoadedEmbedding):

@@ -65,7 +65,12 @@ class RunSettings:
             getattr(self._config.runs[wildcards.run], section), only=only
         )
 
-    def prompts(self, wildcards: Any) -> list[str]:
-        """Texts that the run's model continues."""
+    def generate_options(self, wildcards: Any) -> list[str]:
+        """Prompts of the run's model, and how it continues them."""
         run = self._config.runs[wildcards.run]
-        return [f"--prompts={prompt}" for prompt in run.prompts]
+        texts = [("prompts", run.prompts), ("stop", run.generate.stop)]
+        return [
+            *(f"--{name}={text}" for name, several in texts for text in several),
+            *options(run.generate, leave_out=("prompts", "stop")),
+            f"--seed={run.seed}",
+        ]

@@ -106,7 +106,8 @@ def test_slopes_equal_the_papers() -> None:
 @pytest.mark.parametrize("heads", [range(6), range(3, 6)], ids=str)
 def test_bias_falls_with_distance_and_hides_later_tokens(heads: range) -> None:
     like, length, total = torch.zeros(1), 4, 7
-    bias = alibi(6, heads, length=length, total=total, like=like, mask=None)
+    positions = torch.arange(total - length, total)
+    bias = alibi(6, heads, positions=positions, total=total, like=like, mask=None)
     assert bias.shape == (1, len(heads), length, total)
     for place, head in enumerate(heads):
         for query in range(length):
@@ -116,9 +117,18 @@ def test_bias_falls_with_distance_and_hides_later_tokens(heads: range) -> None:
                 assert bias[0, place, query, key] == pytest.approx(expected)
 
 
+def test_rows_have_positions_of_their_own() -> None:
+    positions, like = torch.tensor([[2, 3], [4, 5]]), torch.zeros(1)
+    bias = alibi(2, range(2), positions=positions, total=6, like=like, mask=None)
+    for row, own in enumerate(positions):
+        alone = alibi(2, range(2), positions=own, total=6, like=like, mask=None)
+        assert torch.equal(bias[row], alone[0])
+
+
 def test_bias_hides_other_documents() -> None:
     mask = torch.tensor([[[[True, False], [True, True]]], [[[True, False], [False, True]]]])
-    bias = alibi(2, range(2), length=2, total=2, like=torch.zeros(1).bfloat16(), mask=mask)
+    like = torch.zeros(1).bfloat16()
+    bias = alibi(2, range(2), positions=torch.arange(2), total=2, like=like, mask=mask)
     assert bias.shape == (2, 2, 2, 2)
     assert bias.dtype == torch.bfloat16
     assert torch.equal(bias.isinf(), ~mask.expand(-1, 2, -1, -1))

@@ -15,7 +15,8 @@ from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
-from tokamake.generate.generate import generate
+from tokamake.generate.generate import Ends, generate
+from tokamake.inference.sampling import Sampling
 
 SHAPE = ARCHITECTURES["qwen3"]
 LAYOUTS = {
@@ -119,9 +120,8 @@ def test_greedy_generation_equals_transformers(sampled: Path, tmp_path: Path) ->
         tokenizer=sampled / "tokenizer",
         output=tmp_path / "samples.json",
         prompts=("def ",),
-        max_new_tokens=20,
-        temperature=0.0,
-        seed=3,
+        ends=Ends(max_new_tokens=20),
+        sampling=Sampling(temperature=0.0),
     )
     (sample,) = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
     tokens = torch.tensor([tokenizer("def ")["input_ids"]])

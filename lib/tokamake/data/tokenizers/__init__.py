@@ -5,8 +5,8 @@ list, and `load(paths)`.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 IDS_KEY = "text_is_token_ids"
 """Key of tokenizer_config.json: text is token ids separated by spaces."""
 
@@ -58,6 +59,10 @@ class Tokenizer:
     """Text of tokenizer.json, or the SentencePiece model. It determines the tokens."""
     fingerprint: str = ""
     """sha256 of the tokenizer's files."""
+    chat_template: str = ""
+    """Jinja template that turns messages into a prompt; empty if there is none."""
+    special_texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of special tokens by their names in the config files, such as bos_token."""
 
 
 def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
@@ -99,7 +104,22 @@ def open_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
         ) from None
-    return replace(tokenizer, fingerprint=fingerprint(paths))
+    return replace(
+        tokenizer,
+        fingerprint=fingerprint(paths),
+        chat_template=_chat_template(paths),
+        special_texts={key: special_token(paths, key) for key in _SPECIAL},
+    )
+
+
+def _chat_template(paths: list[Path]) -> str:
+    """The default chat template beside a tokenizer; empty if there is none."""
+    if (path := paths[0].parent / "chat_template.jinja").is_file():
+        return path.read_text(encoding="utf-8")
+    found = setting(paths, "chat_template")
+    if isinstance(found, list):  # several, each with a name
+        found = {each.get("name"): each.get("template") for each in found}.get("default")
+    return found if isinstance(found, str) else ""
 
 
 def failure(error: BaseException) -> str:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.layers import KeyValueCache
+from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
+from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import Documents, PackedDocuments, document_mask, zigzag_indices
+from tokamake.parallel.context import document_mask, zigzag_indices
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -123,7 +124,7 @@ class LanguageModel(nn.Module):
     def forward(
         self,
         x: Tensor,
-        cache: list[KeyValueCache] | None = None,
+        cache: KeyValueCache | None = None,
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -133,7 +134,8 @@ class LanguageModel(nn.Module):
 
         Args:
             x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
-            cache: keys and values of earlier tokens, from `new_cache`; these tokens extend it.
+            cache: keys and values of earlier tokens, in which a pass has begun; these tokens
+                extend it.
             position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
             document_ids: (B, L) numbers; a token sees only tokens with its own number.
             sample_numbers: (B,) int64 number of each sample in the run, from which the masks of
@@ -141,6 +143,7 @@ class LanguageModel(nn.Module):
 
         Returns:
             (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
+            With a cache, (N, V): those of the tokens that the pass chooses, row by row.
         """
         raise NotImplementedError
 
@@ -159,6 +162,13 @@ class LanguageModel(nn.Module):
         """Name of the output layer, if it is a copy of an embedding in another stage."""
         return self.output_name if self.has_tied_output else None
 
+    def join_projections(self) -> None:
+        """Join products of the same input, which is faster for a few tokens; only for inference."""
+        for module in [*self.modules()]:
+            join = getattr(module, "join_projections", None)
+            if join and module is not self:
+                join()
+
     def saved_names(self) -> dict[str, str]:
         """Names of the parameters in checkpoints, by their names here; call it before sharding.
 
@@ -174,18 +184,23 @@ class LanguageModel(nn.Module):
         self.recompute = recompute
 
     def through_layers(
-        self, x_BLD: Tensor, *inputs: Any, cache: list[KeyValueCache] | None = None
+        self, x_BLD: Tensor, *inputs: Any, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Pass states through the layers of this stage; each gets `inputs` and its cache, too."""
         layers: Iterable[nn.Module] = self.layers.values()
         if cache is None:
             return run([*layers], self.recompute, x_BLD, *inputs)
         for number, layer in enumerate(layers):
-            x_BLD = layer(x_BLD, *inputs, cache[number])
+            x_BLD = layer(x_BLD, *inputs, cache.layers[number])
         return x_BLD
 
-    def positions(self, x: Tensor, cache: list[KeyValueCache] | None = None) -> Tensor:
-        """Positions (L,) of this rank's tokens in their rows; see `forward` for the arguments."""
+    def positions(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Positions of this rank's tokens in their rows; see `forward` for the arguments.
+
+        (L,) if they are the same in all rows, else (B, L).
+        """
+        if cache:
+            return cache.this_pass.positions
         length = x.shape[1]
         # Later stages receive this rank's part of the sequence, but layers attend to all of it.
         if self.mesh.sequence_parallel and not self.is_first:
@@ -193,8 +208,7 @@ class LanguageModel(nn.Module):
         axis = self.mesh.context
         if axis.size > 1:
             return zigzag_indices(length * axis.size, axis, device=x.device)
-        start = cache[0].length if cache else 0
-        return torch.arange(start, start + length, device=x.device)
+        return torch.arange(length, device=x.device)
 
     def dropout(self, x: Tensor, sample_numbers: Tensor | None) -> Dropout | None:
         """Dropout of a forward pass; see `forward` for the arguments. None: nothing is dropped."""
@@ -204,28 +218,40 @@ class LanguageModel(nn.Module):
         heads = part(self.architecture.num_attention_heads, self.mesh.tensor)
         return Dropout(*self.dropout_rates, sample_numbers, positions_L, heads)
 
-    def mask(self, document_ids: Tensor | None) -> PackedDocuments | Documents | None:
+    def mask(
+        self, document_ids: Tensor | None, cache: KeyValueCache | None = None
+    ) -> AttentionMask:
         """Mask that separates documents, in the form that `attention` takes; None: no mask.
 
         Args:
             document_ids: (B, L) of this rank's tokens.
+            cache: see `forward`; its rows can have different lengths.
         """
+        if cache:
+            return cache.this_pass.mask
         if document_ids is None:
             return None
         axis, method = self.mesh.context, self.mesh.context_method
         return document_mask(document_ids, axis=axis, method=method)
 
-    def logits(self, x_BLD: Tensor) -> Tensor:
-        """Logits (B, L, V) for this rank's part of the vocabulary; only in the last stage."""
+    def logits(self, x_BLD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits (B, L, V) for this rank's part of the vocabulary; only in the last stage.
+
+        With a cache, (N, V): those of the tokens that the pass chooses, row by row.
+        """
+        if (
+            cache
+        ):  # before the norm and the product: they cost as much as the layers of a small model
+            x_BLD = x_BLD[cache.this_pass.predicting_places]
         x_BLD = shared_input(self.norm(x_BLD), self.mesh)
         if hasattr(self, "lm_head"):
             logits: Tensor = self.lm_head(x_BLD)
             return logits
         return linear(x_BLD, self.embed_tokens.weight)
 
-    def new_cache(self) -> list[KeyValueCache]:
-        """Empty caches for `forward`, one per layer."""
-        return [KeyValueCache() for _ in self.layers]
+    def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
+        """Empty cache for `forward`; see `KeyValueCache` for the arguments."""
+        return KeyValueCache(len(self.layers), num_rows, capacity=capacity, is_kept=is_kept)
 
 
 def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:

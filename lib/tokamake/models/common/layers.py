@@ -1,49 +1,29 @@
-"""Modules that families share: attention, gated MLP, transformer layer, key and value cache.
+"""Modules that families share: attention, gated MLP, transformer layer.
 
 Each maps token states x_BLD to token states x_BLD. Parallel layers hide the ranks.
 Shape suffixes: B batch, L tokens, S tokens attended to (cached ones first), D hidden size,
 H query heads, G key and value heads, K width of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common.key_value_cache import LayerCache
 from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
+    JoinedLinear,
     ReplicatedLinear,
     RowParallelLinear,
     shared_input,
 )
-
-
-class KeyValueCache:
-    """Keys and values of one layer, so that decoding computes each token once."""
-
-    def __init__(self) -> None:
-        self._keys_and_values: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def length(self) -> int:
-        """Number of tokens in the cache."""
-        return 0 if self._keys_and_values is None else self._keys_and_values[0].shape[2]
-
-    def extend(self, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return those of all tokens."""
-        if self._keys_and_values is not None:
-            keys_BGSK, values_BGSK = self._keys_and_values
-            k_BGLK = torch.cat((keys_BGSK, k_BGLK), dim=2)
-            v_BGLK = torch.cat((values_BGSK, v_BGLK), dim=2)
-        self._keys_and_values = k_BGLK, v_BGLK
-        return self._keys_and_values
 
 
 class Attention(nn.Module):
@@ -76,6 +56,18 @@ class Attention(nn.Module):
         self.v_proj = key_value_projection(architecture, mesh)
         self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
         self.q_norm, self.k_norm = head_norm(), head_norm()
+        self.qkv_proj: JoinedLinear | None = None
+
+    def join_projections(self) -> None:
+        """Compute queries, keys and values as one product; only for inference."""
+        self.qkv_proj = JoinedLinear([self.q_proj, self.k_proj, self.v_proj])
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def _projected(self, x_BLD: Tensor) -> Sequence[Tensor]:
+        if self.qkv_proj is not None:
+            projected: Sequence[Tensor] = self.qkv_proj(x_BLD)
+            return projected
+        return [projection(x_BLD) for projection in (self.q_proj, self.k_proj, self.v_proj)]
 
     def forward(
         self,
@@ -84,7 +76,7 @@ class Attention(nn.Module):
         sin_LK: Tensor | None,
         mask: AttentionMask = None,
         dropout: Dropout | None = None,
-        cache: KeyValueCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """Mix tokens: each sees itself and earlier tokens, also those in the cache.
 
@@ -98,8 +90,7 @@ class Attention(nn.Module):
         """
         x_BLD = shared_input(x_BLD, self._mesh)
         q_BLHK, k_BLGK, v_BLGK = (
-            projection(x_BLD).unflatten(-1, (-1, self._width))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projected.unflatten(-1, (-1, self._width)) for projected in self._projected(x_BLD)
         )
         q_BHLK = self.q_norm(q_BLHK).transpose(1, 2)
         k_BGSK = self.k_norm(k_BLGK).transpose(1, 2)
@@ -139,11 +130,21 @@ class GatedMLP(nn.Module):
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
         self.down_proj = RowParallelLinear(inner, hidden, mesh=mesh, bias=bias)
+        self.gate_up_proj: JoinedLinear | None = None
+
+    def join_projections(self) -> None:
+        """Compute the gate and the states as one product; only for inference."""
+        self.gate_up_proj = JoinedLinear([self.gate_proj, self.up_proj])
+        del self.gate_proj, self.up_proj
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Transform each token on its own."""
         x_BLD = shared_input(x_BLD, self._mesh)
-        return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+        if self.gate_up_proj is not None:
+            gate, up = self.gate_up_proj(x_BLD)
+        else:
+            gate, up = self.gate_proj(x_BLD), self.up_proj(x_BLD)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class TransformerLayer(nn.Module):
@@ -171,7 +172,7 @@ class TransformerLayer(nn.Module):
         sin_LK: Tensor | None,
         mask: AttentionMask = None,
         dropout: Dropout | None = None,
-        cache: KeyValueCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """Transform token states; see `Attention.forward` for the arguments."""
         y_BLD: Tensor = self.self_attn(

@@ -48,6 +48,8 @@ def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
         first, second = x_BHLK.chunk(2, dim=-1)
         return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
     half = x_BHLK.shape[-1] // 2
+    if not torch.is_grad_enabled():
+        return _rotated(x_BHLK, cos_LK[..., :half], sin_LK[..., :half], 1)
     y_BHLK: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
     return y_BHLK
 
@@ -148,14 +150,20 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def alibi(
-    num_heads: int, heads: range, *, length: int, total: int, like: Tensor, mask: Tensor | None
+    num_heads: int,
+    heads: range,
+    *,
+    positions: Tensor,
+    total: int,
+    like: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """Bias of attention scores: lower with distance, -inf for tokens that are not seen.
 
     Args:
         num_heads: of the model.
         heads: of this rank.
-        length: tokens that attend, the last ones of `total`.
+        positions: (L,) or (B, L) places of the tokens that attend.
         total: tokens attended to.
         like: tensor with the dtype and device of the result.
         mask: (B, 1, L, S) bool; None: each token sees itself and earlier tokens.
@@ -163,9 +171,9 @@ def alibi(
     Returns:
         (1 or B, H, L, S).
     """
-    queries = torch.arange(total - length, total, device=like.device)
-    distance_LS = queries[:, None] - torch.arange(total, device=like.device)
+    keys_S = torch.arange(total, device=like.device)
+    distance_BLS = torch.atleast_2d(positions)[..., None] - keys_S
     slopes = torch.tensor(alibi_slopes(num_heads)[heads.start : heads.stop], device=like.device)
-    bias_HLS = -slopes[:, None, None] * distance_LS
-    hidden = distance_LS < 0 if mask is None else ~mask
-    return bias_HLS[None].masked_fill(hidden, -math.inf).to(like.dtype)
+    bias_BHLS = -slopes[:, None, None] * distance_BLS[:, None]
+    hidden = distance_BLS[:, None] < 0 if mask is None else ~mask
+    return bias_BHLS.masked_fill(hidden, -math.inf).to(like.dtype)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import Attention, KeyValueCache, TransformerLayer
+from tokamake.models.common.layers import Attention, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
@@ -90,7 +91,7 @@ class Model(LanguageModel):
     def forward(
         self,
         x: Tensor,
-        cache: list[KeyValueCache] | None = None,
+        cache: KeyValueCache | None = None,
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -104,15 +105,17 @@ class Model(LanguageModel):
         if self.is_first and dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         cos, sin = None, None
-        mask: AttentionMask = self.mask(document_ids)
+        mask: AttentionMask = self.mask(document_ids, cache)
         if self.architecture.position_embedding == "rotary":
             cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
         if self.architecture.position_embedding == "alibi":
-            assert mask is None or isinstance(mask, PackedDocuments)
-            start, length = cache[0].length if cache else 0, position_ids.shape[-1]
-            mask = self._bias(x_BLD, start, length=length, mask=mask.mask if mask else None)
+            mask = mask.mask if isinstance(mask, PackedDocuments) else mask
+            assert mask is None or isinstance(mask, Tensor)
+            places = self.positions(x, cache)  # in the row; position_ids can be those in a document
+            total = cache.this_pass.span if cache else len(places)
+            mask = self._bias(x_BLD, places, total=total, mask=mask)
         x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
-        return self.logits(x_BLD) if self.is_last else x_BLD
+        return self.logits(x_BLD, cache) if self.is_last else x_BLD
 
     def _embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         x_BLD: Tensor = self.embed_tokens(tokens_BL)
@@ -121,7 +124,7 @@ class Model(LanguageModel):
             x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         return self.embed_layernorm(x_BLD) if hasattr(self, "embed_layernorm") else x_BLD
 
-    def _bias(self, like: Tensor, start: int, *, length: int, mask: Tensor | None) -> Tensor:
+    def _bias(self, like: Tensor, places: Tensor, *, total: int, mask: Tensor | None) -> Tensor:
         num_heads = self.architecture.num_attention_heads
-        heads, total = part(num_heads, self.mesh.tensor), start + length
-        return alibi(num_heads, heads, length=length, total=total, like=like, mask=mask)
+        heads = part(num_heads, self.mesh.tensor)
+        return alibi(num_heads, heads, positions=places, total=total, like=like, mask=mask)

@@ -9,8 +9,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import Attention, GatedMLP, KeyValueCache, TransformerLayer
+from tokamake.models.common.layers import Attention, GatedMLP, TransformerLayer
 from tokamake.models.common.positions import rotary
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement, RMSNorm
@@ -52,7 +53,7 @@ class Model(LanguageModel):
     def forward(
         self,
         x: Tensor,
-        cache: list[KeyValueCache] | None = None,
+        cache: KeyValueCache | None = None,
         *,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
@@ -66,6 +67,6 @@ class Model(LanguageModel):
         if self.is_first and dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
-        mask = self.mask(document_ids)
+        mask = self.mask(document_ids, cache)
         x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
-        return self.logits(x_BLD) if self.is_last else x_BLD
+        return self.logits(x_BLD, cache) if self.is_last else x_BLD

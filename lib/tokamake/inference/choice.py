@@ -1,0 +1,83 @@
+"""Choice of the next token from logits: greedy, or a draw from some of the likely tokens.
+
+The filters and their order are those of transformers: repetition penalty (arXiv 1909.05858),
+temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082).
+Shape suffixes: V vocabulary, K tokens that can be drawn.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tokamake.inference.sampling import Sampling
+
+
+class Chooser:
+    """Chooses the tokens of one sequence, one after the other.
+
+    Draws run on the CPU, to be the same for all devices.
+
+    Args:
+        sampling: the settings.
+        prompt: tokens before the first choice.
+    """
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        self._sampling, self._seen, self._num_new = sampling, set(prompt), 0
+        self._generator = torch.Generator().manual_seed(sampling.seed)
+
+    def choose(self, logits_V: Tensor) -> int:
+        """Choose the next token."""
+        probabilities, tokens = distribution(
+            logits_V, self._sampling, seen=self._seen, num_new=self._num_new
+        )
+        place = 0
+        if self._sampling.temperature > 0:
+            drawn = torch.multinomial(probabilities.cpu(), 1, generator=self._generator)
+            place = int(drawn)
+        token = int(tokens[place])
+        self.note(token)
+        return token
+
+    def note(self, token: int) -> None:
+        """Note a token that another choice has made."""
+        self._seen.add(token)
+        self._num_new += 1
+
+
+def distribution(
+    logits_V: Tensor, sampling: Sampling, *, seen: set[int], num_new: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens that can be drawn, the most likely one first, and their probabilities.
+
+    Args:
+        logits_V: logits in fp32.
+        sampling: the settings.
+        seen: tokens that occurred before.
+        num_new: tokens that were chosen before.
+
+    Returns:
+        (K,) probabilities and (K,) tokens.
+    """
+    if sampling.repetition_penalty != 1 and seen:
+        places = torch.tensor(sorted(seen), device=logits_V.device)
+        old = logits_V[places]
+        penalty = sampling.repetition_penalty
+        logits_V = logits_V.index_copy(
+            0, places, torch.where(old < 0, old * penalty, old / penalty)
+        )
+    size = len(logits_V)
+    greedy = sampling.temperature == 0
+    top_K, tokens_K = logits_V.topk(1 if greedy else min(sampling.top_k or size, size))
+    if greedy:
+        return torch.ones_like(top_K), tokens_K
+    # Subtract the maximum first, so that a tiny temperature cannot overflow.
+    probabilities_K = ((top_K - top_K[0]) / sampling.temperature).softmax(0)
+    kept = torch.ones_like(probabilities_K, dtype=torch.bool)
+    if (top_p := sampling.top_p_of(num_new)) < 1:
+        # The first token is always kept: no probability comes before it.
+        kept &= probabilities_K.cumsum(0) - probabilities_K < top_p
+    if sampling.min_p:
+        kept &= probabilities_K >= sampling.min_p * probabilities_K[0]
+    return probabilities_K[kept] / probabilities_K[kept].sum(), tokens_K[kept]

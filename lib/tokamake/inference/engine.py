@@ -1,0 +1,215 @@
+"""Continuous batching: many sequences continue together, each one token per step.
+
+Sequences join and leave between steps, so that a short one does not wait for long ones
+(Orca, OSDI 2022). Each has a row of the key-value cache; the rows in use are the first ones.
+Shape suffixes: N sequences of a pass, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tokamake.errors import UserError
+from tokamake.inference.choice import Chooser
+from tokamake.inference.led_model import LedModel
+from tokamake.inference.sampling import Sampling
+
+Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled"]
+"""Why a sequence ended: an end token, the caller's `accept`, a limit, or nobody wants it."""
+
+_PREFILL_TOKENS = 4096
+"""Tokens of prompts in one pass, with padding, unless a single prompt is longer."""
+
+
+@dataclass
+class TokenScore:
+    """What the model said about a token: always of its own logits, before any filter."""
+
+    log_probability: float
+    alternatives: list[tuple[int, float]]
+    """The most likely tokens and their log-probabilities, the most likely one first."""
+
+
+@dataclass(eq=False)
+class Generation:
+    """A sequence that the engine continues."""
+
+    prompt: Sequence[int]
+    """Tokens, at least one."""
+    sampling: Sampling
+    max_new_tokens: int
+    """0: the prompt is only scored."""
+    end_tokens: frozenset[int] = frozenset()
+    """Tokens that end the sequence; they are not among its tokens."""
+    num_alternatives: int | None = None
+    """Tokens of `TokenScore.alternatives`; None: no scores are computed."""
+    scores_prompt: bool = False
+    """Whether `prompt_scores` are computed."""
+    accept: Callable[[int], bool] = lambda _: True
+    """Called with each new token; False ends the sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    """New tokens."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """Of each new token."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Of each token of the prompt except the first."""
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        self.chooser = Chooser(self.sampling, self.prompt)
+
+
+class Engine:
+    """Continues sequences with a model. Only the first rank has one.
+
+    Args:
+        model: the model, within its `led` context.
+        num_rows: sequences that continue at the same time.
+        vocab_size: tokens of the tokenizer; padding entries of the model are never chosen.
+        capacity: longest sequence in tokens; None: the model's context.
+    """
+
+    def __init__(
+        self, model: LedModel, *, num_rows: int, vocab_size: int, capacity: int | None = None
+    ) -> None:
+        context = model.architecture.max_position_embeddings
+        self._model, self._num_rows, self._vocab_size = model, num_rows, vocab_size
+        self.capacity = min(capacity or context, context)
+        self._waiting: deque[Generation] = deque()
+        self._active: list[Generation] = []
+        model.new_cache(num_rows, self.capacity)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have no row yet."""
+        return len(self._waiting)
+
+    @property
+    def num_active(self) -> int:
+        """Sequences that have a row."""
+        return len(self._active)
+
+    def add(self, generation: Generation) -> None:
+        """Add a sequence; it begins with one of the next steps."""
+        assert 0 < len(generation.prompt) <= self.capacity
+        self._waiting.append(generation)
+
+    def cancel(self, generation: Generation) -> None:
+        """End a sequence before its time; it gets no more tokens."""
+        if generation.finish is None:
+            generation.finish = "cancelled"
+
+    def run(self, generations: Iterable[Generation]) -> None:
+        """Continue sequences to their ends."""
+        for generation in generations:
+            self.add(generation)
+        while self._waiting or self._active:
+            self.step()
+
+    def step(self) -> list[Generation]:
+        """Begin waiting sequences if there is room, else give each active one a token.
+
+        Returns:
+            Sequences that got a token or ended.
+
+        Raises:
+            UserError: the logits of the model are not finite.
+        """
+        cancelled = [each for each in (*self._waiting, *self._active) if each.finish]
+        self._waiting = deque(each for each in self._waiting if not each.finish)
+        self._remove_finished()
+        if begun := self._next_to_begin():
+            first = len(self._active)
+            self._active += begun
+            advanced = self._begin(begun, first)
+        else:
+            advanced = [*self._active]
+            if advanced:
+                self._continue(advanced)
+        self._remove_finished()
+        return cancelled + advanced
+
+    def _next_to_begin(self) -> list[Generation]:
+        begun, longest = list[Generation](), 0
+        while self._waiting and len(self._active) + len(begun) < self._num_rows:
+            longest = max(longest, len(self._waiting[0].prompt))
+            if begun and longest * (len(begun) + 1) > _PREFILL_TOKENS:
+                break
+            begun.append(self._waiting.popleft())
+        return begun
+
+    def _begin(self, begun: Sequence[Generation], first: int) -> list[Generation]:
+        lengths = [len(each.prompt) for each in begun]
+        predicting = [
+            range(0 if each.scores_prompt else length - 1, length)
+            for each, length in zip(begun, lengths, strict=True)
+        ]
+        rows = [each.prompt for each in begun]
+        logits = self._model.extend(rows, first=first, predicting=predicting)
+        parts = logits[:, : self._vocab_size].split([len(kept) for kept in predicting])
+        for each, part in zip(begun, parts, strict=True):
+            if each.scores_prompt:
+                each.prompt_scores = _scores(part[:-1], each.prompt[1:], each.num_alternatives or 0)
+        self._choose(begun, torch.stack([part[-1] for part in parts]))
+        return [*begun]
+
+    def _continue(self, active: Sequence[Generation]) -> None:
+        logits = self._model.extend([each.tokens[-1:] for each in active])
+        self._choose(active, logits[:, : self._vocab_size])
+
+    def _choose(self, generations: Sequence[Generation], logits_NV: Tensor) -> None:
+        """Give each sequence its next token, or end it."""
+        if not logits_NV.isfinite().all():
+            raise UserError("checkpoint: its predictions are not finite; train or export it again")
+        likeliest = logits_NV.argmax(-1).tolist()
+        for each, logits_V, most_likely in zip(generations, logits_NV, likeliest, strict=True):
+            if not each.max_new_tokens:
+                each.finish = "max_new_tokens"
+                continue
+            is_greedy = each.sampling.is_plain_greedy
+            token = most_likely if is_greedy else each.chooser.choose(logits_V)
+            if token in each.end_tokens:
+                each.finish = "eod"
+                continue
+            each.tokens.append(token)
+            if each.num_alternatives is not None:
+                each.scores += _scores(logits_V[None], [token], each.num_alternatives)
+            each.finish = self._finish(each, token)
+
+    def _finish(self, generation: Generation, token: int) -> Finish | None:
+        if not generation.accept(token):
+            return "stop"
+        if len(generation.tokens) == generation.max_new_tokens:
+            return "max_new_tokens"
+        if len(generation.prompt) + len(generation.tokens) > self.capacity:
+            return "context"
+        return None
+
+    def _remove_finished(self) -> None:
+        """Free the rows of sequences that ended; the last rows in use take their places."""
+        for row in reversed(range(len(self._active))):
+            if self._active[row].finish:
+                last = self._active.pop()
+                if row < len(self._active):
+                    self._active[row] = last
+                    self._model.move(len(self._active), row)
+                self._model.clear(len(self._active))
+
+
+def _scores(logits_NV: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[TokenScore]:
+    """Scores of tokens, with the most likely ones beside them."""
+    log_probabilities = logits_NV.log_softmax(-1)
+    targets = torch.tensor([*tokens], device=logits_NV.device)
+    chosen = log_probabilities.gather(-1, targets[:, None])[:, 0].tolist()
+    values, places = log_probabilities.topk(min(num_alternatives, logits_NV.shape[-1]))
+    return [
+        TokenScore(score, [*zip(*pair, strict=True)])
+        for score, pair in zip(
+            chosen, zip(places.tolist(), values.tolist(), strict=True), strict=True
+        )
+    ]

@@ -1,0 +1,263 @@
+"""A model on all ranks whose passes the first rank decides; the others do what it does.
+
+Generation and servers choose the next pass by the tokens before it, so only one rank decides. It
+sends each call to the others in one message of integers (two, if it is long).
+Shape suffixes: B rows of a pass, L tokens of a row, N predicted tokens, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokamake.inference.model import InferenceModel
+
+_MESSAGE = 64
+"""Integers of a message; the rest of a longer one follows in another."""
+
+
+class LedCall(IntEnum):
+    """Numbers of calls in messages."""
+
+    END = 0
+    NEW_CACHE = 1
+    EXTEND = 2
+    MOVE = 3
+    CLEAR = 4
+    REORDER = 5
+    SCORE = 6
+
+
+class Scores(NamedTuple):
+    """What a model says about tokens that follow others."""
+
+    log_probabilities: Tensor
+    """(N,) fp32 on the CPU."""
+    are_greedy: Tensor
+    """(N,) bool on the CPU: whether each token is the most likely one."""
+
+
+class LedModel:
+    """The model as the first rank sees it.
+
+    Args:
+        model: this rank's part.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, model: InferenceModel, world_size: int) -> None:
+        self._model, self._world_size = model, world_size
+        self.architecture, self.device = model.architecture, model.device
+        self._cache = model.new_cache(1, 1)
+
+    @contextmanager
+    def led(self) -> Iterator[bool]:
+        """Context in which the first rank calls the methods below; the others follow until its end.
+
+        Yields:
+            Whether this is the first rank. On the others, the context ends at once.
+        """
+        if not self._model.is_first:
+            self._follow()
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._send(LedCall.END)
+
+    # ---- Calls of the first rank ----
+
+    def new_cache(self, num_rows: int, capacity: int) -> None:
+        """Replace the cache by an empty one; see `KeyValueCache` for the arguments."""
+        self._send(LedCall.NEW_CACHE, num_rows, capacity)
+        self._new_cache(num_rows, capacity)
+
+    def extend(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        first: int = 0,
+        predicting: Sequence[range] | None = None,
+    ) -> Tensor:
+        """Extend consecutive rows of the cache; return logits (N, V) in fp32 on the device.
+
+        Args:
+            rows: new tokens of each row.
+            first: first row.
+            predicting: tokens of each row whose successors are predicted; None: the last ones.
+        """
+        if predicting is None:
+            predicting = [range(len(row) - 1, len(row)) for row in rows]
+        self._send(LedCall.EXTEND, first, *_packed(rows, predicting))
+        logits = self._extend(first, rows, predicting=predicting)
+        assert logits is not None
+        return logits
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row of the cache to another one."""
+        self._send(LedCall.MOVE, source, target)
+        self._cache.move(source, target)
+
+    def clear(self, row: int) -> None:
+        """Forget the sequence of a row of the cache."""
+        self._send(LedCall.CLEAR, row)
+        self._cache.clear(row)
+
+    def reorder(self, sources: Sequence[int]) -> None:
+        """Let row i of the cache continue the sequence of row `sources[i]`."""
+        self._send(LedCall.REORDER, *sources)
+        self._cache.reorder(sources)
+
+    def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
+        """Score tokens of sequences; data-parallel ranks share the sequences.
+
+        Args:
+            rows: tokens of each sequence.
+            predicting: places of each sequence whose successors are scored: less than its length
+                - 1.
+        """
+        self._send(LedCall.SCORE, *_packed(rows, predicting))
+        scores = self._score(rows, predicting)
+        assert scores is not None
+        return scores
+
+    # ---- All ranks ----
+
+    def _send(self, *numbers: int) -> None:
+        if self._world_size == 1:
+            return
+        message = torch.zeros(_MESSAGE, dtype=torch.int64)
+        message[0] = len(numbers)
+        head = torch.tensor(numbers[: _MESSAGE - 1], dtype=torch.int64)
+        message[1 : 1 + len(head)] = head
+        dist.broadcast(message.to(self.device), src=0)
+        if rest := numbers[_MESSAGE - 1 :]:
+            dist.broadcast(torch.tensor(rest, dtype=torch.int64, device=self.device), src=0)
+
+    def _received(self) -> list[int]:
+        message = torch.zeros(_MESSAGE, dtype=torch.int64, device=self.device)
+        dist.broadcast(message, src=0)
+        length, *numbers = message.tolist()
+        if (missing := length - len(numbers)) > 0:
+            rest = torch.zeros(missing, dtype=torch.int64, device=self.device)
+            dist.broadcast(rest, src=0)
+            return [*numbers, *rest.tolist()]
+        return numbers[:length]
+
+    def _follow(self) -> None:
+        """Do what the first rank does, until its context ends."""
+        while True:
+            match self._received():
+                case [LedCall.END]:
+                    return
+                case [LedCall.NEW_CACHE, num_rows, capacity]:
+                    self._new_cache(num_rows, capacity)
+                case [LedCall.EXTEND, first, *packed]:
+                    rows, predicting = _unpacked(packed)
+                    self._extend(first, rows, predicting=predicting)
+                case [LedCall.MOVE, source, target]:
+                    self._cache.move(source, target)
+                case [LedCall.CLEAR, row]:
+                    self._cache.clear(row)
+                case [LedCall.REORDER, *sources]:
+                    self._cache.reorder(sources)
+                case [LedCall.SCORE, *packed]:
+                    self._score(*_unpacked(packed))
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether this rank computes passes that are not shared by data-parallel ranks."""
+        return self._model.mesh.data.rank == 0 or self._model.is_sharded
+
+    def _new_cache(self, num_rows: int, capacity: int) -> None:
+        self._cache = self._model.new_cache(num_rows, capacity)
+
+    def _extend(
+        self, first: int, rows: Sequence[Sequence[int]], *, predicting: Sequence[range]
+    ) -> Tensor | None:
+        if not self._has_work:
+            return None
+        tokens = _padded(rows, self.device)
+        counts = [len(row) for row in rows]
+        self._cache.begin(
+            counts, tokens.shape[1], first=first, device=self.device, predicting=predicting
+        )
+        logits = self._model.predict(tokens, self._cache)
+        shape = sum(map(len, predicting)), self.architecture.vocab_size or 0
+        return self._model.at_first(logits, shape)
+
+    def _score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores | None:
+        axis = self._model.mesh.data
+        # All ranks get as many rows, because FSDP gathers weights together; the last ones repeat.
+        share = -(-len(rows) // axis.size)
+        numbers = [min(axis.rank * share + place, len(rows) - 1) for place in range(share)]
+        own, places = [rows[n] for n in numbers], [predicting[n] for n in numbers]
+        total = sum(map(len, places))
+        tokens = _padded([row[:-1] for row in own], self.device)
+        cache = self._model.new_cache(share, tokens.shape[1], is_kept=False)
+        counts = [len(row) - 1 for row in own]
+        cache.begin(counts, tokens.shape[1], device=self.device, predicting=places)
+        logits = self._model.predict(tokens, cache)
+        values = None
+        if logits is not None:
+            pairs = zip(own, places, strict=True)
+            targets = [row[place + 1] for row, kept in pairs for place in kept]
+            values = _values(logits, torch.tensor(targets, device=self.device))
+        values = self._model.at_first(values, (total, 2))
+        return self._gathered(values, numbers, sizes=[len(kept) for kept in predicting])
+
+    def _gathered(
+        self, values: Tensor | None, numbers: Sequence[int], *, sizes: Sequence[int]
+    ) -> Scores | None:
+        """Join the scores of data-parallel ranks, without those of repeated rows."""
+        axis = self._model.mesh.data
+        if values is not None and axis.size > 1:
+            share, longest = len(numbers), max(sizes)
+            padded = values.new_zeros(share, longest, 2)
+            own = [sizes[number] for number in numbers]
+            for row, part in enumerate(values.split(own)):
+                padded[row, : len(part)] = part
+            parts = [torch.empty_like(padded) for _ in range(axis.size)]
+            dist.all_gather(parts, padded, group=axis.group)
+            joined = torch.cat(parts)
+            values = torch.cat([joined[row, :size] for row, size in enumerate(sizes)])
+        if values is None or not self._model.is_first:
+            return None
+        values = values.cpu()
+        return Scores(values[:, 0], values[:, 1] > 0)
+
+
+def _values(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """(N, 2): log-probability of each target, and 1 if it is the most likely token, else 0."""
+    log_probabilities = logits_NV.log_softmax(-1)
+    chosen = log_probabilities.gather(-1, targets_N[:, None])[:, 0]
+    return torch.stack((chosen, (log_probabilities.argmax(-1) == targets_N).float()), 1)
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """(B, L) tokens; shorter rows end with token 0."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+
+
+def _packed(rows: Sequence[Sequence[int]], ranges: Sequence[range]) -> list[int]:
+    """Rows and a range of each as integers."""
+    sizes = [n for row, kept in zip(rows, ranges, strict=True)
+             for n in (len(row), kept.start, kept.stop)]  # fmt: skip
+    return [len(rows), *sizes, *(token for row in rows for token in row)]
+
+
+def _unpacked(numbers: Sequence[int]) -> tuple[list[list[int]], list[range]]:
+    """Undo `_packed`."""
+    count = numbers[0]
+    sizes = [numbers[1 + 3 * row : 4 + 3 * row] for row in range(count)]
+    rows, begin = [], 1 + 3 * count
+    for length, _, _ in sizes:
+        rows.append([*numbers[begin : begin + length]])
+        begin += length
+    return rows, [range(start, stop) for _, start, stop in sizes]

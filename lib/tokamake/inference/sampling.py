@@ -1,0 +1,58 @@
+"""Settings of the choice of the next token; `choice` applies them."""
+
+from dataclasses import dataclass
+from math import inf
+
+from cyclopts import Parameter
+
+from tokamake.errors import UserError
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the choice of the next token."""
+
+    temperature: float = 0.8
+    """Softmax temperature; 0 always takes the most likely token."""
+    top_k: int = 50
+    """Number of most likely tokens to sample from; 0 for all."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens whose probabilities add up to this."""
+    top_p_decay: float = 1.0
+    """Factor of `top_p` after each token, as in Megatron."""
+    top_p_bound: float = 0.0
+    """Lower bound of `top_p` as it decays."""
+    min_p: float = 0.0
+    """Sample from tokens that are at least this times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divisor of positive logits, and factor of negative ones, of tokens that occurred before."""
+    seed: int = 1234
+    """Seed of the draws."""
+
+    def check(self) -> None:
+        """Check the ranges of all values.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        for name, is_right, remedy in (
+            ("temperature", 0 <= self.temperature < inf, "give 0 or more"),
+            ("top_k", self.top_k >= 0, "give 0 for all, or more"),
+            ("top_p", 0 < self.top_p <= 1, "give more than 0, at most 1"),
+            ("top_p_decay", 0 < self.top_p_decay <= 1, "give more than 0, at most 1"),
+            ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "give 0 to top_p"),
+            ("min_p", 0 <= self.min_p <= 1, "give 0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < inf, "give more than 0"),
+        ):
+            if not is_right:
+                raise UserError(f"{name}: {getattr(self, name)}: out of range; {remedy}")
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the choice is the maximum of the logits."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
+    def top_p_of(self, num_new: int) -> float:
+        """`top_p` of the token that follows `num_new` others."""
+        return max(self.top_p * self.top_p_decay**num_new, self.top_p_bound)

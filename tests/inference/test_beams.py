@@ -1,0 +1,76 @@
+"""Beam search against that of transformers."""
+
+import pytest
+import torch
+import transformers
+
+from tokamake.errors import UserError
+from tokamake.inference.beams import search
+from tokamake.inference.led_model import LedModel
+
+END = 9
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_beams_equal_those_of_transformers(
+    led: LedModel,
+    oracle: transformers.LlamaForCausalLM,
+    num_beams: int,
+    length_penalty: float,
+) -> None:
+    ended = 0
+    for seed in range(6):
+        prompt = torch.randint(100, (4 + seed,), generator=torch.Generator().manual_seed(seed))
+        expected = oracle.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt[None]),
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            do_sample=False,
+            max_new_tokens=12,
+            length_penalty=length_penalty,
+            early_stopping=False,
+            eos_token_id=END,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        beams = search(
+            led,
+            prompt.tolist(),
+            num_beams=num_beams,
+            max_new_tokens=12,
+            length_penalty=length_penalty,
+            end_token=END,
+            vocab_size=100,
+        )
+        for row, beam in enumerate(beams):
+            tokens = expected.sequences[row, len(prompt) :].tolist()
+            assert beam.tokens + [END] * beam.is_ended == tokens[: len(beam.tokens) + beam.is_ended]
+            assert beam.score == pytest.approx(float(expected.sequences_scores[row]), rel=1e-4)
+        ended += sum(beam.is_ended for beam in beams)
+    assert ended or length_penalty > 1  # a high exponent favours those that go on
+
+
+def test_the_context_ends_beams(led: LedModel) -> None:
+    options = {"num_beams": 2, "length_penalty": 1.0, "end_token": 200, "vocab_size": 100}
+    best, _ = search(led, [1] * 46, max_new_tokens=20, **options)
+    assert len(best.tokens) == 3  # the last one is never put in
+    assert not best.is_ended
+
+
+def test_predictions_that_are_not_finite_are_refused(
+    led: LedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(led, "extend", lambda *_, **__: torch.full((1, 100), torch.nan))
+    with pytest.raises(UserError, match="not finite"):
+        search(
+            led,
+            [1],
+            num_beams=2,
+            max_new_tokens=3,
+            length_penalty=1.0,
+            end_token=END,
+            vocab_size=100,
+        )

@@ -1,0 +1,73 @@
+"""Prompts of conversations against those of transformers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.errors import UserError
+from tokamake.inference.chat import chat_prompt
+
+CHATML = """\
+{% for message in messages %}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] | trim }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+STRICT = """\
+{{ bos_token }}{%- for message in messages -%}
+{%- if message.role == 'system' and not loop.first -%}
+{{ raise_exception('a system message comes first') }}
+{%- endif -%}
+{%- if message.role == 'tool' -%}{%- continue -%}{%- endif -%}
+[{{ message.role }}] {{ message.content | tojson }}{{ eos_token }}
+{%- endfor -%}"""
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " what is „ü“? "},
+    {"role": "tool", "content": "unused"},
+]
+
+
+def with_template(sampled: Path, folder: Path, template: object, name: str) -> Path:
+    """The tokenizer with a template, in a file of its own or in the config."""
+    shutil.copytree(sampled / "tokenizer", folder)
+    if name == "chat_template.jinja":
+        (folder / name).write_text(str(template))
+        return folder
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("template", [CHATML, STRICT])
+def test_prompts_equal_those_of_transformers(
+    sampled: Path, tmp_path: Path, template: str, name: str
+) -> None:
+    folder = with_template(sampled, tmp_path / "tokenizer", template, name)
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = oracle.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
+    assert chat_prompt(open_tokenizer(folder), TALK) == expected
+
+
+def test_of_several_templates_the_default_counts(sampled: Path, tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    folder = with_template(sampled, tmp_path / "tokenizer", several, "tokenizer_config.json")
+    assert chat_prompt(open_tokenizer(folder), TALK) == "yes"
+
+
+def test_refused_messages_and_broken_templates_are_explained(sampled: Path, tmp_path: Path) -> None:
+    folder = with_template(sampled, tmp_path / "strict", STRICT, "chat_template.jinja")
+    with pytest.raises(UserError, match="messages: the chat template refuses them: a system"):
+        chat_prompt(open_tokenizer(folder), [*TALK, TALK[0]])
+    folder = with_template(sampled, tmp_path / "broken", "{% if %}", "chat_template.jinja")
+    with pytest.raises(UserError, match="messages: the chat template refuses them: "):
+        chat_prompt(open_tokenizer(folder), TALK)
+    with pytest.raises(UserError, match="chat: the tokenizer has no chat_template"):
+        chat_prompt(open_tokenizer(sampled / "tokenizer"), TALK)

@@ -1,0 +1,85 @@
+"""Filters against those of transformers; draws follow the probabilities."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tokamake.inference.choice import Chooser, distribution
+from tokamake.inference.sampling import Sampling
+
+SEEN = (3, 7, 7, 11)
+SETTINGS = [
+    {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "penalty": penalty}
+    for temperature, top_k, top_p, min_p, penalty in itertools.product(
+        (0.5, 1.0, 1.7), (0, 5), (0.3, 1.0), (0.0, 0.2), (1.0, 1.4)
+    )
+]
+
+
+def logits(seed: int, size: int = 40) -> torch.Tensor:
+    return 3 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda each: " ".join(map(str, each.values())))
+def test_filters_equal_those_of_transformers(settings: dict[str, float]) -> None:
+    processors = LogitsProcessorList()
+    if (penalty := settings["penalty"]) != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+    processors.append(TemperatureLogitsWarper(settings["temperature"]))
+    if top_k := int(settings["top_k"]):
+        processors.append(TopKLogitsWarper(top_k))
+    processors.append(TopPLogitsWarper(settings["top_p"]))
+    if min_p := settings["min_p"]:
+        processors.append(MinPLogitsWarper(min_p))
+    sampling = Sampling(
+        settings["temperature"], top_k, settings["top_p"], min_p=min_p, repetition_penalty=penalty
+    )
+    for seed in range(3):
+        expected = processors(torch.tensor([SEEN]), logits(seed)[None])[0].softmax(0)
+        probabilities, tokens = distribution(logits(seed), sampling, seen=set(SEEN), num_new=0)
+        actual = torch.zeros(40).index_copy(0, tokens, probabilities)
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+        assert probabilities.tolist() == sorted(probabilities.tolist(), reverse=True)
+
+
+def test_top_p_decays_to_its_bound() -> None:
+    sampling = Sampling(top_p=0.8, top_p_decay=0.5, top_p_bound=0.3)
+    assert [sampling.top_p_of(number) for number in range(3)] == [0.8, 0.4, 0.3]
+    sizes = [
+        len(distribution(logits(0), sampling, seen=set(), num_new=number)[0]) for number in range(2)
+    ]
+    assert sizes[0] > sizes[1] >= 1
+
+
+def test_draws_follow_the_probabilities() -> None:
+    sampling = Sampling(2.0, 3, seed=0)
+    chooser = Chooser(sampling, [])
+    values = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
+    drawn = [chooser.choose(values) for _ in range(4000)]
+    expected = torch.softmax(torch.tensor([2.0, 1.5, 1.0]) / 2.0, 0)
+    frequencies = torch.tensor([drawn.count(token) / len(drawn) for token in (1, 4, 2)])
+    assert set(drawn) == {1, 2, 4}
+    torch.testing.assert_close(frequencies, expected, atol=0.03, rtol=0)
+
+
+def test_a_penalty_follows_chosen_tokens_and_changes_greedy_choices() -> None:
+    values = torch.tensor([1.0, 0.9, -3.0])
+    chooser = Chooser(Sampling(0.0, repetition_penalty=2.0), [])
+    assert [chooser.choose(values) for _ in range(3)] == [0, 1, 0]
+    assert Sampling(0.0).is_plain_greedy
+    assert not Sampling(0.0, repetition_penalty=2.0).is_plain_greedy
+
+
+def test_a_tiny_temperature_does_not_overflow() -> None:
+    probabilities, tokens = distribution(logits(1), Sampling(1e-30, 0), seen=set(), num_new=0)
+    assert probabilities[0] == 1
+    assert tokens[0] == logits(1).argmax()

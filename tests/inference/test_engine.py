@@ -1,0 +1,156 @@
+"""Sequences that continue together: each gets what it gets alone, and what transformers gives."""
+
+import pytest
+import torch
+import transformers
+
+from tests.inference.conftest import CONTEXT
+from tokamake.errors import UserError
+from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.led_model import LedModel
+from tokamake.inference.sampling import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(100, (length,), generator=generator).tolist()
+
+
+PROMPTS = [prompt(seed, 1 + (5 * seed) % 13) for seed in range(9)]
+
+
+def engine(led: LedModel, num_rows: int = 4) -> Engine:
+    return Engine(led, num_rows=num_rows, vocab_size=100)
+
+
+def expected_tokens(oracle: transformers.LlamaForCausalLM, tokens: list[int], n: int) -> list[int]:
+    """Greedy continuation of a prompt by transformers, alone."""
+    ids = torch.tensor([tokens])
+    mask = torch.ones_like(ids)
+    out = oracle.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=n, pad_token_id=0
+    )
+    return out[0, len(tokens) :].tolist()
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 9])
+def test_greedy_tokens_equal_those_of_transformers_in_any_batch(
+    led: LedModel, oracle: transformers.LlamaForCausalLM, num_rows: int
+) -> None:
+    lengths = [3 + (7 * number) % 11 for number in range(len(PROMPTS))]
+    started = [
+        Generation(tokens, GREEDY, length) for tokens, length in zip(PROMPTS, lengths, strict=True)
+    ]
+    engine(led, num_rows).run(started)
+    for each, tokens, length in zip(started, PROMPTS, lengths, strict=True):
+        assert each.tokens == expected_tokens(oracle, tokens, length)
+        assert each.finish == "max_new_tokens"
+
+
+def test_samples_do_not_depend_on_other_sequences(led: LedModel) -> None:
+    def start(number: int) -> Generation:
+        return Generation(PROMPTS[number], Sampling(1.0, 0, seed=number), 10)
+
+    together, alone = [start(number) for number in range(6)], [start(number) for number in range(6)]
+    engine(led).run(together)
+    for each in alone:
+        engine(led, 1).run([each])
+    assert [each.tokens for each in together] == [each.tokens for each in alone]
+    assert len({tuple(each.tokens) for each in together}) == 6
+
+
+def test_a_sequence_that_joins_later_gets_the_same_tokens(led: LedModel) -> None:
+    first, second = (Generation(PROMPTS[n], GREEDY, 12) for n in (2, 5))
+    alone = [Generation(PROMPTS[n], GREEDY, 12) for n in (2, 5)]
+    running = engine(led)
+    running.add(first)
+    for _ in range(4):
+        running.step()
+    assert (len(first.tokens), running.num_active) == (4, 1)
+    running.run([second])
+    assert (running.num_active, running.num_waiting) == (0, 0)
+    engine(led).run(alone)
+    assert [first.tokens, second.tokens] == [each.tokens for each in alone]
+
+
+def test_scores_are_those_of_the_models_own_logits(
+    led: LedModel, oracle: transformers.LlamaForCausalLM
+) -> None:
+    sampled = Generation(
+        PROMPTS[3], Sampling(1.3, 5, seed=3), 6, num_alternatives=3, scores_prompt=True
+    )
+    engine(led).run([sampled, Generation(PROMPTS[4], GREEDY, 9)])
+    whole = [*PROMPTS[3], *sampled.tokens]
+    with torch.no_grad():
+        expected = oracle(torch.tensor([whole])).logits[0].log_softmax(-1)
+    scores = sampled.prompt_scores + sampled.scores
+    assert len(scores) == len(whole) - 1
+    for place, score in enumerate(scores):
+        assert score.log_probability == pytest.approx(
+            float(expected[place, whole[place + 1]]), abs=1e-4
+        )
+        values, tokens = expected[place].topk(3)
+        assert [token for token, _ in score.alternatives] == tokens.tolist()
+        assert [value for _, value in score.alternatives] == pytest.approx(
+            values.tolist(), abs=1e-4
+        )
+
+
+def test_a_prompt_can_be_scored_without_new_tokens(led: LedModel) -> None:
+    scored = Generation(PROMPTS[6], GREEDY, 0, scores_prompt=True)
+    engine(led).run([scored])
+    assert (scored.tokens, scored.finish) == ([], "max_new_tokens")
+    assert len(scored.prompt_scores) == len(PROMPTS[6]) - 1
+
+
+def test_sequences_end_at_end_tokens_by_the_caller_and_at_the_context(led: LedModel) -> None:
+    free = Generation(PROMPTS[1], GREEDY, 10)
+    engine(led).run([free])
+    ended = Generation(PROMPTS[1], GREEDY, 10, end_tokens=frozenset([free.tokens[4]]))
+    seen: list[int] = []
+
+    def accept(token: int) -> bool:
+        seen.append(token)
+        return len(seen) < 3
+
+    stopped = Generation(PROMPTS[1], GREEDY, 10, accept=accept)
+    full = Generation(prompt(1, CONTEXT - 2), GREEDY, 10)
+    engine(led).run([ended, stopped, full])
+    first = free.tokens.index(free.tokens[4])
+    assert (ended.tokens, ended.finish) == (free.tokens[:first], "eod")
+    assert (stopped.tokens, stopped.finish) == (free.tokens[:3], "stop")
+    assert seen == free.tokens[:3]
+    assert (len(full.tokens), full.finish) == (3, "context")
+
+
+def test_cancelled_sequences_free_their_rows(led: LedModel) -> None:
+    running = engine(led, 2)
+    started = [Generation(tokens, GREEDY, 20) for tokens in PROMPTS[:4]]
+    for each in started:
+        running.add(each)
+    running.step()
+    running.step()
+    assert (running.num_active, running.num_waiting) == (2, 2)
+    running.cancel(started[0])
+    running.cancel(started[2])  # still waits
+    assert started[0] in running.step()
+    assert (running.num_active, running.num_waiting) == (2, 0)
+    kept = started[0].tokens[:]
+    running.run([])
+    assert started[0].tokens == kept
+    assert [each.finish for each in started] == [
+        "cancelled", "max_new_tokens", "cancelled", "max_new_tokens",
+    ]  # fmt: skip
+    alone = Generation(PROMPTS[3], GREEDY, 20)
+    engine(led).run([alone])
+    assert started[3].tokens == alone.tokens
+
+
+def test_predictions_that_are_not_finite_are_refused(
+    led: LedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(led, "extend", lambda *_, **__: torch.tensor([[0.0, torch.nan]]))
+    with pytest.raises(UserError, match="not finite"):
+        engine(led).run([Generation([1], GREEDY, 3)])
