@@ -178,7 +178,7 @@ _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""
 
 EXTRAS = {
-    "train": ("deepspeed", "mpi4py", "tensorboard", "torch"),
+    "train": ("deepspeed", "jinja2", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
 }
 """Packages that only some subcommands need, by the extra that installs them."""
