@@ -203,6 +203,8 @@ def test_messages_of_a_chat_get_the_template(model: Path, sampled: Path, tmp_pat
         ({"stop": ("",)}, "stop: an empty text would end everything"),
         ({"num_beams": 0}, "num_beams: 0: too small"),
         ({"batch_size": 0}, "batch_size: 0: too small"),
+        ({"num_beams": 2, "stream": True}, "num_beams: 2: with stream; leave out one of them"),
+        ({"num_beams": 2, "logprobs": True}, "num_beams: 2: with logprobs"),
         ({"chat": True}, "chat: the tokenizer has no chat_template"),
     ],
 )

@@ -96,6 +96,9 @@ def generate(
     from tokamake.inference.model import InferenceModel
 
     _check(prompts, ends, beams=beams, batch_size=batch_size, sampling=sampling)
+    for name, is_asked in (("stream", stream), ("logprobs", logprobs)):
+        if beams.num_beams > 1 and is_asked:
+            raise UserError(f"num_beams: {beams.num_beams}: with {name}; leave out one of them")
     with peers() as ranks:
         with ranks.together():
             opened = open_any(checkpoint)
