@@ -39,7 +39,7 @@ def extended(
 
 
 def decoded(model: LanguageModel, tokens_BL: Tensor, steps: Sequence[int]) -> Tensor:
-    """Logits of all tokens, of which a pass computes some after the other."""
+    """Logits of all tokens, computed in several passes."""
     cache = model.new_cache(*tokens_BL.shape)
     parts = [extended(model, cache, part) for part in tokens_BL.split([*steps], dim=1)]
     assert cache.lengths == [tokens_BL.shape[1]] * len(tokens_BL)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from tokamake.errors import UserError
+from tokamake.inference.choice import check_finite
 from tokamake.inference.led_model import LedModel
 
 
@@ -57,8 +57,7 @@ def search(
     finished: list[Beam] = []
     for length in range(1, max_new_tokens + 1):
         logits = logits[:, :vocab_size]
-        if not logits.isfinite().all():
-            raise UserError("checkpoint: its predictions are not finite; train or export it again")
+        check_finite(logits)
         totals = torch.tensor([beam.score for beam in running], device=logits.device)
         scores = (logits.log_softmax(-1) + totals[:, None]).flatten()
         # Half of twice as many candidates could end, and W of the others still go on.

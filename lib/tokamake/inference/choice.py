@@ -10,7 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tokamake.errors import UserError
 from tokamake.inference.sampling import Sampling
+
+
+def check_finite(logits: Tensor) -> None:
+    """Check that logits can be compared.
+
+    Raises:
+        UserError: one is NaN or infinite.
+    """
+    if not logits.isfinite().all():
+        raise UserError("checkpoint: its predictions are not finite; train or export it again")
 
 
 class Chooser:
@@ -37,13 +48,9 @@ class Chooser:
             drawn = torch.multinomial(probabilities.cpu(), 1, generator=self._generator)
             place = int(drawn)
         token = int(tokens[place])
-        self.note(token)
-        return token
-
-    def note(self, token: int) -> None:
-        """Note a token that another choice has made."""
         self._seen.add(token)
         self._num_new += 1
+        return token
 
 
 def distribution(

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokamake.errors import UserError
-from tokamake.inference.choice import Chooser
+from tokamake.inference.choice import Chooser, check_finite
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import Sampling
 
@@ -164,8 +163,7 @@ class Engine:
 
     def _choose(self, generations: Sequence[Generation], logits_NV: Tensor) -> None:
         """Give each sequence its next token, or end it."""
-        if not logits_NV.isfinite().all():
-            raise UserError("checkpoint: its predictions are not finite; train or export it again")
+        check_finite(logits_NV)
         likeliest = logits_NV.argmax(-1).tolist()
         for each, logits_V, most_likely in zip(generations, logits_NV, likeliest, strict=True):
             if not each.max_new_tokens:

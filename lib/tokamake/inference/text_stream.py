@@ -21,7 +21,7 @@ class TextStream:
     Args:
         decode: converts token ids into text.
         prompt: tokens before the first new one.
-        stops: stop strings, none of which is empty.
+        stops: stop strings; none is empty.
     """
 
     def __init__(
