@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.llamas import write_confident
 from tokamake.errors import UserError
 from tokamake.generate.generate import BeamSettings, Ends, generate
 from tokamake.inference.sampling import Sampling
@@ -17,28 +18,9 @@ PROMPTS = ("def ", "Return a", "The")
 CONTEXT = 48
 
 
-def save_model(folder: Path, *, vocab_size: int = 400, initializer_range: float = 0.2) -> Path:
-    """A random Llama whose weights are wide enough for confident, varied tokens."""
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=initializer_range,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
+    return write_confident(tmp_path_factory.mktemp("model"), vocab_size=400, context=CONTEXT)
 
 
 def draw(model: Path, sampled: Path, output: Path, **changes: object) -> list[dict]:
@@ -217,6 +199,6 @@ def test_mistakes_are_explained(
 
 
 def test_a_model_of_another_vocabulary_is_refused(sampled: Path, tmp_path: Path) -> None:
-    small = save_model(tmp_path / "small", vocab_size=300)
+    small = write_confident(tmp_path / "small", vocab_size=300, context=CONTEXT)
     with pytest.raises(UserError, match="its vocabulary has 300 entries"):
         draw(small, sampled, tmp_path / "samples.json")

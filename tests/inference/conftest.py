@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.llamas import write_confident
 from tokamake.checkpoint.detect import open_any
 from tokamake.inference.layout import WHOLE_MODEL, Peers
 from tokamake.inference.led_model import LedModel
@@ -19,21 +20,7 @@ CONTEXT = 48
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a Llama of 100 tokens and a context of 48."""
     folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_confident(folder, vocab_size=100, context=CONTEXT)
 
 
 @pytest.fixture(scope="package")

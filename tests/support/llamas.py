@@ -1,5 +1,6 @@
 """Tiny Llamas for the checkpoint tests: our shapes, and transformers' models of the same shape."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,3 +60,24 @@ def tensors_of(model: Any, architecture: Architecture) -> dict[str, torch.Tensor
     if architecture.tie_word_embeddings:
         del tensors["lm_head.weight"]
     return tensors
+
+
+def write_confident(folder: Path, *, vocab_size: int, context: int) -> Path:
+    """Write a random Llama whose weights are wide enough for confident, varied tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
