@@ -120,7 +120,7 @@ def sums(folder: Path) -> dict[str, str]:
     return digests
 
 
-def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[Hashable]:
+def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[tuple[str, str, str]]:
     """What a family's tensors and files depend on, but for sizes."""
     shape = shapes[name]
     values = {
@@ -132,7 +132,12 @@ def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[Hash
     return {(shape.family, key, str(value)) for key, value in values.items()}
 
 
-@pytest.fixture(scope="module", params=params(SHAPES, cover(SHAPES, features)))
+def values(name: str) -> set[Hashable]:
+    """Its features, each of which `make test` takes of one family only."""
+    return {(key, value) for _, key, value in features(name)}
+
+
+@pytest.fixture(scope="module", params=params(SHAPES, cover(SHAPES, values)))
 def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face checkpoint; do not write there."""
     folder = tmp_path_factory.mktemp("start") / request.param

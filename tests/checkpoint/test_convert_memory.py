@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.grids import params
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.config.architecture import Architecture
@@ -124,11 +123,10 @@ WAYS: dict[str, tuple[str, float, list[list[str]]]] = {
     "strided in the file, rounded": ("strided", 1, [["--format=megatron", "--dtype=fp16"]]),
     "transposed, and in another format": ("gpt", 2, [["--format=hf", "--dtype=fp32"]]),
 }
-QUICK = ("transposed over ranks, and back",)
-"""Way that `make test` takes: a layout and its inverse, with transposed tensors."""
 
 
-@pytest.mark.parametrize("way", params(WAYS, QUICK))
+@pytest.mark.grid
+@pytest.mark.parametrize("way", WAYS)
 def test_memory_stays_below_twice_the_largest_tensor(way: str, root: Path, tmp_path: Path) -> None:
     model, factor, conversions = WAYS[way]
     small, large = (root / size / model for size in ("small", "large"))

@@ -260,7 +260,9 @@ def test_chains_cover_every_family() -> None:
     assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/model")}
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    "stage", [*(pytest.param(stage, marks=pytest.mark.grid) for stage in (1, 2)), 3]
+)
 def test_more_ranks_than_elements_are_written_and_read(stage: int, tmp_path: Path) -> None:
     """On most ranks there is nothing but padding."""
     begin = open_any(zero(tmp_path / "begin", TINY, 1, 3, 2 if stage == 1 else 1))

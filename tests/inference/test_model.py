@@ -20,7 +20,9 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.errors import UserError
+from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import total_loss
+from tokamake.generate.generate import Ends, generate
 from tokamake.inference.beams import search
 from tokamake.inference.engine import Engine, Generation
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
@@ -31,6 +33,8 @@ from tokamake.runtime.ranks import Ranks
 
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
 """Divided heads, an unevenly divided vocabulary, a tied output layer, learned positions."""
+QUICK = ("gpt2-hf", "llama-gqa-megatron")
+OTHERS = ("llama-gqa-hf", "llama-gqa-native", "llama-tied-hf", "llama-mqa-hf")
 LENGTH = 16
 TOKENS = np.random.default_rng(0).integers(0, 100, 5 * 2 * LENGTH + 7)
 VOCAB_SIZE, END = 120, 3
@@ -105,12 +109,22 @@ def compute_all(folders: list[Path], layouts: list[InferenceLayout]) -> list[Any
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
-def test_every_layout_equals_one_process(models: Path, world_size: int) -> None:
-    folders, layouts = sorted(models.iterdir()), LAYOUTS[world_size]
+@pytest.mark.parametrize(
+    ("world_size", "names"),
+    [
+        pytest.param(2, QUICK, id="2-quick"),
+        pytest.param(2, OTHERS, id="2-others", marks=pytest.mark.grid),
+        pytest.param(4, QUICK + OTHERS, id="4", marks=pytest.mark.grid),
+    ],
+)
+def test_every_layout_equals_one_process(
+    models: Path, world_size: int, names: tuple[str, ...]
+) -> None:
+    folders, layouts = [models / name for name in names], LAYOUTS[world_size]
     alone = [compute(folder, WHOLE_MODEL, Ranks(0, 1, 0, 1)) for folder in folders]
     texts = [continued for _, continued, _ in alone]
-    assert len({str(text) for text in texts}) == len(MODELS)  # the formats hold the same model
+    # The formats hold the same model.
+    assert len({str(text) for text in texts}) == len({name.rpartition("-")[0] for name in names})
     of_ranks = spawn(compute_all, world_size, folders, layouts)
     losses = [[loss for loss, *_ in results] for results in of_ranks]
     assert all(each == losses[0] for each in losses), "ranks disagree"
@@ -219,18 +233,27 @@ def test_torchrun_starts_evaluate_and_generate(models: Path, sampled: Path, tmp_
     common = ("--checkpoint", tmp_path / "model", "--tokenizer", tokenizer)
     scored = ("evaluate", *common, "--data", text, "--sequence-length", 16)
     written = ("generate", *common, "--prompt", "def ", "--max-new-tokens", 8)
-    outputs = {}
-    for ranks, layout in ((1, ()), (2, ("--pipeline-parallel-size", 2))):
-        for name, command in (("scores", scored), ("samples", written)):
-            output = tmp_path / f"{name}-{ranks}.json"
-            result = launch(*command, *layout, "--output", output, ranks=ranks)
-            assert result.returncode == 0, result.stderr
-            assert result.stdout.count("sequence length" if name == "scores" else "def ") == 1
-            assert result.stdout.count("2 ranks = pipeline 2, fp32\n") == ranks - 1
-            outputs[name, ranks] = json.loads(output.read_text())
-    assert outputs["samples", 1] == outputs["samples", 2]
-    assert outputs["scores", 1] == outputs["scores", 2]
-    refused = launch(*scored, "--tensor-parallel-size", 3, ranks=2)
+    alone = {"scores": tmp_path / "scores-1.json", "samples": tmp_path / "samples-1.json"}
+    given = {"checkpoint": tmp_path / "model", "tokenizer": tokenizer}
+    evaluate(data=(str(text),), sequence_length=16, output=alone["scores"], **given)
+    generate(prompts=("def ",), ends=Ends(8), output=alone["samples"], **given)
+    for name, command, line in (
+        ("scores", scored, "sequence length"),
+        ("samples", written, "def "),
+    ):
+        shared = tmp_path / f"{name}-2.json"
+        result = launch(*command, "--pipeline-parallel-size", 2, "--output", shared, ranks=2)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count(line) == result.stdout.count("2 ranks = pipeline 2, fp32\n") == 1
+        assert json.loads(shared.read_text()) == json.loads(alone[name].read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.grid
+def test_a_layout_that_the_ranks_cannot_share_is_one_line(models: Path, sampled: Path) -> None:
+    model = ("--checkpoint", models / "llama-gqa-hf", "--tokenizer", sampled / "tokenizer")
+    prompt = ("--prompt", "def ", "--tensor-parallel-size", 3)
+    refused = launch("generate", *model, *prompt, ranks=2)
     assert refused.returncode
     assert refused.stderr.count("tensor 3 × pipeline 1 needs 3 ranks or a multiple") == 1
     assert "Traceback" not in refused.stderr.partition("torch/distributed")[0]

@@ -148,7 +148,14 @@ def all_errors(plain: bool) -> dict[str, float]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("ranks", "plain"), [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize(
+    ("ranks", "plain"),
+    [
+        (2, False),
+        pytest.param(2, True, marks=pytest.mark.grid),
+        pytest.param(4, False, marks=pytest.mark.grid),
+    ],
+)
 def test_several_ranks_equal_one_rank(ranks: int, plain: bool) -> None:
     for by_case in spawn(all_errors, ranks, plain):
         assert len(by_case) >= 330

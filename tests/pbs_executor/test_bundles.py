@@ -66,6 +66,7 @@ def test_quick_jobs_share_a_job_if_one_job_may_wait(folder: Path, pbs: Pbs) -> N
     assert not [*(folder / ".snakemake/pbs").iterdir()]
 
 
+@pytest.mark.grid
 def test_work_that_progresses_continues_in_new_jobs(folder: Path, pbs: Pbs) -> None:
     run = controller(folder, pbs, "--", "model")
     assert run.wait() == 1

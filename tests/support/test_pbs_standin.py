@@ -10,6 +10,7 @@ from snakemake_executor_plugin_pbs.states import read
 from tests.support.paths import REPLIES
 from tests.support.pbs_servers import Pbs, real, stand_in, wait_for
 
+pytestmark = pytest.mark.grid
 OPTIONS = ("-j", "oe", "-A", "proj", "-q", "debug", "-l", "filesystems=home:flare")
 
 

@@ -110,7 +110,7 @@ def peak(run: Run, folder: Path) -> float:
 def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> None:
     runs = {
         again: larger(run, tmp_path / "larger", recompute_granularity=again)
-        for again in ("none", "selective", "full")
+        for again in ("none", "full")
     }
     estimated = {again: estimate(run, 1, CPU) for again, run in runs.items()}
     measured = {again: spawn(peak, 1, run, tmp_path)[0] for again, run in runs.items()}

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from tests.support.forked import killed_in_backward, train
+from tests.support.grids import params
 from tests.support.optimizers import LOW_BIT
 from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_here
 from tokamake import files, plugins
@@ -206,7 +207,7 @@ LAYOUTS: list[Settings] = [
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", params(WAYS, ["native"]))
 def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: str) -> None:
     whole = make_run(root, f"whole-{way}", **WAYS[way])
     train(whole, ranks=2)

@@ -53,6 +53,7 @@ def home(raw: Path, server: Server) -> Path:
     return home
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_run_of_addresses_has_the_bytes_of_a_run_of_local_files(
     home: Path, raw: Path, server: Server, monkeypatch: pytest.MonkeyPatch

@@ -256,6 +256,7 @@ def test_a_signal_to_all_processes_lets_training_save(
     assert latest.read_text().strip() == f"global_step{step}"
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_other_formats_are_imported(finished: Path) -> None:
     run = run_arguments(finished, "exported", checkpoint="export", finetune=True, train_steps=4)

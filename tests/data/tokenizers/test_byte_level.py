@@ -75,6 +75,7 @@ def test_character_classes_match_the_installed_package() -> None:
     assert np.array_equal(_character_classes.table(), _character_classes.installed_table())
 
 
+@pytest.mark.grid
 def test_every_assigned_code_point_gives_the_same_tokens() -> None:
     points = [*range(0x40000), *range(0xE0000, 0xE1000), *range(0x10FF00, 0x110000)]
     assert differing_points(points, encoders(probe_tokenizer(REGEXES["GPT-2"]))) == set()

@@ -87,6 +87,7 @@ def test_sentencepiece_models_give_the_same_tokens(changes: Json) -> None:
     assert processor.encode(texts, num_threads=1) == fast_sentencepiece(model)(texts)
 
 
+@pytest.mark.grid
 def test_every_code_point_gives_the_same_tokens() -> None:
     model = sentencepiece_model()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -35,6 +35,7 @@ MOVES: list[Ways] = [
 ]
 EACH_STAGE = [MOVES[number] for number in (2, 3, 4, 5, 9)]
 """Moves that have each ZeRO stage, back end and kind of parallelism, and bf16."""
+QUICK = EACH_STAGE[:2]
 OTHERS = [move for move in MOVES if move not in EACH_STAGE]
 
 
@@ -42,7 +43,8 @@ OTHERS = [move for move in MOVES if move not in EACH_STAGE]
 @pytest.mark.parametrize(
     ("start", "moves"),
     [
-        pytest.param("tied", EACH_STAGE, id="tied-each stage"),
+        pytest.param("tied", QUICK, id="tied-quick"),
+        pytest.param("tied", EACH_STAGE, id="tied-each stage", marks=pytest.mark.grid),
         pytest.param("tied", OTHERS, id="tied-all others", marks=pytest.mark.grid),
         pytest.param("untied", MOVES, id="untied", marks=pytest.mark.grid),
     ],

@@ -117,6 +117,7 @@ def test_two_ranks_are_repeatable_and_skip_overflows(config: Path, tmp_path: Pat
 APART = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 
 
+@pytest.mark.grid
 def test_documents_are_kept_apart_at_every_layout(config: Path, tmp_path: Path) -> None:
     run = read_run(config)
     tokens = np.concatenate([np.fromfile(config.parents[1] / "corpus.bin", np.uint16)])

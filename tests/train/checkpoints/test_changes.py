@@ -94,10 +94,10 @@ LAYOUTS: dict[str, tuple[int, Settings]] = {
 }
 
 
-QUICK = ("learning rate", "length", "precision")
+QUICK = ("learning rate", "precision")
 CASES = [
     *((change, "one rank") for change in QUICK),
-    ("learning rate", "two ranks"),
+    pytest.param("learning rate", "two ranks", marks=pytest.mark.grid),
     *(
         pytest.param(change, "one rank", marks=pytest.mark.grid)
         for change in CHANGES
@@ -246,7 +246,10 @@ def test_another_initial_checkpoint_and_seed_are_refused(root: Path, tmp_path: P
     assert "(seed: the order of samples follows from it)" in message
 
 
-@pytest.mark.parametrize("damaged", [None, "{}", "[1, 2", "\0"])
+@pytest.mark.parametrize(
+    "damaged",
+    [None, *(pytest.param(text, marks=pytest.mark.grid) for text in ("{}", "[1, 2", "\0"))],
+)
 def test_a_run_without_a_record_of_its_data_continues_after_it_was_resumed_once(
     root: Path, damaged: str | None
 ) -> None:

@@ -368,6 +368,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Any]:
     subprocess.run(["umount", str(folder)], capture_output=True, check=False)
 
 
+@pytest.mark.grid
 @pytest.mark.fault("full disk")
 @pytest.mark.ranks
 def test_two_ranks_train_on_a_real_disk_with_room_for_two(root: Path, tmpfs: Any) -> None:

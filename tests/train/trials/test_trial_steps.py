@@ -86,11 +86,12 @@ def test_too_few_samples_are_refused(root: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "changes",
     [
         {"parallel": {"pipeline_parallel_size": 2}},
-        pytest.param({"backend": "deepspeed"}, marks=pytest.mark.grid),
+        {"backend": "deepspeed"},
     ],
 )
 def test_a_benchmark_on_several_ranks(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
