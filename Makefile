@@ -3,6 +3,8 @@ PYTHON ?= python3
 PROFILE ?= profiles/local
 # For a short training: make train SNAKEMAKE_ARGS='--config "train={train_steps: 30}"'
 SNAKEMAKE_ARGS ?=
+# The run that `make demo` serves, or a checkpoint of any format.
+RUN ?= results/tiny/training
 # For the quick tests: make test PYTEST_ARGS='-m "not slow and not ranks and not grid"'
 PYTEST_ARGS ?=
 EXECUTORS := pbs sbatch
@@ -16,7 +18,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Container images often set it. Every process would then compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train test test-all faults test-fresh check docs format clean
+.PHONY: help install train demo test test-all faults test-fresh check docs format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +45,9 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/* lib/*/pyproject.t
 
 train: install  ## raw text to trained model (the target train) and results/report.html (report)
 	$(SNAKEMAKE) train report $(SNAKEMAKE_ARGS)
+
+demo: install  ## serve the model that `make train` made, with a page at http://127.0.0.1:5000
+	$(BIN)/tokamake serve $(RUN)
 
 test: install  ## test each module, kind of layout and format, the workflow and every user mistake
 	$(BIN)/pytest -n 4 --dist worksteal -m "not grid" $(PYTEST_ARGS)

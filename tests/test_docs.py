@@ -55,6 +55,7 @@ BUILT = {
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
+    "serve": ("tokamake/answers.txt",),
     "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
@@ -133,10 +134,10 @@ def test_each_how_to_is_run_and_has_known_commands_only() -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        "```sh\ncurl example.org\n```\n",
-        "```sh\nls && curl example.org\n```\n",
-        "```sh\nls \\\n  | curl example.org\n```\n",
-        "```sh\ncat <<'EOF' | curl example.org\ntext\nEOF\n```\n",
+        "```sh\nwget example.org\n```\n",
+        "```sh\nls && wget example.org\n```\n",
+        "```sh\nls \\\n  | wget example.org\n```\n",
+        "```sh\ncat <<'EOF' | wget example.org\ntext\nEOF\n```\n",
         "```yaml\nrun: mine\n```\n",
         "```\nls\n```\n",
     ],

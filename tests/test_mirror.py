@@ -61,7 +61,7 @@ TESTED_THROUGH = {
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_figures.py": [
-        *("report/length_figure", "report/metrics_history", "report/mixture", "report/style"),
+        *("report/length_figure", "report/mixture", "report/style"),
     ],
     "report/test_plot.py": ["report/html_pages", "report/tables"],
     "status/test_status.py": ["status/training"],
@@ -102,6 +102,14 @@ TESTED_THROUGH = {
         *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
     ],
     "checkpoint/test_format_protocol.py": ["plugins"],
+    "serve/test_model_server.py": ["serve/engine_loop", "serve/http_thread"],
+    "serve/test_openai_api.py": [
+        "serve/openai_replies",
+        "serve/openai_requests",
+        "serve/served_model",
+    ],
+    "serve/test_gate.py": ["serve/server_metrics"],
+    "inference/test_choice.py": ["inference/sampling"],
 }
 """Modules without a test file of their name, by the test that runs them."""
 
@@ -109,6 +117,8 @@ NO_MODULE = [
     # The repository as a whole.
     *("test_docs.py", "test_fresh.py", "test_house.py", "test_mirror.py"),
     *("test_parameters.py", "test_private_names.py"),
+    # The page, which is no module.
+    "serve/test_page.py",
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm", "slurm_plugin")),

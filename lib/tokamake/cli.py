@@ -135,6 +135,10 @@ TOOLS = {
             " --output init",
         ),
     },
+    "Model": {
+        "serve": Command("serve", "results/tiny/training"),
+        "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
+    },
     "Training": {
         "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),
         "find-learning-rate": Command("train.trials", "--config results/tiny/run.yaml"),
@@ -178,6 +182,7 @@ _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""
 
 EXTRAS = {
+    "serve": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "train": ("deepspeed", "jinja2", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
 }

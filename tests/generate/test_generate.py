@@ -11,8 +11,8 @@ import transformers
 
 from tests.support.llamas import write_confident
 from tokamake.errors import UserError
-from tokamake.generate.generate import BeamSettings, Ends, generate
-from tokamake.inference.sampling import Sampling
+from tokamake.generate.generate import Ends, generate
+from tokamake.inference.sampling import BeamSettings, Sampling
 
 PROMPTS = ("def ", "Return a", "The")
 CONTEXT = 48

@@ -7,6 +7,7 @@ import transformers
 from tokamake.errors import UserError
 from tokamake.inference.beams import search
 from tokamake.inference.led_model import LedModel
+from tokamake.inference.sampling import BeamSettings
 
 END = 9
 
@@ -39,9 +40,8 @@ def test_beams_equal_those_of_transformers(
         beams = search(
             led,
             prompt.tolist(),
-            num_beams=num_beams,
+            beams=BeamSettings(num_beams, length_penalty),
             max_new_tokens=12,
-            length_penalty=length_penalty,
             end_token=END,
             vocab_size=100,
         )
@@ -54,7 +54,7 @@ def test_beams_equal_those_of_transformers(
 
 
 def test_the_context_ends_beams(led: LedModel) -> None:
-    options = {"num_beams": 2, "length_penalty": 1.0, "end_token": 200, "vocab_size": 100}
+    options = {"beams": BeamSettings(2), "end_token": 200, "vocab_size": 100}
     best, _ = search(led, [1] * 46, max_new_tokens=20, **options)
     assert len(best.tokens) == 3  # the last one is never put in
     assert not best.is_ended
@@ -68,9 +68,8 @@ def test_predictions_that_are_not_finite_are_refused(
         search(
             led,
             [1],
-            num_beams=2,
+            beams=BeamSettings(2),
             max_new_tokens=3,
-            length_penalty=1.0,
             end_token=END,
             vocab_size=100,
         )

@@ -28,7 +28,7 @@ from tokamake.inference.engine import Engine, Generation
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling import BeamSettings, Sampling
 from tokamake.runtime.ranks import Ranks
 
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
@@ -91,9 +91,8 @@ def compute(
         beams = search(
             led,
             ROWS[0],
-            num_beams=3,
+            beams=BeamSettings(3),
             max_new_tokens=8,
-            length_penalty=1.0,
             end_token=END,
             vocab_size=VOCAB_SIZE,
         )

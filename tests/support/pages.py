@@ -16,11 +16,14 @@ from typing import NamedTuple
 from tests.support.paths import ROOT
 
 RUN = (
-    "cat", "cd", "cp", "echo", "export", "ls", "mkdir", "printf", "profiles/local/launch.sh",
-    "python -", "rsync", "sed", "snakemake", "tokamake", "trackio",
+    "cat", "cd", "cp", "curl", "echo", "export", "ls", "mkdir", "printf",
+    "profiles/local/launch.sh", "python -", "rsync", "sed", "snakemake", "tokamake", "trackio",
 )  # fmt: skip
 """Commands that run."""
-PARSED = (".", "module load", "pip install", "python -m venv", "tensorboard", "touch")
+PARSED = (
+    ".", "module load", "openssl", "pip install", "python -m venv", "tensorboard",
+    "tokamake serve results/mine/training --host", "touch",
+)  # fmt: skip
 """Commands that install something, do not end, or stop a run: bash only checks their syntax."""
 REPLACED = {
     r"/lus/flare/projects/MyProject|/project/me": "$SITE",  # folders of a site
@@ -32,6 +35,10 @@ REPLACED = {
     r"train_steps: 44\b": "train_steps: 10",
     r"(?<=evaluation_interval: )20|(?<=save_interval: )20|(?<=global_step)20": "4",
     r"(?<=run.yaml )10(?= 3)": "2",
+    r"(tokamake serve .*training)\n": (
+        r"\1 > serve.log &\ntrap 'kill $!' EXIT\n"
+        r"until grep -q serves serve.log; do sleep 0.1; done\n"
+    ),
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }
 """Pattern in a page: what runs instead. `rsync` is a shell function, `_RSYNC`."""

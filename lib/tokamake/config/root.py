@@ -52,7 +52,7 @@ class GenerateSettings(Settings):
     """Sample from the most likely tokens whose probabilities add up to this."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Sample from tokens that are at least this times as likely as the most likely one."""
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divisor of positive logits, and factor of negative ones, of tokens that occurred before."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts at which a continuation ends."""

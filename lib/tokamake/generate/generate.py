@@ -1,6 +1,5 @@
 """Stage `generate`: continue prompts with a model."""
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -32,17 +31,6 @@ class Ends:
     """Maximum tokens to add to a prompt."""
     stop: tuple[str, ...] = ()
     """Text at which a continuation ends, which is left out; repeat the option for each."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class BeamSettings:
-    """Beam search."""
-
-    num_beams: int = 1
-    """Continuations to keep at each token; the best one at the end is the result. 1: sampling."""
-    length_penalty: float = 1.0
-    """Exponent of the length by which beams' log-probabilities are divided."""
 
 
 _ENDS, _NO_BEAMS = Ends(), BeamSettings()
@@ -177,7 +165,7 @@ class _Work:
         started = []
         for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
             repetition = prompts[:number].count(prompt)
-            seed = _prompt_seed(self._sampling.seed, prompt, repetition=repetition)
+            seed = prompt_seed(self._sampling.seed, prompt, repetition=repetition)
             text = self._text(tokens)
             show = _printer(prompt) if stream else (lambda _: None)
             started.append((self._generation(tokens, seed, text=text, show=show), text, show))
@@ -226,7 +214,7 @@ class _Work:
     def _scored(
         self, tokens: Sequence[int], scores: "Sequence[TokenScore]"
     ) -> Iterator[dict[str, Any]]:
-        for token, score in zip(tokens, scores, strict=True):
+        for token, score in zip(tokens, scores, strict=False):  # an end token has a score, too
             yield {
                 "id": token,
                 "text": self._tokenizer.decode([token]),
@@ -242,9 +230,8 @@ class _Work:
             best, *_ = search(
                 self._model,
                 prompt,
-                num_beams=settings.num_beams,
+                beams=settings,
                 max_new_tokens=self._ends.max_new_tokens,
-                length_penalty=settings.length_penalty,
                 end_token=self._tokenizer.eod,
                 vocab_size=self._tokenizer.vocab_size,
             )
@@ -302,12 +289,6 @@ def _encode(
             )
         encoded.append(tokens)
     return encoded
-
-
-def _prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:
-    """Return a different seed for each prompt and each repetition of a prompt."""
-    digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def _check(

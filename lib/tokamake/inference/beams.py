@@ -5,13 +5,14 @@ continuation of n tokens scores its log-probability divided by n to the power of
 Shape suffixes: W beams, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from tokamake.inference.choice import check_finite
 from tokamake.inference.led_model import LedModel
+from tokamake.inference.sampling import BeamSettings
 
 
 class Beam(NamedTuple):
@@ -29,26 +30,28 @@ def search(
     model: LedModel,
     prompt: Sequence[int],
     *,
-    num_beams: int,
+    beams: BeamSettings,
     max_new_tokens: int,
-    length_penalty: float,
     end_token: int,
     vocab_size: int,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[Beam]:
     """The best continuations of a prompt, the best one first.
 
     Args:
         model: the model, within its `led` context; its cache is replaced.
         prompt: one token or more.
-        num_beams: W, continuations to keep.
+        beams: W, the continuations to keep, and the exponent of their length; more than 0 favours
+            long continuations.
         max_new_tokens: longest continuation; the context of the model may end it earlier.
-        length_penalty: exponent of the length; more than 0 favours long continuations.
         end_token: token that ends a continuation.
         vocab_size: tokens of the tokenizer.
+        is_wanted: called before each pass; False ends the search with what there is.
 
     Raises:
         UserError: the logits of the model are not finite.
     """
+    num_beams, length_penalty = beams.num_beams, beams.length_penalty
     limit = model.architecture.max_position_embeddings
     max_new_tokens = min(max_new_tokens, limit + 1 - len(prompt))
     model.new_cache(num_beams, min(len(prompt) + max_new_tokens, limit))
@@ -78,6 +81,8 @@ def search(
         if is_full and running[0].score / length**length_penalty <= finished[-1].score:
             return finished
         if length < max_new_tokens:
+            if not is_wanted():
+                break
             if sources != [*range(len(sources))]:
                 model.reorder(sources)
             logits = model.extend([beam.tokens[-1:] for beam in running])

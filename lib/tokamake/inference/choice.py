@@ -13,6 +13,8 @@ from torch import Tensor
 from tokamake.errors import UserError
 from tokamake.inference.sampling import Sampling
 
+_LEAST_TEMPERATURE = 1e-30
+
 
 def check_finite(logits: Tensor) -> None:
     """Check that logits can be compared.
@@ -56,7 +58,7 @@ class Chooser:
 def distribution(
     logits_V: Tensor, sampling: Sampling, *, seen: set[int], num_new: int
 ) -> tuple[Tensor, Tensor]:
-    """Tokens that can be drawn, the most likely one first, and their probabilities.
+    """Tokens that can be drawn, and their probabilities.
 
     Args:
         logits_V: logits in fp32.
@@ -74,17 +76,22 @@ def distribution(
         logits_V = logits_V.index_copy(
             0, places, torch.where(old < 0, old * penalty, old / penalty)
         )
-    size = len(logits_V)
-    greedy = sampling.temperature == 0
-    top_K, tokens_K = logits_V.topk(1 if greedy else min(sampling.top_k or size, size))
-    if greedy:
-        return torch.ones_like(top_K), tokens_K
-    # Subtract the maximum first, so that a tiny temperature cannot overflow.
-    probabilities_K = ((top_K - top_K[0]) / sampling.temperature).softmax(0)
+    size, top_p = len(logits_V), sampling.top_p_of(num_new)
+    top_k = 1 if sampling.temperature == 0 else min(sampling.top_k or size, size)
+    if top_k < size or top_p < 1:
+        logits_K, tokens_K = logits_V.topk(top_k)
+    else:  # to sort a large vocabulary takes longer than the rest
+        logits_K, tokens_K = logits_V, torch.arange(size, device=logits_V.device)
+    if sampling.temperature == 0:
+        return torch.ones_like(logits_K), tokens_K
+    # Subtract the maximum first, so that a tiny temperature cannot overflow; in fp32, one that is
+    # tinier still would be 0.
+    temperature = max(sampling.temperature, _LEAST_TEMPERATURE)
+    probabilities_K = ((logits_K - logits_K.max()) / temperature).softmax(0)
     kept = torch.ones_like(probabilities_K, dtype=torch.bool)
-    if (top_p := sampling.top_p_of(num_new)) < 1:
+    if top_p < 1:
         # The first token is always kept: no probability comes before it.
         kept &= probabilities_K.cumsum(0) - probabilities_K < top_p
     if sampling.min_p:
-        kept &= probabilities_K >= sampling.min_p * probabilities_K[0]
+        kept &= probabilities_K >= sampling.min_p * probabilities_K.max()
     return probabilities_K[kept] / probabilities_K[kept].sum(), tokens_K[kept]

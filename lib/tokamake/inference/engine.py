@@ -6,16 +6,17 @@ Shape suffixes: N sequences of a pass, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tokamake.inference.beams import Beam, search
 from tokamake.inference.choice import Chooser, check_finite
 from tokamake.inference.led_model import LedModel
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled"]
 """Why a sequence ended: an end token, the caller's `accept`, a limit, or nobody wants it."""
@@ -50,13 +51,17 @@ class Generation:
     """Whether `prompt_scores` are computed."""
     accept: Callable[[int], bool] = lambda _: True
     """Called with each new token; False ends the sequence."""
+    forbidden_after: Mapping[int, int] = field(default_factory=dict)
+    """Token that must not follow a token."""
 
     tokens: list[int] = field(default_factory=list)
     """New tokens."""
     scores: list[TokenScore] = field(default_factory=list)
-    """Of each new token."""
+    """Of each new token, and of the end token."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of each token of the prompt except the first."""
+    end_token: int | None = None
+    """The token that ended the sequence."""
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +86,12 @@ class Engine:
         self.capacity = min(capacity or context, context)
         self._waiting: deque[Generation] = deque()
         self._active: list[Generation] = []
-        model.new_cache(num_rows, self.capacity)
+        self.renew_cache()
+
+    def renew_cache(self) -> None:
+        """Make the cache of the model this engine's again, while no sequence is active."""
+        assert not self._active
+        self._model.new_cache(self._num_rows, self.capacity)
 
     @property
     def num_waiting(self) -> int:
@@ -103,6 +113,34 @@ class Engine:
         if generation.finish is None:
             generation.finish = "cancelled"
 
+    def search(
+        self,
+        prompt: Sequence[int],
+        *,
+        beams: BeamSettings,
+        max_new_tokens: int,
+        end_token: int,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> list[Beam]:
+        """Search beams, while no sequence is active; see `beams.search`."""
+        assert not self._active
+        try:
+            return search(
+                self._model,
+                prompt,
+                beams=beams,
+                max_new_tokens=max_new_tokens,
+                end_token=end_token,
+                vocab_size=self._vocab_size,
+                is_wanted=is_wanted,
+            )
+        finally:
+            self.renew_cache()
+
+    def wait(self) -> None:
+        """Keep the other ranks waiting; without any call, they end with a timeout."""
+        self._model.wait()
+
     def run(self, generations: Iterable[Generation]) -> None:
         """Continue sequences to their ends."""
         for generation in generations:
@@ -110,8 +148,11 @@ class Engine:
         while self._waiting or self._active:
             self.step()
 
-    def step(self) -> list[Generation]:
+    def step(self, *, begins: bool = True) -> list[Generation]:
         """Begin waiting sequences if there is room, else give each active one a token.
+
+        Args:
+            begins: whether waiting sequences may begin.
 
         Returns:
             Sequences that got a token or ended.
@@ -122,7 +163,7 @@ class Engine:
         cancelled = [each for each in (*self._waiting, *self._active) if each.finish]
         self._waiting = deque(each for each in self._waiting if not each.finish)
         self._remove_finished()
-        if begun := self._next_to_begin():
+        if begun := self._next_to_begin() if begins else []:
             first = len(self._active)
             self._active += begun
             advanced = self._begin(begun, first)
@@ -169,15 +210,24 @@ class Engine:
             if not each.max_new_tokens:
                 each.finish = "max_new_tokens"
                 continue
-            is_greedy = each.sampling.is_plain_greedy
-            token = most_likely if is_greedy else each.chooser.choose(logits_V)
-            if token in each.end_tokens:
-                each.finish = "eod"
-                continue
-            each.tokens.append(token)
+            token = self._chosen(each, logits_V, most_likely)
             if each.num_alternatives is not None:
                 each.scores += _scores(logits_V[None], [token], each.num_alternatives)
+            if token in each.end_tokens:
+                each.end_token, each.finish = token, "eod"
+                continue
+            each.tokens.append(token)
             each.finish = self._finish(each, token)
+
+    def _chosen(self, generation: Generation, logits_V: Tensor, most_likely: int) -> int:
+        last = (generation.tokens or generation.prompt)[-1]
+        if last in generation.forbidden_after:
+            logits_V = logits_V.clone()
+            logits_V[generation.forbidden_after[last]] = -torch.inf
+            most_likely = int(logits_V.argmax())
+        if generation.sampling.is_plain_greedy:
+            return most_likely
+        return generation.chooser.choose(logits_V)
 
     def _finish(self, generation: Generation, token: int) -> Finish | None:
         if not generation.accept(token):

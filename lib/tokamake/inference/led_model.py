@@ -30,6 +30,7 @@ class LedCall(IntEnum):
     CLEAR = 4
     REORDER = 5
     SCORE = 6
+    WAIT = 7
 
 
 class Scores(NamedTuple):
@@ -126,6 +127,10 @@ class LedModel:
         assert scores is not None
         return scores
 
+    def wait(self) -> None:
+        """Tell the other ranks to go on waiting: without a message, they end with a timeout."""
+        self._send(LedCall.WAIT)
+
     # ---- All ranks ----
 
     def _send(self, *numbers: int) -> None:
@@ -168,6 +173,8 @@ class LedModel:
                     self._cache.reorder(sources)
                 case [LedCall.SCORE, *packed]:
                     self._score(*_unpacked(packed))
+                case [LedCall.WAIT]:
+                    pass
 
     @property
     def _has_work(self) -> bool:

@@ -1,5 +1,6 @@
-"""Settings of the choice of the next token; `choice` applies them."""
+"""Settings of sampling and of beam search; `choice` and `beams` apply them."""
 
+import hashlib
 from dataclasses import dataclass
 from math import inf
 
@@ -43,7 +44,7 @@ class Sampling:
             ("top_p_decay", 0 < self.top_p_decay <= 1, "give more than 0, at most 1"),
             ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "give 0 to top_p"),
             ("min_p", 0 <= self.min_p <= 1, "give 0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < inf, "give more than 0"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "give 0.01 to 100"),
         ):
             if not is_right:
                 raise UserError(f"{name}: {getattr(self, name)}: out of range; {remedy}")
@@ -56,3 +57,20 @@ class Sampling:
     def top_p_of(self, num_new: int) -> float:
         """`top_p` of the token that follows `num_new` others."""
         return max(self.top_p * self.top_p_decay**num_new, self.top_p_bound)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BeamSettings:
+    """Beam search."""
+
+    num_beams: int = 1
+    """Continuations to keep at each token; the best one at the end is the result. 1: sampling."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which beams' log-probabilities are divided."""
+
+
+def prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:
+    """A different seed for each prompt, and for each repetition of a prompt."""
+    digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

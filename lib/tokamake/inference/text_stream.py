@@ -73,6 +73,23 @@ class TextStream:
         return out
 
 
+def token_texts(
+    decode: Callable[[list[int]], str], tokens: Sequence[int], *, before: Sequence[int] = ()
+) -> list[str]:
+    """The text that each token adds; empty where a character ends with a later token.
+
+    Args:
+        decode: converts token ids into text.
+        tokens: tokens that follow each other.
+        before: tokens before them.
+    """
+    stream = TextStream(decode, before)
+    texts = [stream.add(token) for token in tokens]
+    if texts:
+        texts[-1] += stream.finish()
+    return texts
+
+
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of a text with which a stop string begins."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)

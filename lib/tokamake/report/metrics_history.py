@@ -62,6 +62,24 @@ def read_history(path: Path) -> MetricsHistory:
     )
 
 
+def best_checkpoint(history: MetricsHistory, last: Path) -> Path:
+    """The checkpoint with the lowest validation loss, of those that are kept.
+
+    Args:
+        history: metrics of the run.
+        last: folder global_stepN of the run's last checkpoint. It is the result if no step with a
+            kept checkpoint was validated.
+    """
+    steps, losses = next(iter(history.validation.values()), ((), ()))
+    measured = {
+        last.with_name(f"global_step{int(step)}"): loss
+        for step, loss in zip(steps, losses, strict=True)
+    }
+    kept = [folder for folder in measured if folder.is_dir()]
+    # Of equal losses, the later step's.
+    return min(reversed(kept), key=lambda folder: measured[folder], default=last)
+
+
 def smooth(values: Floats) -> Floats:
     """Centred running mean (n,) over about a twentieth of the values.
 

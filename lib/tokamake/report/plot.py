@@ -44,7 +44,7 @@ def plot(
     from tokamake.files import atomic_folder, read_json
     from tokamake.report import figures, style, tables
     from tokamake.report.length_figure import lengths
-    from tokamake.report.metrics_history import read_history
+    from tokamake.report.metrics_history import best_checkpoint, read_history
     from tokamake.report.mixture import read_mixture
 
     run = read_run(config)
@@ -54,7 +54,12 @@ def plot(
     num_parameters = sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
     segment_scores = {int(path.suffixes[0][1:]): _scores(path) for path in earlier}
     pages = {
-        "summary": tables.summary(run, train_json, num_parameters),
+        "summary": tables.summary(
+            run,
+            train_json,
+            num_parameters,
+            best=best_checkpoint(history, Path(train_json["checkpoint"])),
+        ),
         "corpora": tables.corpora(corpora),
         "evaluation": tables.evaluation(_scores(evaluation), segment_scores),
         "samples": tables.samples(read_json(samples, "make it with `tokamake generate`")),

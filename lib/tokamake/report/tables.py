@@ -1,5 +1,7 @@
 """HTML pages of the report: corpora, evaluation, samples, and the summary of the run."""
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from tokamake.config.resolved_run import Run
@@ -10,6 +12,7 @@ from tokamake.units import duration, in_bytes
 
 _STOPPED = {
     "eod": "ended the document",
+    "stop": "came to a stop text",
     "max_new_tokens": "reached the maximum length",
     "context": "filled the model's context",
 }
@@ -98,8 +101,15 @@ def samples(drawn: list[dict[str, Any]]) -> str:
     return html_pages.page("Samples", body)
 
 
-def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
-    """Page with the summary of a run: model, training, result, versions."""
+def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Path) -> str:
+    """Page with the summary of a run: model, training, result, versions.
+
+    Args:
+        run: the run.
+        trained: train.json of the run.
+        num_parameters: number of its parameters.
+        best: the checkpoint to serve.
+    """
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
     values = [
         ("model", shape_of(run)),
@@ -112,6 +122,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int) -> str:
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
         ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
         ("checkpoint", trained["checkpoint"]),
+        ("to try the best one", f"tokamake serve {shlex.quote(str(best))}"),
         ("versions", versions),
     ]
     return html_pages.page(f"Run {run.run}", html_pages.definitions(values))

@@ -1,0 +1,1 @@
+"""Server of models over HTTP, and a client of it."""

@@ -1,0 +1,222 @@
+"""Loop of the main thread that runs the models of a server.
+
+The thread of the HTTP server hands it sequences; the loop wakes their requests.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from tokamake.errors import UserError
+from tokamake.inference.beams import Beam
+from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.text_stream import TextStream
+from tokamake.serve.server_metrics import ServerMetrics
+
+_WAIT_SECONDS = 60.0
+"""Longest silence between ranks."""
+
+
+class Awaited:
+    """Work that a request waits for. Only the thread of the HTTP server calls its methods.
+
+    Attributes:
+        is_ended: whether nothing more happens to it.
+        failure: why it ended without a result; empty if it did not.
+        on_end: called at the end.
+    """
+
+    def __init__(self) -> None:
+        self.is_ended, self.failure = False, ""
+        self.on_end: Callable[[], None] = lambda: None
+        self.loop = asyncio.get_running_loop()
+        self._is_changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Return when there may be something new, at once if the work has ended."""
+        await self._is_changed.wait()
+        if not self.is_ended:
+            self._is_changed.clear()
+
+    def wake(self, *, is_ended: bool) -> None:
+        """Let `change` return."""
+        if is_ended and not self.is_ended:
+            self.is_ended = True
+            self.on_end()
+        self._is_changed.set()
+
+
+class Continuation(Awaited):
+    """A sequence that an engine continues.
+
+    Attributes:
+        generation: the sequence, which the main thread changes.
+        text: text of its new tokens.
+        is_streamed: whether each token wakes the request.
+        latest: time of the latest token, or of the request.
+
+    Args:
+        engine: engine of the model.
+        generation: the sequence.
+        text: text of its new tokens.
+        is_streamed: whether each token wakes the request.
+    """
+
+    def __init__(
+        self, engine: Engine, generation: Generation, *, text: TextStream, is_streamed: bool
+    ) -> None:
+        super().__init__()
+        self.engine, self.generation, self.text = engine, generation, text
+        self.is_streamed, self.latest = is_streamed, time.perf_counter()
+        generation.accept = self._accept
+
+    def _accept(self, token: int) -> bool:
+        self.text.add(token)
+        return not self.text.is_stopped
+
+
+class BeamSearch(Awaited):
+    """A beam search, which runs while no sequence is active.
+
+    Attributes:
+        beams: the result.
+        is_wanted: False: nobody waits for it.
+
+    Args:
+        run: searches, and asks its argument whether to go on.
+    """
+
+    def __init__(self, run: Callable[[Callable[[], bool]], list[Beam]]) -> None:
+        super().__init__()
+        self.beams: list[Beam] = []
+        self.is_wanted = True
+        self.run = run
+
+
+class EngineLoop:
+    """Runs engines in turn until it is stopped.
+
+    Args:
+        engines: one for each model.
+        metrics: counts tokens.
+    """
+
+    def __init__(self, engines: Sequence[Engine], metrics: ServerMetrics) -> None:
+        self._engines, self._metrics = engines, metrics
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._continued: dict[Generation, Continuation] = {}
+        self._searches: deque[BeamSearch] = deque()
+        self._is_stopped, self._lock = False, threading.Lock()
+
+    # ---- Called by the thread of the HTTP server ----
+
+    def submit(self, work: Awaited) -> None:
+        """Begin work, or end it at once if the loop is stopped."""
+        with self._lock:
+            if not self._is_stopped:
+                self._inbox.put(lambda: self._begin(work))
+                return
+        work.failure = "the server stops"
+        work.wake(is_ended=True)
+
+    def cancel(self, work: Awaited) -> None:
+        """End work that nobody waits for any more."""
+        if isinstance(work, BeamSearch):
+            work.is_wanted = False
+        elif isinstance(work, Continuation):
+            self._inbox.put(lambda: work.engine.cancel(work.generation))
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._inbox.put(self._stop)
+
+    # ---- The main thread ----
+
+    def run(self) -> None:
+        """Do what requests ask for, until `stop`.
+
+        Raises:
+            UserError: the logits of a model are not finite.
+        """
+        failure = "the server stops"
+        try:
+            while not self._is_stopped:
+                self._round()
+        except UserError as error:
+            failure = str(error)
+            raise
+        except BaseException:
+            failure = "the server has failed; its log says why"
+            raise
+        finally:
+            self._stop()
+            while not self._inbox.empty():
+                self._inbox.get()()
+            left = [*self._continued.values(), *self._searches]
+            for work in left:
+                work.failure = failure
+            _wake(left, is_ended=True)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+
+    def _begin(self, work: Awaited) -> None:
+        if isinstance(work, BeamSearch):
+            self._searches.append(work)
+        elif isinstance(work, Continuation):
+            self._continued[work.generation] = work
+            work.engine.add(work.generation)
+
+    def _round(self) -> None:
+        """Take messages, wait for one if there is nothing to do, and advance all sequences."""
+        try:
+            if not self._continued and not self._searches:
+                self._inbox.get(timeout=_WAIT_SECONDS)()
+            while not self._inbox.empty():
+                self._inbox.get()()
+        except queue.Empty:
+            for engine in self._engines:
+                engine.wait()
+            return
+        for engine in self._engines:
+            if engine.num_active or engine.num_waiting:
+                self._report(engine.step(begins=not self._searches))
+        if self._searches and not any(engine.num_active for engine in self._engines):
+            search = self._searches[0]
+            if search.is_wanted:
+                search.beams = search.run(lambda: search.is_wanted)
+            self._searches.popleft()
+            _wake([search], is_ended=True)
+
+    def _report(self, advanced: Sequence[Generation]) -> None:
+        """Wake the requests of sequences that ended or got a token."""
+        ended, changed = list[Awaited](), list[Awaited]()
+        for generation in advanced:
+            work = self._continued[generation]
+            number = len(generation.tokens)
+            if number and generation.finish not in ("cancelled", "eod"):
+                work.latest = self._metrics.token(work.latest, is_first=number == 1)
+            if generation.finish:
+                work.text.finish()
+                del self._continued[generation]
+                ended.append(work)
+            elif work.is_streamed:
+                changed.append(work)
+        _wake(changed, is_ended=False)
+        _wake(ended, is_ended=True)
+
+
+def _wake(works: Iterable[Awaited], *, is_ended: bool) -> None:
+    """Wake requests with one message to the thread of the HTTP server."""
+    works = [*works]
+    if works:
+        works[0].loop.call_soon_threadsafe(_wake_here, works, is_ended)
+
+
+def _wake_here(works: Sequence[Awaited], is_ended: bool) -> None:
+    for work in works:
+        work.wake(is_ended=is_ended)

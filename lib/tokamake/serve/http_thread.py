@@ -1,0 +1,66 @@
+"""Thread that answers HTTP, beside the main thread that runs the models."""
+
+import socket
+import threading
+
+import uvicorn
+
+from tokamake.serve.app import make_app
+from tokamake.serve.model_server import ModelServer
+
+
+class HttpThread:
+    """The HTTP server of a `ModelServer`. At its end, it stops the engine loop.
+
+    Args:
+        server: what it serves.
+        listener: bound socket.
+        token: bearer token of requests; empty: none is needed.
+    """
+
+    def __init__(self, server: ModelServer, listener: socket.socket, *, token: str) -> None:
+        self._server, self._listener = server, listener
+        self._failure: BaseException | None = None
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                make_app(server, token=token),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=round(server.limits.grace_seconds),
+            )
+        )
+        self._thread = threading.Thread(target=self._answer, name="http")
+
+    def start(self) -> None:
+        """Begin to answer; from now on, connections wait until they are answered."""
+        self._listener.listen(self._uvicorn.config.backlog)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no new requests, and end when those in flight have ended; at once if called twice.
+
+        Signal handlers may call it.
+        """
+        if self._uvicorn.should_exit:
+            self._uvicorn.force_exit = True
+        self._uvicorn.should_exit = True
+
+    def end(self) -> None:
+        """Stop, and wait for the end.
+
+        Raises:
+            BaseException: the thread has failed.
+        """
+        self._uvicorn.should_exit = True
+        self._thread.join()
+        if self._failure:
+            raise self._failure
+
+    def _answer(self) -> None:
+        try:
+            self._uvicorn.run(sockets=[self._listener])
+        except BaseException as error:  # `end` raises it in the main thread
+            self._failure = error
+        finally:
+            self._server.engine_loop.stop()

@@ -1,0 +1,159 @@
+"""What all requests of a server share: the models, the queue, and how requests wait for them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from tokamake.inference.engine import Generation
+from tokamake.inference.text_stream import TextStream
+from tokamake.serve.engine_loop import Awaited, Continuation, EngineLoop
+from tokamake.serve.limits import Limits
+from tokamake.serve.request_error import RequestError
+from tokamake.serve.served_model import ServedModel
+from tokamake.serve.server_metrics import ServerMetrics
+
+
+@dataclass
+class ModelServer:
+    """Models behind one queue. Only the thread of the HTTP server uses it."""
+
+    models: Sequence[ServedModel]
+    """The first one serves requests that name none."""
+    engine_loop: EngineLoop
+    limits: Limits
+    metrics: ServerMetrics
+    num_pending: int = 0
+    """Sequences that wait or continue."""
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model that a request names.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        if name is None:
+            return self.models[0]
+        for model in self.models:
+            if model.name == name:
+                return model
+        names = ", ".join(model.name for model in self.models)
+        message = f"{name!a}: not served here; give one of {names}"
+        raise RequestError(message, status=404, field="model", code="model_not_found")
+
+    def continuation(
+        self,
+        model: ServedModel,
+        generation: Generation,
+        *,
+        stops: Sequence[str] = (),
+        is_streamed: bool = False,
+    ) -> Continuation:
+        """A sequence that is not submitted yet."""
+        text = TextStream(model.tokenizer.decode, generation.prompt, stops=stops)
+        return Continuation(model.engine, generation, text=text, is_streamed=is_streamed)
+
+    def submit(self, request: Request, works: Sequence[Awaited], *, field: str) -> "Submission":
+        """Begin the work of a request.
+
+        Args:
+            request: the request, whose body is read.
+            works: at least one.
+            field: field of the request that says how many.
+
+        Raises:
+            RequestError: too many others wait.
+        """
+        room = self.limits.batch_size + self.limits.max_queue
+        if len(works) > room:
+            message = f"{len(works)} sequences, but the server takes {room} at once; ask for fewer"
+            raise RequestError(message, field=field)
+        if self.num_pending + len(works) > room:
+            message = "the server is busy; try again later"
+            raise RequestError(message, status=429, code="rate_limit_exceeded")
+        return Submission(self, request, works=works)
+
+
+class Submission:
+    """The work of one request. It ends early if the client leaves, or if it takes too long.
+
+    Args:
+        server: the server.
+        request: the request, whose body is read.
+        works: what it waits for.
+    """
+
+    def __init__(self, server: ModelServer, request: Request, *, works: Sequence[Awaited]) -> None:
+        self._server, self._request, self._works = server, request, works
+        self._is_late = False
+        prompts = sum(len(w.generation.prompt) for w in works if isinstance(w, Continuation))
+        self._count(len(works), prompt_tokens=prompts)
+        for work in works:
+            work.on_end = lambda: self._count(-1)
+            server.engine_loop.submit(work)
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def ended(self) -> None:
+        """Wait for the end of all work.
+
+        Raises:
+            RequestError: it has no result.
+        """
+        async for _ in self.changes():
+            pass
+
+    async def changes(self) -> AsyncIterator[int]:
+        """Numbers of works that may have something new, until all have ended.
+
+        Raises:
+            RequestError: a work ended without a result.
+        """
+        waiting = {
+            asyncio.create_task(work.change()): number for number, work in enumerate(self._works)
+        }
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for number in sorted(waiting.pop(task) for task in done):
+                    work = self._works[number]
+                    self._check(work)
+                    if not work.is_ended:
+                        waiting[asyncio.create_task(work.change())] = number
+                    yield number
+        finally:
+            for task in waiting:
+                task.cancel()
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End what has not ended."""
+        self._watcher.cancel()
+        for work in self._works:
+            if not work.is_ended:
+                self._server.engine_loop.cancel(work)
+
+    def _check(self, work: Awaited) -> None:
+        if self._is_late:
+            seconds = self._server.limits.max_seconds
+            message = f"the request takes longer than {seconds:g} s; ask for less"
+            raise RequestError(message, status=503, code="timeout")
+        if work.failure:
+            raise RequestError(work.failure, status=500)
+        if isinstance(work, Continuation) and work.generation.finish == "cancelled":
+            raise RequestError("the client has closed the connection", status=499)
+
+    async def _watch(self) -> None:
+        """Cancel the work when the client leaves or time is up."""
+        try:
+            async with asyncio.timeout(self._server.limits.max_seconds):
+                while (await self._request.receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError:
+            self._is_late = True
+        for work in self._works:
+            self._server.engine_loop.cancel(work)
+
+    def _count(self, change: int, *, prompt_tokens: int = 0) -> None:
+        self._server.num_pending += change
+        self._server.metrics.sequences(change, prompt_tokens=prompt_tokens)

@@ -1,0 +1,198 @@
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/models`, as in OpenAI's API."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from tokamake.errors import UserError
+from tokamake.inference.chat import chat_prompt
+from tokamake.inference.engine import Generation
+from tokamake.inference.sampling import prompt_seed
+from tokamake.inference.text_stream import TextStream
+from tokamake.serve.model_server import ModelServer, Submission
+from tokamake.serve.openai_replies import ChatStyle, Choice, Style, TextStyle
+from tokamake.serve.openai_requests import ChatRequest, CompletionRequest, OpenAIRequest
+from tokamake.serve.request_error import RequestError
+from tokamake.serve.request_fields import Tokens
+from tokamake.serve.served_model import ServedModel
+
+
+class _OpenAIAnswer:
+    """Answer of a request: all at once, or in parts.
+
+    Args:
+        server: the server.
+        style: format of the reply.
+        prompts: tokens of each prompt.
+        max_new_tokens: for each prompt.
+        num_alternatives: tokens beside each new token; None: no scores.
+        scores_prompt: whether the tokens of prompts have scores.
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        style: Style,
+        *,
+        prompts: Sequence[Tokens],
+        max_new_tokens: Sequence[int],
+        num_alternatives: int | None,
+        scores_prompt: bool = False,
+    ) -> None:
+        self._server, self._style, self._prompts = server, style, prompts
+        body: OpenAIRequest = style.body
+        model, seed = style.model, body.seed
+        if seed is None:
+            seed = secrets.randbits(64)
+        self._choices: list[Choice] = []
+        for number, (prompt, limit) in enumerate(zip(prompts, max_new_tokens, strict=True)):
+            text, repeated = model.tokenizer.decode(prompt), prompts[:number].count(prompt)
+            for sample in range(body.n):
+                repetition = repeated * body.n + sample
+                generation = Generation(
+                    prompt,
+                    replace(body.sampling, seed=prompt_seed(seed, text, repetition=repetition)),
+                    limit,
+                    end_tokens=frozenset([model.tokenizer.eod]),
+                    num_alternatives=num_alternatives,
+                    scores_prompt=scores_prompt,
+                )
+                continuation = server.continuation(
+                    model, generation, stops=body.stops, is_streamed=bool(body.stream)
+                )
+                texts = TextStream(model.tokenizer.decode, prompt)
+                self._choices.append(Choice(len(self._choices), continuation, texts=texts))
+        self._head = {
+            "id": f"{style.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    async def respond(self, request: Request) -> Response:
+        """Continue the prompts and reply.
+
+        Raises:
+            RequestError: the request cannot be answered.
+        """
+        works = [choice.continuation for choice in self._choices]
+        submission = self._server.submit(request, works, field="n")
+        if self._style.body.stream:
+            return StreamingResponse(self._events(submission), media_type="text/event-stream")
+        await submission.ended()
+        choices = [self._style.choice(choice) for choice in self._choices]
+        head = {**self._head, "object": self._style.object}
+        return JSONResponse({**head, "choices": choices, "usage": self._usage})
+
+    async def _events(self, submission: Submission) -> AsyncIterator[str]:
+        head = {**self._head, "object": self._style.chunk_object}
+        options = self._style.body.stream_options
+        usage: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
+        try:
+            async for number in submission.changes():
+                choice = self._choices[number]
+                text, tokens = choice.news()
+                if text or choice.finish:
+                    chunk = self._style.chunk(choice, text, tokens=tokens)
+                    yield _event({**head, "choices": [chunk], **usage})
+            if usage:
+                yield _event({**head, "choices": [], "usage": self._usage})
+            yield "data: [DONE]\n\n"
+        except RequestError as error:  # the status is sent already
+            yield _event(error.body)
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        prompt = sum(map(len, self._prompts))
+        new = sum(len(choice.tokens) for choice in self._choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+        }
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
+
+
+def openai_routes(server: ModelServer) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/v1")
+
+    @routes.get("/models")
+    async def models() -> dict[str, Any]:
+        """The models that the server serves."""
+        return {"object": "list", "data": [model.describe() for model in server.models]}
+
+    @routes.get("/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        """One of the models."""
+        return server.model(name).describe()
+
+    @routes.post("/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue prompts."""
+        model = server.model(body.model)
+        if body.best_of not in (None, body.n):
+            raise RequestError(f"{body.best_of}: give the value of n, or nothing", field="best_of")
+        prompts = _prompts(model, body)
+        limits = [_room(model, prompt) if body.max_tokens is None else body.max_tokens
+                  for prompt in prompts]  # fmt: skip
+        for prompt, limit in zip(prompts, limits, strict=True):
+            model.check_length(prompt, limit, field="max_tokens")
+        answer = _OpenAIAnswer(
+            server,
+            TextStyle(model, body),
+            prompts=prompts,
+            max_new_tokens=limits,
+            num_alternatives=body.logprobs,
+            scores_prompt=bool(body.echo) and body.logprobs is not None,
+        )
+        return await answer.respond(request)
+
+    @routes.post("/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Continue a conversation, where the tokenizer has a chat template."""
+        model = server.model(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestError("set logprobs to true, too", field="top_logprobs")
+        try:
+            messages = [message.model_dump(exclude_none=True) for message in body.messages]
+            text = chat_prompt(model.tokenizer, messages)
+        except UserError as error:
+            reason = str(error).removeprefix("messages: ")
+            raise RequestError(reason, field="messages") from None
+        prompt = model.encode(text, field="messages")
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        limit = body.max_completion_tokens or body.max_tokens or _room(model, prompt)
+        model.check_length(prompt, limit, field=name)
+        answer = _OpenAIAnswer(
+            server,
+            ChatStyle(model, body),
+            prompts=[prompt],
+            max_new_tokens=[limit],
+            num_alternatives=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+        return await answer.respond(request)
+
+    return routes
+
+
+def _prompts(model: ServedModel, body: CompletionRequest) -> list[Tokens]:
+    """Tokens of each prompt."""
+    return [
+        model.encode(prompt, field="prompt")
+        if isinstance(prompt, str)
+        else model.check(prompt, field="prompt")
+        for prompt in body.prompts
+    ]
+
+
+def _room(model: ServedModel, prompt: Sequence[int]) -> int:
+    return model.max_length - len(prompt)

@@ -1,0 +1,117 @@
+"""Bodies of requests in the format of OpenAI's API."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tokamake.inference.sampling import Sampling
+from tokamake.serve.request_fields import Body, Temperature, Tokens, TopP
+
+_MAX_CHOICES = 128
+_STOPS = "a text, or a list of at most 16; none is empty"
+_Stop = Annotated[str, Field(min_length=1)]
+
+
+class StreamOptions(Body):
+    """Options of a streamed reply."""
+
+    include_usage: Annotated[bool, Field(description="true or false")] = False
+
+
+class OpenAIRequest(Body):
+    """Fields of both kinds of completions."""
+
+    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: Annotated[
+        int, Field(ge=0, le=2**31, description="an integer of 0, for all tokens, or more")
+    ] = 0
+    min_p: Annotated[float, Field(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+    repetition_penalty: Annotated[
+        float, Field(ge=0.01, le=100, description="a number from 0.01 to 100")
+    ] = 1.0
+    n: Annotated[int, Field(ge=1, le=_MAX_CHOICES, description="an integer from 1 to 128")] = 1
+    stop: Annotated[
+        _Stop | Annotated[list[_Stop], Field(max_length=16)] | None, Field(description=_STOPS)
+    ] = None
+    seed: Annotated[int | None, Field(description="an integer")] = None
+    stream: Annotated[bool | None, Field(description="true or false")] = None
+    stream_options: Annotated[
+        StreamOptions | None, Field(description='an object such as {"include_usage": true}')
+    ] = None
+    user: Annotated[str | None, Field(description="a text, which is ignored")] = None
+    # OpenAI's clients may send these; only values without effect are taken.
+    presence_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
+    frequency_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, Field(max_length=0, description="an empty object or nothing")
+    ] = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen; the seed is replaced."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end a continuation."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionRequest(OpenAIRequest):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[Tokens, Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)],
+        Field(description="a text, token ids, or a list of these that is not empty"),
+    ]
+    max_tokens: Annotated[
+        int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")
+    ] = 16
+    echo: Annotated[bool | None, Field(description="true or false")] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer to 20")] = None
+    best_of: Annotated[int | None, Field(description="the value of n, or nothing")] = None
+    suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
+
+    @property
+    def prompts(self) -> list[str] | list[Tokens]:
+        """The prompts as a list."""
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
+class ChatMessage(Body):
+    """A message of a conversation."""
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str
+    name: str | None = None
+
+
+class ChatRequest(OpenAIRequest):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, description='a list of {"role": "user", "content": "a text"}'),
+    ]
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")
+    ] = None
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")
+    ] = None
+    logprobs: Annotated[bool | None, Field(description="true or false")] = None
+    top_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="an integer to 20, with logprobs: true")
+    ] = None

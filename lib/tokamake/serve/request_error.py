@@ -1,0 +1,53 @@
+"""Errors of requests: each names what is wrong and has an HTTP status."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class RequestError(Exception):
+    """A request that cannot be answered.
+
+    Attributes:
+        status: HTTP status.
+        message: what is wrong, and the remedy.
+        field: field of the request; None if the error is about no field.
+        code: word for programs, such as model_not_found.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message if field is None else f"{field}: {message}"
+        self.status, self.field, self.code = status, field, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The reply: `message` for Megatron's clients, `error` for OpenAI's."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
+        return {"message": self.message, "error": error}
+
+
+def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> RequestError:
+    """The first error that pydantic finds in a body.
+
+    Args:
+        errors: pydantic's errors.
+        descriptions: what each field may be.
+    """
+    error = errors[0]
+    place = [str(part) for part in error["loc"] if part not in ("body", "query")]
+    if error["type"] == "json_invalid":
+        return RequestError(f"the body is not JSON: {error['ctx']['error']}")
+    if not place:
+        return RequestError("the body is not a JSON object; send one, as application/json")
+    field = place[0]
+    if error["type"] == "extra_forbidden":
+        names = ", ".join(descriptions)
+        return RequestError(f"unknown field; the fields are {names}", field=field)
+    if error["type"] == "missing":
+        return RequestError("missing; add it", field=field)
+    value = ascii(error["input"])
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return RequestError(f"{shown}: give {descriptions.get(field, 'another value')}", field=field)

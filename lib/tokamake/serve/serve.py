@@ -1,0 +1,204 @@
+"""Stage `serve`: models behind HTTP, for clients of OpenAI and Megatron, and for a page."""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokamake.errors import UserError
+from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
+from tokamake.serve.limits import Limits
+from tokamake.serve.token_file import read_token
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+    from tokamake.data.tokenizers import Tokenizer
+    from tokamake.inference.led_model import LedModel
+    from tokamake.serve.served_model import ServedModel
+
+_LIMITS = Limits()
+
+
+def serve(
+    checkpoints: tuple[str, ...],
+    /,
+    *,
+    tokenizer: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    token_file: Path | None = None,
+    limits: Limits = _LIMITS,
+    layout: InferenceLayout = WHOLE_MODEL,
+) -> None:
+    """Serve models over HTTP, for clients of OpenAI and Megatron, with a page to try prompts.
+
+    Paths: `/` (the page), `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `PUT /api` (the
+    text generation server of Megatron-LM), `/healthz`, `/metrics` (Prometheus), `/openapi.json`.
+    Requests are continued together. SIGTERM or Ctrl-C lets those in flight end.
+
+    A model that is too large for one device is shared by several ranks, as for `evaluate`.
+
+    Args:
+        checkpoints: folders of checkpoints of any format, or of runs; NAME=FOLDER to name a model
+            in requests. The page compares several.
+        tokenizer: tokenizer of the models; by default as for `generate`.
+        host: address to listen at; 0.0.0.0 for all, which other machines can then reach.
+        port: port to listen at; 0 for a free one.
+        token_file: file with the token that requests must send, as Authorization: Bearer TOKEN.
+        limits: limits of requests.
+        layout: how ranks share the model.
+
+    Raises:
+        UserError: a value is out of range, the address cannot be used, or files do not match.
+    """
+    limits.check()
+    with peers() as ranks, ExitStack() as stack:
+        with ranks.together():
+            folders = _names(checkpoints)
+            if len(folders) > 1 and ranks.ranks.world_size > 1:
+                raise UserError(
+                    f"{len(folders)} checkpoints on {ranks.ranks.world_size} ranks: ranks share "
+                    "one model; start a server for each"
+                )
+            token = read_token(token_file)
+            listener = listen(host, port) if ranks.is_first else None
+            if listener:
+                stack.enter_context(listener)
+        opened = open_models(folders, layout, tokenizer=tokenizer, ranks=ranks)
+        with ranks.together(), ExitStack() as led:
+            if all(led.enter_context(model.led()) for _, model, _ in opened):
+                assert listener is not None
+                served = with_engines(opened, limits)
+                is_open = not token and not host.startswith("127.") and host != "localhost"
+                if is_open:
+                    print(f"warning: no --token-file, so all that reach {host} can use the server")
+                _serve(served, limits, token=token, listener=listener)
+
+
+def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
+    """Folders by the names that the user gives; `#N` for those without."""
+    if not checkpoints:
+        raise UserError("checkpoints: none given; name the folder of a checkpoint or a run")
+    folders: dict[str, Path] = {}
+    for number, text in enumerate(checkpoints):
+        name, equals, folder = text.partition("=")
+        if not equals or Path(text).exists():
+            name, folder = f"#{number}", text
+        if not name or name in folders:
+            raise UserError(f"{text}: {'no name' if not name else 'a second ' + name}; change it")
+        folders[name] = Path(folder)
+    return folders
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to an address.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    if not 0 <= port < 65536:
+        raise UserError(f"port: {port}: not a port; give 1 to 65535, or 0 for a free one")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(f"{host}:{port}: {error.strerror}; give another --host or --port") from None
+    return listener
+
+
+def open_models(
+    folders: dict[str, Path], layout: InferenceLayout, *, tokenizer: Path | None, ranks: Peers
+) -> "list[tuple[str, LedModel, Tokenizer]]":
+    """Name, model and tokenizer of each checkpoint.
+
+    Args:
+        folders: by name; names that begin with # are replaced.
+        layout: how ranks share the model.
+        tokenizer: of all models; None: each has its own.
+        ranks: the ranks.
+
+    Raises:
+        UserError: a checkpoint or a tokenizer is missing, damaged or does not match.
+    """
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.model import InferenceModel
+
+    opened: list[tuple[str, LedModel, Tokenizer]] = []
+    for name, folder in folders.items():
+        with ranks.together():
+            checkpoint = open_any(folder)
+            layout.check(checkpoint.architecture, world_size=ranks.ranks.world_size)
+            text_tokenizer = tokenizer_of(checkpoint, tokenizer)
+            if name.startswith("#"):
+                name = _name(folder, checkpoint, taken=[other for other, _, _ in opened])
+        part = InferenceModel(checkpoint, layout, peers=ranks)
+        opened.append((name, LedModel(part, ranks.ranks.world_size), text_tokenizer))
+    return opened
+
+
+def _name(folder: Path, checkpoint: "Checkpoint", *, taken: list[str]) -> str:
+    """Name of the run of a checkpoint, or of its folder; a number follows if it is taken."""
+    from tokamake.checkpoint.load_model import run_of
+
+    run = run_of(checkpoint)
+    name = run.run if run else folder.resolve().name
+    while name in taken:
+        base, _, number = name.rpartition("-")
+        name = f"{base}-{int(number) + 1}" if base and number.isdecimal() else f"{name}-2"
+    return name
+
+
+def with_engines(
+    opened: "list[tuple[str, LedModel, Tokenizer]]", limits: Limits
+) -> "list[ServedModel]":
+    """An engine for each model, on the first rank within the `led` contexts."""
+    from tokamake.inference.engine import Engine
+    from tokamake.serve.served_model import ServedModel
+
+    return [
+        ServedModel(
+            name,
+            tokenizer,
+            Engine(
+                model,
+                num_rows=limits.batch_size,
+                vocab_size=tokenizer.vocab_size,
+                # The last new token needs no place in the cache.
+                capacity=limits.max_length and limits.max_length - 1,
+            ),
+        )
+        for name, model, tokenizer in opened
+    ]
+
+
+def _serve(
+    models: "list[ServedModel]", limits: Limits, *, token: str, listener: socket.socket
+) -> None:
+    """Answer requests until a signal, with the models in this thread and HTTP in another."""
+    from tokamake.serve.engine_loop import EngineLoop
+    from tokamake.serve.http_thread import HttpThread
+    from tokamake.serve.model_server import ModelServer
+    from tokamake.serve.server_metrics import ServerMetrics
+    from tokamake.train.stopping.stop_signals import on_signals
+
+    metrics = ServerMetrics()
+    engine_loop = EngineLoop([model.engine for model in models], metrics)
+    http = HttpThread(ModelServer(models, engine_loop, limits, metrics), listener, token=token)
+    with on_signals(lambda *_: http.stop()):
+        http.start()
+        _announce(models, listener)
+        try:
+            engine_loop.run()
+        finally:
+            http.end()
+
+
+def _announce(models: "list[ServedModel]", listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    names = ", ".join(model.name for model in models)
+    address = f"[{host}]" if ":" in host else host
+    print(f"serves {names} at http://{address}:{port}; Ctrl-C stops it", flush=True)

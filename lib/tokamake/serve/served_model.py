@@ -1,0 +1,107 @@
+"""A model that a server serves: its name, tokenizer and engine."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.inference.engine import Engine, TokenScore
+from tokamake.inference.text_stream import token_texts
+from tokamake.serve.request_error import RequestError
+
+_CONTEXT = 8
+"""Tokens before a token that decide about its text."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of a server."""
+
+    name: str
+    """Name in requests."""
+    tokenizer: Tokenizer
+    engine: Engine
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When it was loaded, in seconds since 1970."""
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence in tokens. The last new token needs no place."""
+        return self.engine.capacity + 1
+
+    def encode(self, text: str, *, field: str) -> list[int]:
+        """Tokens of a prompt; that of an empty one is the end-of-document token.
+
+        Raises:
+            RequestError: the text is no Unicode text, or too long.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("holds half a surrogate pair; remove it", field=field) from None
+        return self.check(
+            self.tokenizer.encode_batch([text])[0] or [self.tokenizer.eod], field=field
+        )
+
+    def check(self, tokens: list[int], *, field: str) -> list[int]:
+        """Return tokens of a prompt.
+
+        Raises:
+            RequestError: one is not in the vocabulary, or there are none or too many.
+        """
+        if not tokens:
+            raise RequestError("holds no token; give at least one", field=field)
+        size = self.tokenizer.vocab_size
+        if wrong := [token for token in tokens if not 0 <= token < size]:
+            message = f"token {wrong[0]}: not in the vocabulary; give 0 to {size - 1}"
+            raise RequestError(message, field=field)
+        if len(tokens) > self.engine.capacity:
+            raise RequestError(
+                f"{len(tokens)} tokens, but the model sees only {self.engine.capacity}; shorten it",
+                field=field,
+                code="context_length_exceeded",
+            )
+        return tokens
+
+    def check_length(self, prompt: Sequence[int], num_new: int, *, field: str) -> None:
+        """Check that there is room for a continuation.
+
+        Raises:
+            RequestError: there is not.
+        """
+        if (room := self.max_length - len(prompt)) < num_new:
+            raise RequestError(
+                f"{num_new}: too many after a prompt of {len(prompt)} tokens; give at most {room}",
+                field=field,
+                code="context_length_exceeded",
+            )
+
+    def token_texts(self, tokens: Sequence[int], *, before: Sequence[int] = ()) -> list[str]:
+        """The text that each token adds after others."""
+        return token_texts(self.tokenizer.decode, tokens, before=before)
+
+    def alternatives(
+        self, score: TokenScore, token: int, *, before: Sequence[int]
+    ) -> list[tuple[str, float]]:
+        """Texts and log-probabilities of the most likely tokens, and of the chosen one."""
+        pairs = [*score.alternatives]
+        if token not in (alternative for alternative, _ in pairs):
+            pairs.append((token, score.log_probability))
+        context = [*before[-_CONTEXT:]]
+        known = len(self.tokenizer.decode(context))
+        return [
+            (self.tokenizer.decode([*context, alternative])[known:], log_probability)
+            for alternative, log_probability in pairs
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """The model as `/v1/models` lists it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "tokamake",
+            "max_model_len": self.engine.capacity,
+            "has_chat_template": bool(self.tokenizer.chat_template),
+        }

@@ -1,0 +1,22 @@
+"""File with the bearer token of a server."""
+
+from pathlib import Path
+
+from tokamake.errors import UserError
+
+
+def read_token(path: Path | None) -> str:
+    """The token in a file; empty without a file.
+
+    Raises:
+        UserError: the file holds no token.
+    """
+    if path is None:
+        return ""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        raise UserError(f"token_file: {path}: not ASCII; give a token of ASCII letters") from None
+    if len(token.split()) != 1:
+        raise UserError(f"token_file: {path}: holds no token; write one word into it")
+    return token

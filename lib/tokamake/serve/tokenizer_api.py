@@ -1,0 +1,58 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, which lm-eval asks a server for."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from tokamake.serve.model_server import ModelServer
+from tokamake.serve.request_fields import Body, Tokens
+
+
+class TokenizeRequest(Body):
+    """Body of `/tokenize`."""
+
+    prompt: Annotated[str, Field(description="a text")]
+    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
+    add_special_tokens: Annotated[bool, Field(description="true or false; none is ever added")] = (
+        False
+    )
+
+
+class DetokenizeRequest(Body):
+    """Body of `/detokenize`."""
+
+    tokens: Annotated[Tokens, Field(description="a list of token ids")]
+    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
+
+
+def tokenizer_routes(server: ModelServer) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Special tokens of the first model."""
+        tokenizer = server.model(None).tokenizer
+        bos = None if tokenizer.bos is None else tokenizer.decode([tokenizer.bos])
+        return {
+            "eos_token": tokenizer.decode([tokenizer.eod]),
+            "bos_token": bos,
+            "chat_template": tokenizer.chat_template or None,
+        }
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Tokens of a text."""
+        model = server.model(body.model)
+        tokens = model.encode(body.prompt, field="prompt") if body.prompt else []
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.capacity}
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        """Text of tokens."""
+        model = server.model(body.model)
+        tokens = model.check(body.tokens, field="tokens") if body.tokens else []
+        return {"prompt": model.tokenizer.decode(tokens)}
+
+    return routes

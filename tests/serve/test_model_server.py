@@ -1,0 +1,152 @@
+"""The queue of a server: its limits, clients that leave, and models that fail."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.served import Served, served
+from tokamake.errors import UserError
+from tokamake.inference.engine import Engine
+
+LONG = {"prompt": "The", "max_tokens": 40, "temperature": 0, "stop": None}
+
+
+class Slow:
+    """Lets the steps of an engine wait for the test."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go, self.step = threading.Event(), engine.step
+        monkeypatch.setattr(engine, "step", self._step)
+
+    def _step(self, **options: Any) -> Any:
+        assert self.may_go.wait(60)
+        return self.step(**options)
+
+
+@contextmanager
+def slow_server(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any
+) -> Iterator[tuple[Served, Slow]]:
+    with served({"tiny": tiny}, sampled / "tokenizer", **limits) as running:
+        slow = Slow(running.server.models[0].engine, monkeypatch)
+        try:
+            yield running, slow
+        finally:
+            slow.may_go.set()
+
+
+def await_(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+    for _ in range(6000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the condition never held")
+
+
+def test_clients_that_leave_free_their_places(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_server(tiny, sampled, monkeypatch, batch_size=1) as (running, slow):
+        engine = running.server.models[0].engine
+        for body in (LONG, {**LONG, "stream": True}, {**LONG, "n": 3}):
+            connection = running.connection()
+            connection.request(
+                "POST",
+                "/v1/completions",
+                json.dumps(body),
+                {"Content-Type": "application/json"},
+            )
+            await_(lambda: running.server.num_pending > 0)
+            connection.close()
+        slow.may_go.set()
+        await_(lambda: running.server.num_pending == 0)
+        await_(lambda: engine.num_active == engine.num_waiting == 0)
+        assert running.complete(prompt="The", max_tokens=2)["choices"]
+
+
+def test_a_full_queue_refuses_more(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_server(tiny, sampled, monkeypatch, batch_size=1, max_queue=2) as (running, slow):
+        body = {"prompt": "The", "max_tokens": 1, "n": 4}
+        message = running.refusal("/v1/completions", body)
+        assert message == "n: 4 sequences, but the server takes 3 at once; ask for fewer"
+        replies: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: replies.append(running.complete(**{**body, "n": 3}))
+        )
+        waiting.start()
+        await_(lambda: running.server.num_pending == 3)
+        refused = running.ask("POST", "/v1/completions", {**body, "n": 1})
+        assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        slow.may_go.set()
+        waiting.join()
+        assert len(replies[0]["choices"]) == 3
+        assert running.complete(**{**body, "n": 3})["choices"]
+
+
+def test_a_request_that_takes_too_long_ends(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_server(tiny, sampled, monkeypatch, max_seconds=1) as (running, slow):
+        threading.Timer(2, slow.may_go.set).start()
+        refused = running.ask("POST", "/v1/completions", LONG)
+        assert refused.status == 503
+        assert refused.json["message"] == "the request takes longer than 1 s; ask for less"
+        slow.may_go.clear()
+        threading.Timer(2, slow.may_go.set).start()
+        reply = running.ask("POST", "/v1/completions", {**LONG, "stream": True})
+        assert reply.status == 200
+        assert b'"code":"timeout"' in reply.content
+        assert b"[DONE]" not in reply.content
+        await_(lambda: running.server.num_pending == 0)
+
+
+def test_a_beam_search_waits_for_active_sequences(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_server(tiny, sampled, monkeypatch) as (running, slow):
+        greedy = {"prompt": "The", "max_tokens": 20, "temperature": 0}
+        replies: list[Any] = []
+
+        def sample() -> None:
+            replies.append(running.complete(**greedy))
+
+        def beam() -> None:
+            body = {"prompts": ["def "], "tokens_to_generate": 5, "beam_width": 2}
+            replies.append(running.ask("PUT", "/api", body).json)
+
+        threads = [threading.Thread(target=work) for work in (sample, beam, sample)]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            await_(lambda number=number: running.server.num_pending == number)
+        slow.may_go.set()
+        for thread in threads:
+            thread.join()
+        texts = [reply["choices"] for reply in replies if "choices" in reply]
+        assert texts[0] == texts[1] == running.complete(**greedy)["choices"]
+        assert sum("scores" in reply for reply in replies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failing_model_fails_the_requests(tiny: Path, sampled: Path, *, stream: bool) -> None:
+    def broken(**_: Any) -> Any:
+        raise UserError("checkpoint: its predictions are not finite")
+
+    threading.excepthook, before = lambda _: None, threading.excepthook
+    try:
+        with served({"tiny": tiny}, sampled / "tokenizer") as running:
+            running.server.models[0].engine.step = broken
+            reply = running.ask("POST", "/v1/completions", {**LONG, "stream": stream})
+            assert b"its predictions are not finite" in reply.content
+            assert reply.status == (200 if stream else 500)
+            later = running.ask("POST", "/v1/completions", LONG)
+            assert (later.status, later.json["message"]) == (500, "the server stops")
+    finally:
+        threading.excepthook = before

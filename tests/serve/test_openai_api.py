@@ -1,0 +1,276 @@
+"""`/v1`: replies have the text and log-probabilities of transformers; bad requests name a field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.support.served import TEMPLATE, Served, served
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.generate.generate import Ends, generate
+from tokamake.inference.sampling import Sampling
+
+GREEDY = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny: Path) -> transformers.LlamaForCausalLM:
+    """The model as transformers reads it."""
+    return transformers.LlamaForCausalLM.from_pretrained(tiny).eval()
+
+
+def log_probabilities(oracle: transformers.LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+    """Of each token, after the tokens before it."""
+    with torch.no_grad():
+        return oracle(torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+def test_greedy_text_is_that_of_transformers(
+    server: Served, oracle: transformers.LlamaForCausalLM, chat_tokenizer: Path
+) -> None:
+    tokenizer = open_tokenizer(chat_tokenizer)
+    prompts = ["def main", "Return", "The list of words"]
+    reply = server.complete(prompt=prompts, model="tiny", **GREEDY)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    total = 0
+    for prompt, choice in zip(prompts, reply["choices"], strict=True):
+        tokens = tokenizer.encode_batch([prompt])[0]
+        ids = torch.tensor([tokens])
+        out = oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=tokenizer.eod,
+            pad_token_id=tokenizer.eod,
+        )
+        new = out[0, len(tokens) :].tolist()
+        total += len(new)
+        is_ended = new[-1] == tokenizer.eod
+        assert choice["text"] == tokenizer.decode(new[:-1] if is_ended else new)
+        assert choice["finish_reason"] == ("stop" if is_ended else "length")
+    assert reply["usage"]["completion_tokens"] == total
+    assert reply["model"] == "tiny"
+    assert reply["object"] == "text_completion"
+
+
+def test_log_probabilities_are_those_of_transformers(
+    server: Served, oracle: transformers.LlamaForCausalLM, chat_tokenizer: Path
+) -> None:
+    tokenizer = open_tokenizer(chat_tokenizer)
+    reply = server.complete(prompt="def main", echo=True, logprobs=3, **GREEDY)
+    (choice,) = reply["choices"]
+    scores = choice["logprobs"]
+    assert "".join(scores["tokens"]) == choice["text"]
+    assert scores["text_offset"] == [
+        len("".join(scores["tokens"][:place])) for place in range(len(scores["tokens"]))
+    ]
+    prompt = tokenizer.encode_batch(["def main"])[0]
+    again = server.complete(prompt="def main", **GREEDY)
+    tokens = prompt + tokenizer.encode_batch([again["choices"][0]["text"]])[0]
+    expected = log_probabilities(oracle, tokens)
+    assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+    for place in range(1, len(prompt)):
+        row = expected[place - 1]
+        assert scores["token_logprobs"][place] == pytest.approx(float(row[tokens[place]]), abs=1e-4)
+        best = sorted(scores["top_logprobs"][place].values(), reverse=True)
+        assert best[:3] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    # The most likely token has exactly the highest of the values: clients compare them.
+    for score, top in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True):
+        if top:
+            assert score in top.values()
+            assert (score == max(top.values())) == (score >= max(top.values()))
+
+
+def test_a_prompt_can_be_scored_without_new_tokens(server: Served) -> None:
+    tokens = [5, 6, 7, 8]
+    whole = server.complete(prompt=[tokens], max_tokens=1, echo=True, logprobs=1, temperature=0)
+    alone = server.complete(prompt=[tokens], max_tokens=0, echo=True, logprobs=1)
+    (first,), (second,) = whole["choices"], alone["choices"]
+    assert first["logprobs"]["token_logprobs"][:4] == second["logprobs"]["token_logprobs"]
+    # lm-eval cuts the last token off, whatever it is, so one always is there.
+    assert len(first["logprobs"]["tokens"]) == 5
+    assert whole["usage"] == {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_streamed_reply_is_the_whole_one_in_parts(server: Served, logprobs: int | None) -> None:
+    body = {"prompt": ["The", "def "], "n": 2, "seed": 3, "max_tokens": 20, "logprobs": logprobs}
+    body |= {"echo": True, "stop": ["e "]}
+    whole = server.complete(**body)
+    reply = server.ask(
+        "POST",
+        "/v1/completions",
+        {**body, "stream": True, "stream_options": {"include_usage": True}},
+    )
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *parts, last = reply.events
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [c for part in parts for c in part["choices"] if c["index"] == choice["index"]]
+        assert len(own) > 1
+        assert "".join(part["text"] for part in own) == choice["text"]
+        assert [part["finish_reason"] for part in own][-1] == choice["finish_reason"]
+        assert {part["finish_reason"] for part in own[:-1]} == {None}
+        for key in choice["logprobs"] or ():
+            joined = [value for part in own for value in part["logprobs"][key]]
+            assert joined == choice["logprobs"][key], key
+
+
+def test_a_sample_depends_on_its_seed_alone(
+    server: Served, tiny: Path, chat_tokenizer: Path, tmp_path: Path
+) -> None:
+    body = {"prompt": "The", "n": 3, "seed": 5, "temperature": 0.9, "max_tokens": 8}
+    texts = [choice["text"] for choice in server.complete(**body)["choices"]]
+    assert len({*texts}) == 3
+    again = server.complete(**{**body, "prompt": ["def ", "The"]})["choices"]
+    assert [choice["text"] for choice in again[3:]] == texts
+    unseeded = {**body, "seed": None, "n": 1, "max_tokens": 20}
+    assert server.complete(**unseeded)["choices"] != server.complete(**unseeded)["choices"]
+    output = tmp_path / "samples.json"
+    generate(
+        checkpoint=tiny,
+        tokenizer=chat_tokenizer,
+        prompts=("The", "The", "The"),
+        ends=Ends(8),
+        sampling=Sampling(0.9, 0, seed=5),
+        output=output,
+    )
+    assert [sample["text"] for sample in json.loads(output.read_text())] == texts
+
+
+def test_text_ends_before_a_stop_text(server: Served) -> None:
+    (plain,) = server.complete(prompt="The", **GREEDY)["choices"]
+    stop = plain["text"][4:6]
+    (choice,) = server.complete(prompt="The", stop=stop, **GREEDY)["choices"]
+    assert choice["text"] == plain["text"].partition(stop)[0]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_conversation_is_the_text_of_its_template(server: Served) -> None:
+    messages = [{"role": "user", "content": "list"}, {"role": "assistant", "content": "words"}]
+    assert "content" in TEMPLATE
+    (plain,) = server.complete(prompt="[list][words] def ", **GREEDY)["choices"]
+    body = {"messages": messages, "temperature": 0, "max_completion_tokens": 12}
+    body |= {"logprobs": True, "top_logprobs": 2}
+    reply = server.ask("POST", "/v1/chat/completions", body).json
+    (choice,) = reply["choices"]
+    assert choice["message"] == {"role": "assistant", "content": plain["text"]}
+    assert reply["object"] == "chat.completion"
+    content = choice["logprobs"]["content"]
+    assert len(content) == reply["usage"]["completion_tokens"]
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+    assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
+    parts = server.ask("POST", "/v1/chat/completions", {**body, "stream": True}).events
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content", "") for delta in deltas) == plain["text"]
+    assert parts[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+def test_the_longest_sequence_fills_the_context(server: Served) -> None:
+    """The last new token is not read again, so the sequence has one token more."""
+    reply = server.complete(prompt=[7] * 60, max_tokens=5, temperature=1, seed=1, stop=None)
+    assert reply["usage"]["total_tokens"] <= 65
+    message = server.refusal("/v1/completions", {"prompt": [7] * 60, "max_tokens": 6})
+    assert message == "max_tokens: 6: too many after a prompt of 60 tokens; give at most 5"
+    open_end = server.complete(prompt=[7] * 60, max_tokens=None)
+    assert open_end["usage"]["completion_tokens"] <= 5
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt: missing; add it"),
+    ({"prompt": "a", "temprature": 1}, "temprature: unknown field; the fields are model, tempera"),
+    ({"prompt": "a", "temperature": -1}, "temperature: -1: give a number from 0 to 100"),
+    ({"prompt": "a", "temperature": "1"}, "temperature: '1': give a number from 0 to 100"),
+    ({"prompt": "a", "top_p": 0}, "top_p: 0: give a number above 0, at most 1"),
+    ({"prompt": "a", "top_k": 2.5}, "top_k: 2.5: give an integer of 0, for all tokens, or more"),
+    ({"prompt": "a", "n": 0}, "n: 0: give an integer from 1 to 128"),
+    ({"prompt": "a", "n": True}, "n: True: give an integer from 1 to 128"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens: -1: give an integer of 0 or more"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs: 21: give an integer to 20"),
+    ({"prompt": "a", "stop": ""}, "stop: '': give a text, or a list of at most 16"),
+    ({"prompt": "a", "seed": 1.5}, "seed: 1.5: give an integer"),
+    ({"prompt": "a", "suffix": "b"}, "suffix: 'b': give nothing: the model only continues"),
+    ({"prompt": "a", "best_of": 2}, "best_of: 2: give the value of n, or nothing"),
+    ({"prompt": "a", "presence_penalty": 1}, "presence_penalty: 1: give 0 or nothing"),
+    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: {'5': 1}: give an empty object"),
+    ({"prompt": "a", "stream_options": 1}, "stream_options: 1: give an object such as"),
+    ({"prompt": []}, "prompt: []: give a text, token ids, or a list of these that is not empty"),
+    ({"prompt": [[]]}, "prompt: holds no token; give at least one"),
+    ({"prompt": [400]}, "prompt: token 400: not in the vocabulary; give 0 to 399"),
+    ({"prompt": [-1]}, "prompt: [-1]: give a text, token ids"),
+    ({"prompt": {"a": 1}}, "prompt: {'a': 1}: give a text, token ids"),
+    ({"prompt": "\ud800"}, "prompt: "),
+    ({"prompt": [1] * 65}, "prompt: 65 tokens, but the model sees only 64; shorten it"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_requests_name_the_field(server: Served, body: dict[str, Any], message: str) -> None:
+    assert server.refusal("/v1/completions", body).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is not JSON: "),
+        (b"[1]", "the body is not a JSON object"),
+        (b'{"prompt": "a", "temperature": NaN}', "temperature: nan: give a number"),
+        (b"\xff", "the body is not JSON: "),
+        (b"[" * 100_000, "the body is not JSON: "),
+    ],
+    ids=["broken", "list", "NaN", "not UTF-8", "deep"],
+)
+def test_bodies_that_are_no_objects_are_refused(server: Served, body: bytes, message: str) -> None:
+    assert server.refusal("/v1/completions", body).startswith(message)
+
+
+def test_bad_conversations_are_refused(server: Served) -> None:
+    path, user = "/v1/chat/completions", {"role": "user", "content": "a"}
+    assert "messages: []: give a list" in server.refusal(path, {"messages": []})
+    assert "messages: " in server.refusal(path, {"messages": [{**user, "content": 1}]})
+    message = server.refusal(path, {"messages": [user], "top_logprobs": 1})
+    assert message == "top_logprobs: set logprobs to true, too"
+
+
+def test_an_unknown_model_is_named(server: Served) -> None:
+    body = {"prompt": "a", "model": "other"}
+    message = server.refusal("/v1/completions", body, status=404)
+    assert message == "model: 'other': not served here; give one of tiny"
+    assert server.ask("GET", "/v1/models/other").status == 404
+    assert server.ask("GET", "/v1/models/tiny").json["id"] == "tiny"
+    (model,) = server.ask("GET", "/v1/models").json["data"]
+    assert (model["id"], model["has_chat_template"]) == ("tiny", True)
+
+
+def test_without_a_template_there_is_no_chat(tiny: Path, sampled: Path) -> None:
+    with served({"tiny": tiny}, sampled / "tokenizer") as plain:
+        body = {"messages": [{"role": "user", "content": "a"}]}
+        message = plain.refusal("/v1/chat/completions", body)
+        assert message.startswith("messages: chat: the tokenizer has no chat_template")
+
+
+def test_the_client_of_openai_reads_all_replies(server: Served) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    request: dict[str, Any] = {"model": "tiny", "prompt": "def ", **GREEDY, "logprobs": 2}
+    whole = client.completions.create(**request)
+    assert len(whole.choices[0].logprobs.token_logprobs) == whole.usage.completion_tokens
+    parts = [*client.completions.create(stream=True, **request)]
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    answer = client.chat.completions.create(max_tokens=5, temperature=0, **chat)
+    parts = [*client.chat.completions.create(max_tokens=5, temperature=0, stream=True, **chat)]
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == answer.choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="temperature: 200: give a number") as caught:
+        client.completions.create(model="tiny", prompt="a", temperature=200)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")

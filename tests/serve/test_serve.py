@@ -1,0 +1,150 @@
+"""The command: its address, names of models, signals, ranks and mistakes."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tokamake.errors import UserError
+from tokamake.serve.limits import Limits
+from tokamake.serve.serve import serve
+
+PLAIN = [sys.executable, "-m", "tokamake"]
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+TWO_RANKS += ["--nproc-per-node", "2", "-m", "tokamake"]
+
+
+class Running:
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], line: str) -> None:
+        self.process, self.line = process, line
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        self.url = found[0]
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, content, headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.load(reply)
+
+
+@contextmanager
+def started(*arguments: object, command: list[str] = PLAIN) -> Iterator[Running]:
+    """The command with a free port, once it answers."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "serve", *map(str, arguments), "--port", "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        line = next(line for line in process.stdout if line.startswith("serves "))
+        yield Running(process, line)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_requests_in_flight_end_after_a_signal(
+    tiny: Path, chat_tokenizer: Path, number: signal.Signals
+) -> None:
+    with started(tiny, "--tokenizer", chat_tokenizer) as running:
+        assert running.line == f"serves {tiny.name} at {running.url}; Ctrl-C stops it\n"
+        body = {"prompt": "The", "max_tokens": 50, "n": 16, "temperature": 1, "seed": 1}
+        replies: list[Any] = []
+        asked = threading.Thread(
+            target=lambda: replies.append(running.ask("/v1/completions", body))
+        )
+        asked.start()
+        while b"tokamake_sequences 0.0" in urllib.request.urlopen(f"{running.url}/metrics").read():
+            pass
+        running.process.send_signal(number)
+        asked.join()
+        assert len(replies[0]["choices"]) == 16
+        assert running.process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_ranks_serve_the_same_model(tiny: Path, chat_tokenizer: Path) -> None:
+    arguments = (tiny, "--tokenizer", chat_tokenizer)
+    body = {"prompt": ["The", "def "], "max_tokens": 8, "temperature": 0.7, "seed": 1}
+    with started(*arguments) as alone:
+        expected = alone.ask("/v1/completions", body)["choices"]
+    layout = ("--tensor-parallel-size", 2)
+    with started(*arguments, *layout, command=TWO_RANKS) as shared:
+        assert shared.ask("/v1/completions", body)["choices"] == expected
+        shared.process.send_signal(signal.SIGTERM)
+        shared.process.wait(60)
+
+
+def test_models_have_the_names_that_the_user_gives(
+    tiny: Path, chat_tokenizer: Path, tmp_path: Path
+) -> None:
+    twin = tmp_path / "tiny"
+    twin.symlink_to(tiny)
+    arguments = (f"first={tiny}", tiny, twin, "--tokenizer", chat_tokenizer)
+    with started(*arguments) as running:
+        names = [model["id"] for model in running.ask("/v1/models")["data"]]
+        assert names == ["first", tiny.name, f"{tiny.name}-2"]
+        for name in names:
+            body = {"model": name, "prompt": "The", "max_tokens": 4, "temperature": 0}
+            assert running.ask("/v1/completions", body)["model"] == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoints": ()}, "checkpoints: none given; name the folder of a checkpoint or a run"),
+        ({"checkpoints": ("nowhere",)}, "nowhere: no such folder"),
+        ({"checkpoints": ("a=b", "a=c")}, "a=c: a second a; change it"),
+        ({"checkpoints": ("=b",)}, "=b: no name; change it"),
+        ({"port": 70000}, "port: 70000: not a port; give 1 to 65535, or 0 for a free one"),
+        ({"host": "256.1.1.1"}, "256.1.1.1:5000: "),
+        ({"limits": Limits(batch_size=0)}, "batch_size: 0: out of range; give 1 or more"),
+        ({"limits": Limits(max_length=1)}, "max_length: 1: out of range; give 2 or more"),
+        ({"limits": Limits(max_seconds=0)}, "max_seconds: 0: out of range; give 1 or more"),
+    ],
+)
+def test_mistakes_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = arguments.pop("checkpoints", ("nowhere",))
+    with pytest.raises(UserError, match=re.escape(message)):
+        serve(checkpoints, **{"port": 0, **arguments} if "host" not in arguments else arguments)
+
+
+def test_a_port_in_use_is_named(tiny: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        expected = rf"127\.0\.0\.1:{port}: Address already in use; give another --host or --port"
+        with pytest.raises(UserError, match=expected):
+            serve((str(tiny),), port=port)
+
+
+@pytest.mark.parametrize("content", ["", " \n", "two words", "é"])
+def test_a_file_without_a_token_is_refused(tiny: Path, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"token_file: .*token"):
+        serve((str(tiny),), port=0, token_file=path)
