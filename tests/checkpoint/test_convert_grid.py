@@ -132,9 +132,10 @@ def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[tupl
     return {(shape.family, key, str(value)) for key, value in values.items()}
 
 
-def values(name: str) -> set[Hashable]:
-    """Its features, each of which `make test` takes of one family only."""
-    return {(key, value) for _, key, value in features(name)}
+def values(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[Hashable]:
+    """Its features, each of which `make test` takes of one family only; and its family."""
+    found = features(name, shapes)
+    return {(key, value) for _, key, value in found} | {family for family, _, _ in found}
 
 
 @pytest.fixture(scope="module", params=params(SHAPES, cover(SHAPES, values)))

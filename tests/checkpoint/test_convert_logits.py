@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoint.test_convert_grid import SHAPES, features
+from tests.checkpoint.test_convert_grid import SHAPES, values
 from tests.support.engines import build
 from tests.support.families import FAMILIES, weights
 from tests.support.grids import cover, params
@@ -67,9 +67,7 @@ def of_the_trainer(folder: Path) -> Tensor:
         return model_tensors.to_model(opened.architecture, read).eval()(SAMPLES)
 
 
-@pytest.mark.parametrize(
-    "family", params(MODELS, cover(MODELS, lambda name: features(name, MODELS)))
-)
+@pytest.mark.parametrize("family", params(MODELS, cover(MODELS, lambda name: values(name, MODELS))))
 def test_logits_equal_those_of_transformers_after_every_conversion(
     family: str, tmp_path: Path
 ) -> None:
@@ -116,6 +114,7 @@ def of_ranks(configs: dict[str, Path]) -> dict[str, Tensor | None]:
     return tensors
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_ranks_that_share_a_converted_model_compute_the_same(tmp_path: Path) -> None:
     """Of tensor parallelism in pipelines, and each alone; fp32."""

@@ -140,6 +140,7 @@ def test_memory_stays_below_twice_the_largest_tensor(way: str, root: Path, tmp_p
         small, large = targets
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("model", MODELS)
 def test_inspecting_values_needs_little_memory(model: str, root: Path) -> None:
     base, most = (

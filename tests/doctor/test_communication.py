@@ -170,10 +170,11 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
             "import platform; platform.python_version = lambda: '3.12.9'",
             "wrong    Python on hosts: ",
         ),
-        (
+        pytest.param(
             "import socket; socket.gethostname = lambda: 'n2'\n"
             "import torch; torch.__version__ = '2.1.0'",
             "wrong    torch on hosts: ",
+            marks=pytest.mark.grid,
         ),
         (
             "import tokamake.doctor.communication as c, torch; equal = torch.equal\n"

@@ -75,6 +75,7 @@ def test_a_group_is_one_job_with_the_time_of_all(folder: Path, pbs: Pbs) -> None
     assert {name: job["queue"] for name, job in jobs.items()} == {"d": "debug", "small": "prod"}
 
 
+@pytest.mark.grid
 def test_a_failed_member_is_reported_and_the_group_is_done_again(folder: Path, pbs: Pbs) -> None:
     (folder / "fixed").unlink()
     controller = Controller(folder, pbs.environment, *GROUPS, "--keep-going", "--show-failed-logs")

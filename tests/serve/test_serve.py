@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.grids import params
 from tests.support.paths import ROOT
 from tokamake.errors import UserError
 from tokamake.serve.limits import Limits
@@ -63,7 +64,7 @@ def started(*arguments: object, command: list[str] = PLAIN) -> Iterator[Running]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", params([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
 def test_requests_in_flight_end_after_a_signal(
     tiny: Path, chat_tokenizer: Path, number: signal.Signals
 ) -> None:
@@ -83,6 +84,7 @@ def test_requests_in_flight_end_after_a_signal(
         assert running.process.wait(60) == 0
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_serve_the_same_model(tiny: Path, chat_tokenizer: Path) -> None:

@@ -44,9 +44,7 @@ def own_root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "layout",
     [
-        layout
-        if layout in ("sharded", "deepspeed")
-        else pytest.param(layout, marks=pytest.mark.grid)
+        layout if layout == "sharded" else pytest.param(layout, marks=pytest.mark.grid)
         for layout in LAYOUTS
     ],
 )

@@ -123,6 +123,7 @@ def test_a_job_uses_the_plan_of_the_start_of_its_run(batched: Path) -> None:
     assert "corpora.tsv:2: files: raw: no such file; fix" in whole.stderr
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None:
     make_workspace(tmp_path)

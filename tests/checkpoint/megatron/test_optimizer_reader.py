@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.grids import params
 from tests.support.megatron_names import remove_tokamake_arguments
 from tests.support.megatron_optimizers import (
     BETAS,
@@ -109,7 +110,7 @@ def sources(
     return family, [megatron_folder, root / "native", root / "universal"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", params(LAYOUTS, LAYOUTS[-1:]), ids=str)
 def test_megatrons_optimizers_load_written_states(
     sources: tuple[str, list[Path]], layout: ParallelLayout, megatron: Any, tmp_path: Path
 ) -> None:

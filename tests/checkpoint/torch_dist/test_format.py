@@ -480,6 +480,7 @@ def test_a_checkpoint_without_states_says_what_megatron_needs(folder: Path) -> N
     assert "has no optimizer states: give Megatron-LM --no-load-optim or --finetune" in warning
 
 
+@pytest.mark.grid
 def test_fewer_key_value_heads_than_ranks_leave_out_states_in_buckets(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -33,20 +33,15 @@ MOVES: list[Ways] = [
     (zero(3, **BF16), zero(1, **BF16), zero(1, **BF16) | parallel(tp=2)),
     (zero(2, **BF16), {"backend": "native", **BF16}, zero(3, offload_param="cpu", **BF16)),
 ]
-EACH_STAGE = [MOVES[number] for number in (2, 3, 4, 5, 9)]
-"""Moves that have each ZeRO stage, back end and kind of parallelism, and bf16."""
-QUICK = EACH_STAGE[:2]
-OTHERS = [move for move in MOVES if move not in EACH_STAGE]
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("start", "moves"),
     [
-        pytest.param("tied", QUICK, id="tied-quick"),
-        pytest.param("tied", EACH_STAGE, id="tied-each stage", marks=pytest.mark.grid),
-        pytest.param("tied", OTHERS, id="tied-all others", marks=pytest.mark.grid),
-        pytest.param("untied", MOVES, id="untied", marks=pytest.mark.grid),
+        pytest.param("tied", MOVES, id="tied"),
+        pytest.param("untied", MOVES, id="untied"),
     ],
 )
 def test_checkpoints_move_between_back_ends_and_layouts(

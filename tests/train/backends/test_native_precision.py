@@ -110,6 +110,7 @@ def overflow(config: Path, changes: dict[str, Any], folder: Path) -> None:
     assert_equal(weights(loaded), weights(engine))
 
 
+@pytest.mark.grid
 def test_two_ranks_are_repeatable_and_skip_overflows(config: Path, tmp_path: Path) -> None:
     spawn(on_two_ranks, 2, config, tmp_path, timeout=500)
 

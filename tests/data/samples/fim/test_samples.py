@@ -2,9 +2,6 @@
 
 import hashlib
 import itertools
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -27,7 +24,7 @@ from tests.support.fim_samples import (
     rearrange_rows,
     rearranged,
 )
-from tests.support.paths import ROOT
+from tests.support.ranks import spawn
 from tokamake.data.samples.fim.documents import SampleRandom
 from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import PAD, batches
@@ -220,18 +217,8 @@ def test_samples_are_the_same_in_any_order_and_process(folder: Path) -> None:
     here = digests(folder, numbers)
     assert len(set(here.values())) == 60
     assert digests(folder, numbers[::-1] + numbers) == here
-    program = (
-        "import json, pathlib, sys; sys.path.insert(0, sys.argv[2]);"
-        "from tests.data.samples.fim import test_samples\n"
-        "digests = test_samples.digests(pathlib.Path(sys.argv[1]), [50, 3, 59])\n"
-        "print(json.dumps(digests))"
-    )
-    there = subprocess.run(
-        [sys.executable, "-c", program, str(folder), str(ROOT)],
-        check=True,
-        capture_output=True,
-    )
-    assert json.loads(there.stdout) == {number: here[number] for number in ("50", "3", "59")}
+    (there,) = spawn(digests, 1, folder, [50, 3, 59])
+    assert there == {number: here[number] for number in ("50", "3", "59")}
 
 
 def philox(key: list[int], counter: list[int]) -> list[int]:
