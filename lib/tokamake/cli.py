@@ -99,6 +99,10 @@ STAGES = {
             "evaluate",
             "--checkpoint results/tiny/training --data raw/test.jsonl --output evaluate.json",
         ),
+        "evaluate-task": Command(
+            "evaluate",
+            'lambada --checkpoint results/tiny/training --settings \'{"data": ["lambada.jsonl"]}\'',
+        ),
         "generate": Command(
             "generate",
             "--checkpoint results/tiny/training --prompt 'def main'",

@@ -192,7 +192,7 @@ def hashes(config: Path) -> dict[str, str]:
 
 def report_text(config: Path) -> str:
     """Summary of a run in the report."""
-    return report_of(read_run(config), summary(config), num_parameters=1)
+    return report_of(read_run(config), summary(config), num_parameters=1, best=Path("best"))
 
 
 WAYS: dict[str, Settings] = {

@@ -84,7 +84,7 @@ def evaluate(
     from tokamake.evaluate.held_out import read_held_out, read_raw
     from tokamake.inference.model import InferenceModel
 
-    _check_values(
+    check_values(
         sequence_length=(sequence_length, 1), max_tokens=(max_tokens, 2), batch_size=(batch_size, 1)
     )
     if bool(data) == (weights is not None):
@@ -118,8 +118,8 @@ def evaluate(
                         max_tokens=limit,
                         tokenizer=text_tokenizer,
                     )
-            length = sequence_length or _sequence_length(opened)
-            _check_fit(checkpoint, opened.architecture, corpora=corpora, sequence_length=length)
+            length = sequence_length_of(opened, sequence_length)
+            _check_fit(checkpoint, opened.architecture, corpora=corpora)
         model = InferenceModel(opened, layout, peers=ranks) if corpora else None
         scores = _score(
             corpora, model, tokenizer=text_tokenizer, sequence_length=length, batch_size=batch_size
@@ -154,19 +154,36 @@ def _report(
     print(_table(scores))
 
 
-def _check_values(**values: tuple[int | None, int]) -> None:
+def check_values(**values: tuple[int | None, int]) -> None:
+    """Check values, each with its minimum.
+
+    Raises:
+        UserError: one is too small.
+    """
     for name, (value, minimum) in values.items():
         if value is not None and value < minimum:
             raise UserError(f"{name}: {value}: too small; give {minimum} or more")
 
 
-def _sequence_length(checkpoint: "Checkpoint") -> int:
-    """Sequence length of the model's training, or the longest that it sees, up to a limit."""
+def sequence_length_of(checkpoint: "Checkpoint", given: int | None) -> int:
+    """Input tokens of a model: as given, those of its training, or a part of what it sees.
+
+    Raises:
+        UserError: the model sees fewer tokens.
+    """
     from tokamake.checkpoint.load_model import run_of
 
+    longest = checkpoint.architecture.max_position_embeddings
+    if given is not None:
+        if given > longest:
+            raise UserError(
+                f"sequence_length: {given}: the model of {checkpoint.path} sees only {longest} "
+                "tokens; lower it"
+            )
+        return given
     if run := run_of(checkpoint):
         return run.train.sequence_length
-    return min(checkpoint.architecture.max_position_embeddings, _MAX_DEFAULT_LENGTH)
+    return min(longest, _MAX_DEFAULT_LENGTH)
 
 
 def _write(output: Path | None, scores: dict[str, Any]) -> None:
@@ -208,17 +225,8 @@ def _score(
 
 
 def _check_fit(
-    checkpoint: Path,
-    architecture: "Architecture",
-    *,
-    corpora: "dict[str, HeldOut]",
-    sequence_length: int,
+    checkpoint: Path, architecture: "Architecture", *, corpora: "dict[str, HeldOut]"
 ) -> None:
-    if sequence_length > architecture.max_position_embeddings:
-        raise UserError(
-            f"sequence_length: {sequence_length}: the model of {checkpoint} sees only "
-            f"{architecture.max_position_embeddings} tokens; lower it"
-        )
     for corpus, held_out in corpora.items():
         smallest = int(held_out.tokens.min(initial=0))
         largest = int(held_out.tokens.max(initial=-1))

@@ -17,12 +17,18 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
     """The text that the model continues as the assistant.
 
     Args:
         tokenizer: a tokenizer with a chat template.
         messages: `role` and `content` of each, the oldest one first.
+        add_generation_prompt: whether the text ends where the answer of the assistant begins.
 
     Raises:
         UserError: there is no template, or it refuses the messages.
@@ -34,7 +40,9 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> 
         )
     try:
         return _compiled(tokenizer.chat_template).render(
-            messages=messages, add_generation_prompt=True, **tokenizer.special_texts
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            **tokenizer.special_texts,
         )
     except TemplateError as error:
         raise UserError(f"messages: the chat template refuses them: {error.message}") from None

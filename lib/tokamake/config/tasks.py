@@ -1,0 +1,47 @@
+"""Section `evaluate.tasks`: what a model is scored on besides its held-out documents."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, model_validator
+
+from tokamake import plugins
+from tokamake.config.fields import Name
+from tokamake.config.plugin_settings import PlugInSettings
+
+FOLDER = "evaluate/tasks"
+"""Folder of the plug-ins."""
+
+
+class TaskSettings(PlugInSettings):
+    """A task, with the settings of its plug-in."""
+
+    folder: ClassVar[str] = FOLDER
+
+    name: Annotated[str, Name]
+    """Plug-in in evaluate/tasks/. By default, the key of the task."""
+    data: tuple[str, ...] = ()
+    """Files, folders or patterns."""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> "TaskSettings":
+        needs_data = plugins.constant(FOLDER, self.name, "NEEDS_DATA")
+        if needs_data and not self.data:
+            raise ValueError(f"data: empty; name the files of {self.name}")
+        if self.data and not needs_data:
+            raise ValueError(f"data: {self.name} does not use it; remove it")
+        return self
+
+
+def _with_names(value: Any) -> Any:
+    """Tasks by their keys, each with the key as its name, if it has no other."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: {"name": key, **task} if isinstance(task, Mapping) else task
+        for key, task in value.items()
+    }
+
+
+Tasks = Annotated[dict[Name, TaskSettings], BeforeValidator(_with_names)]
+"""Tasks by their keys, which name their results."""

@@ -1,0 +1,90 @@
+"""Stage `evaluate-task`: score a model on a task."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.errors import UserError
+from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
+
+
+def evaluate_task(
+    name: str,
+    /,
+    *,
+    checkpoint: Path,
+    settings: str = "{}",
+    tokenizer: Path | None = None,
+    sequence_length: int | None = None,
+    batch_size: int = 8,
+    layout: InferenceLayout = WHOLE_MODEL,
+    output: Path | None = None,
+) -> None:
+    """Score a model on a task: wikitext, lambada, text, or lm_eval (any task of lm-eval).
+
+    The files of evaluate/tasks say what each measures, and which settings it has. Scores do not
+    depend on the number of ranks.
+
+    Args:
+        name: plug-in in evaluate/tasks/.
+        checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
+        settings: JSON of the task's settings: `data`, the files, and those of the plug-in.
+        tokenizer: tokenizer of the model; by default as for `evaluate`.
+        sequence_length: most tokens that the model reads at once; by default as for `evaluate`.
+        batch_size: sequences per forward pass.
+        layout: how ranks share the model.
+        output: JSON file to write.
+
+    Raises:
+        UserError: a setting is wrong, or files are missing, damaged or do not match.
+    """
+    from tokamake import plugins
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.config.tasks import FOLDER
+    from tokamake.evaluate.evaluate import check_values, sequence_length_of
+    from tokamake.evaluate.scorer import Scorer
+    from tokamake.files import write_json
+    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.model import InferenceModel
+
+    check_values(sequence_length=(sequence_length, 1), batch_size=(batch_size, 1))
+    with peers() as ranks:
+        with ranks.together():
+            task = _read(name, settings)
+            opened = open_any(checkpoint)
+            layout.check(opened.architecture, world_size=ranks.ranks.world_size)
+            text_tokenizer = tokenizer_of(opened, tokenizer)
+            length = sequence_length_of(opened, sequence_length)
+        part = InferenceModel(opened, layout, peers=ranks)
+        model = LedModel(part, ranks.ranks.world_size)
+        with ranks.together(), model.led() as leads:
+            if not leads:
+                return
+            scorer = Scorer(model, text_tokenizer, sequence_length=length, batch_size=batch_size)
+            scores: dict[str, Any] = plugins.load(FOLDER, name).evaluate(scorer, task)
+            for metric, value in scores.items():
+                print(
+                    f"{metric}: {value:,.4f}" if isinstance(value, float) else f"{metric}: {value}"
+                )
+            if output:
+                write_json(output, {"task": name, "sequence_length": length, "scores": scores})
+
+
+def _read(name: str, settings: str) -> Any:
+    """The settings of a task.
+
+    Raises:
+        UserError: they are wrong.
+    """
+    import json
+
+    from tokamake.config.tasks import TaskSettings
+    from tokamake.validation import validate
+
+    try:
+        values = json.loads(settings)
+    except ValueError as error:
+        raise UserError(f"settings: not JSON ({error}); give an object such as {{}}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"settings: {settings}: not an object; give one such as {{}}")
+    return validate(TaskSettings, {**values, "name": name}, "settings")

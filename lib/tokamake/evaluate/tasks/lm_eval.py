@@ -1,0 +1,108 @@
+"""Tasks of lm-eval (EleutherAI's lm-evaluation-harness), by their names.
+
+Bundled tasks read datasets of the Hugging Face Hub: `tokamake fetch-tasks` downloads them. Tasks in
+YAML files of one's own read any files.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.config.tasks import TaskSettings
+    from tokamake.evaluate.scorer import Scorer
+
+NEEDS_DATA = False
+SETTINGS = {
+    "tasks": {
+        "default": [],
+        "description": "Names of tasks, groups or tags, such as hellaswag or mmlu.",
+    },
+    "include": {"default": "", "description": "Folder with YAML files of tasks of one's own."},
+    "num_fewshot": {
+        "default": -1,
+        "ge": -1,
+        "description": "Examples before each question; -1: as the task says.",
+    },
+    "limit": {"default": 0, "ge": 0, "description": "Most documents of each task; 0: all."},
+    "chat": {"default": False, "description": "Whether prompts get the chat template."},
+    "allow_code": {
+        "default": False,
+        "description": "Whether tasks may run the code that the model writes.",
+    },
+}
+
+
+def check(settings: "TaskSettings") -> None:
+    """Check settings without the model.
+
+    Raises:
+        UserError: tasks are missing or unknown.
+    """
+    _loaded(settings, reads_data=False)
+
+
+def fetch(settings: "TaskSettings") -> None:
+    """Download the datasets of the tasks into the cache of the Hub."""
+    _loaded(settings, reads_data=True)
+
+
+def _loaded(settings: "TaskSettings", *, reads_data: bool) -> Any:
+    """The manager of tasks, once it knows those of the settings."""
+    from pathlib import Path
+
+    try:
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError:
+        raise UserError("lm_eval is not installed; pip install 'tokamake[lm-eval]'") from None
+    names, include = settings.own["tasks"], settings.own["include"]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError("tasks: name at least one task of lm-eval, such as [hellaswag]")
+    if include and not Path(include).is_dir():
+        raise UserError(f"include: {include}: no such folder; fix the path")
+    # To list the bundled tasks takes seconds, so look whether one's own suffice.
+    for is_bundled in (False, True):
+        manager = TaskManager(include_path=include or None, include_defaults=is_bundled)
+        unknown = [name for name in names if name not in {*manager.all_tasks}]
+        if not unknown:
+            break
+    if unknown:
+        raise UserError(f"tasks: {', '.join(unknown)}: lm-eval knows no such task; fix the name")
+    if reads_data:
+        manager.load(names)
+    return manager
+
+
+def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
+    """Score the model on the tasks.
+
+    Returns:
+        Each metric of each task and group, as TASK/METRIC, and its standard error.
+
+    Raises:
+        UserError: tasks are missing or unknown, or their data are not there.
+    """
+    manager = _loaded(settings, reads_data=False)
+    from lm_eval import simple_evaluate
+
+    from tokamake.evaluate.harness_model import HarnessModel
+
+    own = settings.own
+    results = simple_evaluate(
+        HarnessModel(scorer),
+        tasks=[*own["tasks"]],
+        task_manager=manager,
+        num_fewshot=None if own["num_fewshot"] < 0 else own["num_fewshot"],
+        limit=own["limit"] or None,
+        apply_chat_template=own["chat"],
+        confirm_run_unsafe_code=own["allow_code"],
+        log_samples=False,
+    )
+    scores = {}
+    for task, metrics in {**results["results"], **results.get("groups", {})}.items():
+        for metric, value in metrics.items():
+            name, _, filtered = metric.partition(",")
+            if isinstance(value, int | float):
+                key = name if filtered in ("", "none") else f"{name} ({filtered})"
+                scores[f"{task}/{key}"] = value
+    return scores
