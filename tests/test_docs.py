@@ -56,6 +56,7 @@ BUILT = {
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "serve": ("tokamake/answers.txt",),
+    "tasks": ("tokamake/results/mine/tasks/wiki.json", "tokamake/scores.json"),
     "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }

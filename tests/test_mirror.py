@@ -110,6 +110,8 @@ TESTED_THROUGH = {
     ],
     "serve/test_gate.py": ["serve/server_metrics"],
     "inference/test_choice.py": ["inference/sampling"],
+    "evaluate/tasks/test_lm_eval.py": ["evaluate/harness_model"],
+    "evaluate/tasks/test_text.py": ["evaluate/evaluate_task", "evaluate/scorer"],
 }
 """Modules without a test file of their name, by the test that runs them."""
 

@@ -94,6 +94,7 @@ STAGES = {
             "--config results/tiny/run.yaml --train results/tiny/train.json"
             " --metadata results/data/metadata.json --index results/tiny/index --output card.md",
         ),
+        "fetch-task": Command("evaluate", 'lm_eval --settings \'{"tasks": ["hellaswag"]}\''),
         "push": Command("remote", "results/tiny/export hf://my-org/tiny"),
         "evaluate": Command(
             "evaluate",
@@ -177,7 +178,7 @@ SEVERAL_FILES = {
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
-ONLINE = {"fetch", "fetch-batch", "plan", "push", "train"}
+ONLINE = {"fetch", "fetch-batch", "fetch-task", "plan", "push", "train"}
 """Subcommands that may use the Hugging Face Hub; `train` is here for its trackers. In all others,
 HF_HUB_OFFLINE is set: libraries would ask for files that they have, and compute nodes have no
 network."""

@@ -21,7 +21,7 @@ def test_all_paths_are_in_the_schema(server: Served) -> None:
     assert server.ask("GET", "/healthz").json == {"status": "ok"}
 
 
-@pytest.mark.extra("fuzz", "schemathesis")
+@pytest.mark.extra("oracles", "schemathesis")
 def test_no_request_makes_the_server_fail(server: Served) -> None:
     import schemathesis
 

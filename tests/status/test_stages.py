@@ -37,7 +37,8 @@ def planned(
     """All jobs of a workflow that uses every rule, in the current folder, where nothing exists.
 
     A model by address brings its tokenizer, so that none would be trained: `fetch_weights` is left
-    out, and `import_checkpoint`; `tests/workflow/test_checkpoints_fetched.py` has them.
+    out, and `import_checkpoint`; `tests/workflow/test_checkpoints_fetched.py` has them. So is
+    `fetch_task`, which needs lm-eval; `tests/workflow/test_tasks.py` has it.
     """
     data_set = DataSet(request.param)
     monkeypatch.chdir(make_workspace(tmp_path))
@@ -54,6 +55,7 @@ def planned(
         Path(name).write_text(f"{table}{row}\n")
     config = {**CONFIG, "runs": runs, "convert": ["hf-bf16"], "tokenize": {"deduplicate": True}}
     config["data_set"] = data_set.name
+    config["evaluate"] = {"tasks": {"own": {"name": "text", "data": ["corpora.tsv"]}}}
     Path("my.yaml").write_text(yaml.safe_dump(config))
     result = snakemake(tmp_path, "-n", "--set-resources", "doctor:nodes=1", *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -79,7 +81,7 @@ def read_jobs(text: str) -> list[JobState]:
 
 
 def test_stages_have_the_products_and_logs_of_the_rules(planned: list[JobState]) -> None:
-    others = {"all", "data", "fetch_weights", "import_checkpoint"}
+    others = {"all", "data", "fetch_task", "fetch_weights", "import_checkpoint"}
     assert {job.rule for job in planned} == rules().keys() - others
     for job in planned:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)

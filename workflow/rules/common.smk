@@ -22,6 +22,7 @@ run_settings = FUNCTIONS.run_settings
 data_rules = FUNCTIONS.data
 checkpoint_rules = FUNCTIONS.checkpoints
 segments = FUNCTIONS.segments
+task_rules = FUNCTIONS.tasks
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
 run_changes = FUNCTIONS.changes
@@ -36,5 +37,6 @@ wildcard_constraints:
     batch=rf"(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
     corpus="|".join(map(re.escape, CONFIG.corpora)),
     segment=r"(\.[1-9]\d*)?",
+    task="|".join(map(re.escape, task_rules.names)) or "(?!)",
     start="|".join(map(re.escape, checkpoint_rules.starts)) or "(?!)",
     form=r"[^/]+",

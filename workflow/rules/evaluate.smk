@@ -38,6 +38,58 @@ rule evaluate:
         " --output {output} > {log} 2>&1"
 
 
+if task_rules.fetched:
+
+    rule fetch_task:
+        "Download the data of a task."
+        output:
+            f"{RUN}/tasks/{{task}}.fetched",
+        log:
+            "logs/{run}/fetch_task/{task}.log",
+        benchmark:
+            "results/benchmarks/{run}/fetch_task/{task}.tsv"
+        localrule: True  # compute nodes have no network
+        params:
+            plug_in=task_rules.plug_in,
+            settings=task_rules.settings,
+        shell:
+            "tokamake fetch-task {params.plug_in} --settings {params.settings:q} --output {output}"
+            " > {log} 2>&1"
+
+
+if task_rules.names:
+
+    rule evaluate_task:
+        "Score the model on a task, after each segment too."
+        input:
+            model=segments.evaluated_inputs,
+            tokenizer=CONFIG.tokenizer_files,
+            fetched=task_rules.fetched_inputs,
+        output:
+            f"{RUN}/tasks/{{task}}{{segment}}.json",
+        log:
+            "logs/{run}/tasks/{task}{segment}.log",
+        benchmark:
+            "results/benchmarks/{run}/tasks/{task}{segment}.tsv"
+        threads: 2
+        resources:
+            nodes=1,
+            tasks=1,
+        params:
+            plug_in=task_rules.plug_in,
+            settings=task_rules.settings,
+            model=segments.evaluated_model,
+            sequence_length=run_settings.value("train.sequence_length"),
+            dtype=run_settings.value("evaluate.dtype"),
+            layout=layouts.inference_options,
+        shell:
+            "{resources.launch} {resources.nodes} {resources.tasks}"
+            " tokamake evaluate-task {params.plug_in} --checkpoint {params.model}"
+            " --settings {params.settings:q} --tokenizer {input.tokenizer[0]:q}"
+            " --sequence-length {params.sequence_length} --dtype {params.dtype} {params.layout}"
+            " --output {output} > {log} 2>&1"
+
+
 rule generate:
     "Let the exported model continue the config's prompts."
     input:

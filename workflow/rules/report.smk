@@ -12,6 +12,7 @@ rule plot:
         train=f"{RUN}/train.json",
         evaluation=f"{RUN}/evaluate.json",
         earlier=segments.evaluations,
+        tasks=task_rules.scores,
         samples=f"{RUN}/samples.json",
     output:
         [
@@ -29,13 +30,14 @@ rule plot:
         "results/benchmarks/{run}/plot.tsv"
     params:
         earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
+        tasks=lambda wildcards, input: [f"--tasks={path}" for path in input.tasks],
         run=subpath(input.train, parent=True),
         index=subpath(input.index, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake plot --metadata {input.metadata} --index {params.index}"
         " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
-        " --evaluation {input.evaluation} {params.earlier} --samples {input.samples} --config {input.run}"
+        " --evaluation {input.evaluation} {params.earlier} {params.tasks} --samples {input.samples} --config {input.run}"
         " --output {params.folder} > {log} 2>&1"
 
 

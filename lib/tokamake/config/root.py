@@ -11,6 +11,7 @@ from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.fields import Name, Settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.optimization import zero_file_optimizers
+from tokamake.config.tasks import Tasks
 from tokamake.config.training import TrainSettings
 
 InferenceDtype = Literal["fp32", "bf16", "fp16"]
@@ -23,6 +24,9 @@ class EvaluateSettings(Settings):
     """Maximum number of tokens to score per corpus."""
     dtype: InferenceDtype = "fp32"
     """Dtype of weights and computation: fp32, bf16 or fp16. Losses are computed in fp32."""
+    tasks: Tasks = Field(default_factory=dict)
+    """What the model is scored on besides held-out documents, after each segment too: name →
+    settings, of which `name` is a plug-in in evaluate/tasks/ (by default the name of the task)."""
 
 
 class ExportSettings(Settings):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tokamake import plugins
-from tokamake.config.fields import Name
+from tokamake.config.fields import plug_in
 from tokamake.config.plugin_settings import PlugInSettings
 
 FOLDER = "evaluate/tasks"
@@ -18,7 +18,7 @@ class TaskSettings(PlugInSettings):
 
     folder: ClassVar[str] = FOLDER
 
-    name: Annotated[str, Name]
+    name: Annotated[str, plug_in(FOLDER)]
     """Plug-in in evaluate/tasks/. By default, the key of the task."""
     data: tuple[str, ...] = ()
     """Files, folders or patterns."""
@@ -43,5 +43,7 @@ def _with_names(value: Any) -> Any:
     }
 
 
-Tasks = Annotated[dict[Name, TaskSettings], BeforeValidator(_with_names)]
-"""Tasks by their keys, which name their results."""
+Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""Name of a task, and of the files with its scores."""
+Tasks = Annotated[dict[Key, TaskSettings], BeforeValidator(_with_names)]
+"""Tasks by their names."""

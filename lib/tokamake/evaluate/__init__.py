@@ -1,1 +1,1 @@
-"""Held-out evaluation of a trained model."""
+"""Scores of a trained model: on held-out text, and on tasks."""

@@ -50,7 +50,7 @@ def evaluate_task(
     check_values(sequence_length=(sequence_length, 1), batch_size=(batch_size, 1))
     with peers() as ranks:
         with ranks.together():
-            task = _read(name, settings)
+            task = read_task(name, settings)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
@@ -70,7 +70,7 @@ def evaluate_task(
                 write_json(output, {"task": name, "sequence_length": length, "scores": scores})
 
 
-def _read(name: str, settings: str) -> Any:
+def read_task(name: str, settings: str) -> Any:
     """The settings of a task.
 
     Raises:

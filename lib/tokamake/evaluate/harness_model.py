@@ -107,7 +107,7 @@ class HarnessModel(TemplateLM):
         started = []
         for number, request in enumerate(requests):
             context, options = request.args
-            started.append(self._generation(context, options, number))
+            started.append(self._generation(context, options, number=number))
         self._scorer.continue_rows(generation for generation, __ in started)
         texts = []
         for request, (__, text) in zip(requests, started, strict=True):
@@ -117,7 +117,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _generation(
-        self, context: str, options: dict[str, Any], number: int
+        self, context: str, options: dict[str, Any], *, number: int
     ) -> tuple[Generation, TextStream]:
         settings = normalize_gen_kwargs(options, 256)
         if unknown := settings.keys() - _SAMPLING - _IGNORED:

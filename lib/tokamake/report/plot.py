@@ -13,6 +13,7 @@ def plot(
     train: Path,
     evaluation: Path,
     earlier: Sequence[Path] = (),
+    tasks: Sequence[Path] = (),
     samples: Path,
     config: Path,
     output: Path,
@@ -30,6 +31,7 @@ def plot(
         train: train.json of `train`.
         evaluation: JSON file of `evaluate`.
         earlier: evaluate.STEP.json of the segments before the last one, in order.
+        tasks: TASK.json and TASK.STEP.json of `evaluate-task`, a task's segments in order.
         samples: JSON file of `generate`.
         config: run.yaml of `resolve`.
         output: folder to write; an existing one is replaced.
@@ -61,7 +63,7 @@ def plot(
             best=best_checkpoint(history, Path(train_json["checkpoint"])),
         ),
         "corpora": tables.corpora(corpora),
-        "evaluation": tables.evaluation(_scores(evaluation), segment_scores),
+        "evaluation": tables.evaluation(_scores(evaluation), segment_scores, tasks=_tasks(tasks)),
         "samples": tables.samples(read_json(samples, "make it with `tokamake generate`")),
     }
     with style.styled(), atomic_folder(output) as folder:
@@ -77,6 +79,18 @@ def plot(
         for name, figure in drawings.items():
             style.save(figure, folder / f"{name}.svg")
     print(f"{output}: {len(drawings)} figures, {len(pages)} tables")
+
+
+def _tasks(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Scores of each task after each step; `last`: at the end."""
+    from tokamake.files import read_json
+
+    tasks: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        task, _, step = path.stem.partition(".")
+        read = read_json(path, "make it with `tokamake evaluate-task`")
+        tasks.setdefault(task, {})[f"{int(step):,}" if step else "last"] = read["scores"]
+    return tasks
 
 
 def _scores(path: Path) -> dict[str, Any]:

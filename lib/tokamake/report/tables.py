@@ -63,8 +63,19 @@ def _range(first: int, last: int) -> str:
     return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
-def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> str:
-    """Tables of held-out loss: by corpus and overall, and overall after each earlier segment."""
+def evaluation(
+    scored: dict[str, Any],
+    earlier: dict[int, dict[str, Any]],
+    *,
+    tasks: dict[str, dict[str, Any]],
+) -> str:
+    """Tables of held-out loss, and of scores of tasks.
+
+    Args:
+        scored: loss by corpus and overall.
+        earlier: step → the same, after each earlier segment.
+        tasks: name of a task → step → its scores.
+    """
     header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
     last = html_pages.table(header, rows, _scores("overall", scored["overall"]))
@@ -76,7 +87,24 @@ def evaluation(scored: dict[str, Any], earlier: dict[int, dict[str, Any]]) -> st
         step_rows.append(_scores("last", scored["overall"]))
         cells = [[row[0], *row[-len(_PLACES) :]] for row in step_rows]
         sections.append(("After each segment", html_pages.table(measures, cells)))
-    return html_pages.page("Held-out evaluation", html_pages.sections(sections))
+    sections += [(f"Task {task}", _task(steps)) for task, steps in tasks.items()]
+    return html_pages.page("Evaluation", html_pages.sections(sections))
+
+
+def _task(steps: dict[str, dict[str, Any]]) -> str:
+    """Table of the scores of a task: a row for each metric, a column for each step."""
+    metrics = dict.fromkeys(metric for scores in steps.values() for metric in scores)
+    rows = [
+        [metric, *(_number(scores.get(metric)) for scores in steps.values())] for metric in metrics
+    ]
+    header = ["step", *steps] if len(steps) > 1 else ["", "score"]
+    return html_pages.table(header, rows)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _scores(name: str, scores: dict[str, Any]) -> list[str]:

@@ -89,7 +89,19 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
         exports = _begun(
             folder, "convert", logs=f"logs/{run}/convert", product=f"results/{run}/convert/{{}}"
         )
-        groups[f"run {run}"] = run_stages + exports
+        scores = _begun(
+            folder,
+            "evaluate_task",
+            logs=f"logs/{run}/tasks",
+            product=f"results/{run}/tasks/{{}}.json",
+        )
+        fetched = _begun(
+            folder,
+            "fetch_task",
+            logs=f"logs/{run}/fetch_task",
+            product=f"results/{run}/tasks/{{}}.fetched",
+        )
+        groups[f"run {run}"] = [*run_stages, *fetched, *scores, *exports]
     return groups | {_title("report", each): _report_stages(each) for each in data_sets}
 
 

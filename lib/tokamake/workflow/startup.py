@@ -29,6 +29,7 @@ from tokamake.workflow.snakemake_internals import (
     shorten_changed_params,
 )
 from tokamake.workflow.targets import Targets
+from tokamake.workflow.tasks import TaskRules
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RuleFunctions:
     data: DataRules
     checkpoints: CheckpointRules
     segments: SegmentRules
+    tasks: TaskRules
     doctor: DoctorRules
     layouts: LayoutCheck
     changes: RunChanges
@@ -81,12 +83,17 @@ def rule_functions(
         checkpoints = CheckpointRules(checked)
         if is_main:
             report_downloads([*raw_downloads(checked), *checkpoints.missing_weights])
+        segments = SegmentRules(checked, planned_segments if is_main else None)
+        tasks = TaskRules(checked, segments)
+        if is_main:
+            tasks.check()
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
             data=DataRules(checked, snakemake.force_job if is_main else None),
             checkpoints=checkpoints,
-            segments=SegmentRules(checked, planned_segments if is_main else None),
+            segments=segments,
+            tasks=tasks,
             doctor=DoctorRules(snakemake),
             layouts=LayoutCheck(checked, snakemake),
             changes=RunChanges(checked, is_main_process=is_main),
@@ -116,6 +123,7 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
             snakemake,
             checkpoints=functions.checkpoints,
             segments=functions.segments,
+            tasks=functions.tasks,
             doctor=functions.doctor,
         ).expand
     )

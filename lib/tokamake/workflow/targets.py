@@ -16,6 +16,7 @@ from tokamake.workflow.exit import exit_with
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
+from tokamake.workflow.tasks import TaskRules
 
 
 class Targets:
@@ -28,12 +29,14 @@ class Targets:
         *,
         checkpoints: CheckpointRules,
         segments: SegmentRules,
+        tasks: TaskRules,
         doctor: DoctorRules,
     ) -> None:
         self._config = config
         self._snakemake = snakemake
         self._checkpoints = checkpoints
         self._segments = segments
+        self._tasks = tasks
         self._doctor = doctor
 
     def expand(self, targets: Iterable[str]) -> set[str]:
@@ -70,6 +73,8 @@ class Targets:
         if rule == "doctor":
             return [self._doctor.report]
         wildcards, outputs = self._snakemake.outputs(target)
+        if "task" in wildcards:
+            return self._tasks.outputs_for_all_runs(outputs)
         if not {"run"} <= wildcards <= {"run", "segment"}:
             return []
         return [

@@ -11,7 +11,7 @@ from tests.support.llamas import write_confident
 from tokamake.errors import UserError
 from tokamake.evaluate.evaluate_task import evaluate_task
 
-pytestmark = pytest.mark.extra("lm-eval", "lm_eval")
+pytestmark = pytest.mark.extra("oracles", "lm_eval", "accelerate", "peft")
 LENGTH = 96
 COMMON = """
 task: {name}

@@ -1,9 +1,11 @@
 """Tasks of lm-eval (EleutherAI's lm-evaluation-harness), by their names.
 
-Bundled tasks read datasets of the Hugging Face Hub: `tokamake fetch-tasks` downloads them. Tasks in
+Bundled tasks read datasets of the Hugging Face Hub: `tokamake fetch-task` downloads them. Tasks in
 YAML files of one's own read any files.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from tokamake.evaluate.scorer import Scorer
 
 NEEDS_DATA = False
+IS_FETCHED = True
 SETTINGS = {
     "tasks": {
         "default": [],
@@ -34,32 +37,35 @@ SETTINGS = {
 
 
 def check(settings: "TaskSettings") -> None:
-    """Check settings without the model.
+    """Check what is known without lm-eval.
 
     Raises:
-        UserError: tasks are missing or unknown.
+        UserError: no task is named, the folder does not exist, or lm-eval is not installed.
     """
-    _loaded(settings, reads_data=False)
-
-
-def fetch(settings: "TaskSettings") -> None:
-    """Download the datasets of the tasks into the cache of the Hub."""
-    _loaded(settings, reads_data=True)
-
-
-def _loaded(settings: "TaskSettings", *, reads_data: bool) -> Any:
-    """The manager of tasks, once it knows those of the settings."""
-    from pathlib import Path
-
-    try:
-        from lm_eval.tasks import TaskManager
-    except ModuleNotFoundError:
-        raise UserError("lm_eval is not installed; pip install 'tokamake[lm-eval]'") from None
     names, include = settings.own["tasks"], settings.own["include"]
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError("tasks: name at least one task of lm-eval, such as [hellaswag]")
     if include and not Path(include).is_dir():
         raise UserError(f"include: {include}: no such folder; fix the path")
+    if find_spec("lm_eval") is None:
+        raise UserError("lm_eval is not installed; pip install 'tokamake[lm-eval]'")
+
+
+def fetch(settings: "TaskSettings") -> None:
+    """Download the datasets of the tasks into the cache of the Hub.
+
+    Raises:
+        UserError: tasks are missing or unknown, or a dataset cannot be read.
+    """
+    _loaded(settings)
+
+
+def _loaded(settings: "TaskSettings") -> Any:
+    """The manager of tasks, once it knows those of the settings and has read their data."""
+    check(settings)
+    from lm_eval.tasks import TaskManager
+
+    names, include = settings.own["tasks"], settings.own["include"]
     # To list the bundled tasks takes seconds, so look whether one's own suffice.
     for is_bundled in (False, True):
         manager = TaskManager(include_path=include or None, include_defaults=is_bundled)
@@ -68,8 +74,14 @@ def _loaded(settings: "TaskSettings", *, reads_data: bool) -> Any:
             break
     if unknown:
         raise UserError(f"tasks: {', '.join(unknown)}: lm-eval knows no such task; fix the name")
-    if reads_data:
+    try:
         manager.load(names)
+    except Exception as error:  # of any package that reads data
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"tasks: {', '.join(names)}: their data cannot be read ({reason}); where there is a "
+            "network, run tokamake fetch-task"
+        ) from None
     return manager
 
 
@@ -82,7 +94,7 @@ def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
     Raises:
         UserError: tasks are missing or unknown, or their data are not there.
     """
-    manager = _loaded(settings, reads_data=False)
+    manager = _loaded(settings)
     from lm_eval import simple_evaluate
 
     from tokamake.evaluate.harness_model import HarnessModel

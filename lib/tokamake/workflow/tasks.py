@@ -1,0 +1,86 @@
+"""Tasks that models are scored on, as functions for rules. Wildcards: run, task, segment."""
+
+import json
+from typing import Any
+
+from tokamake import plugins
+from tokamake.config.tasks import FOLDER, TaskSettings
+from tokamake.errors import UserError
+from tokamake.workflow.config import WorkflowConfig
+from tokamake.workflow.paths import RUN
+from tokamake.workflow.segments import SegmentRules
+
+
+class TaskRules:
+    """Tasks of all runs.
+
+    Attributes:
+        names: keys of the tasks of any run.
+        fetched: those whose data the login node downloads.
+
+    Args:
+        config: of the workflow.
+        segments: segments of the runs: each segment's checkpoint is scored.
+    """
+
+    def __init__(self, config: WorkflowConfig, segments: SegmentRules) -> None:
+        self._config, self._segments = config, segments
+        tasks = {
+            key: task for run in config.runs.values() for key, task in run.evaluate.tasks.items()
+        }
+        self.names = sorted(tasks)
+        self.fetched = [name for name in self.names if _is_fetched(tasks[name])]
+
+    def check(self) -> None:
+        """Check what is known of tasks before a model exists.
+
+        Raises:
+            UserError: files are missing, or a setting is wrong.
+        """
+        for name, run in self._config.runs.items():
+            for key, task in run.evaluate.tasks.items():
+                try:
+                    plugins.load(FOLDER, task.name).check(task)
+                except UserError as error:
+                    raise UserError(f"run {name}: evaluate.tasks.{key}: {error}") from None
+
+    def _task(self, wildcards: Any) -> TaskSettings:
+        return self._config.runs[wildcards.run].evaluate.tasks[wildcards.task]
+
+    def plug_in(self, wildcards: Any) -> str:
+        """Name of the plug-in of a task."""
+        return self._task(wildcards).name
+
+    def settings(self, wildcards: Any) -> str:
+        """Settings of a task as JSON."""
+        settings = self._task(wildcards).model_dump(mode="json")
+        del settings["name"]
+        return json.dumps(settings, sort_keys=True)
+
+    def fetched_inputs(self, wildcards: Any) -> list[str]:
+        """The file that exists once the data of a task are downloaded."""
+        is_fetched = _is_fetched(self._task(wildcards))
+        return [f"{RUN}/tasks/{{task}}.fetched"] if is_fetched else []
+
+    def scores(self, wildcards: Any) -> list[str]:
+        """Scores of a run: of each task, after each segment and at the end."""
+        ends = [*(f".{step}" for step in self._segments.ends(wildcards.run)), ""]
+        return [
+            f"{RUN}/tasks/{task}{segment}.json"
+            for task in self._config.runs[wildcards.run].evaluate.tasks
+            for segment in ends
+        ]
+
+    def outputs_for_all_runs(self, outputs: list[str]) -> list[str]:
+        """Files that a rule with the wildcard `task` makes at the ends of all runs."""
+        return [
+            output.format(run=run, task=task, segment="")
+            for output in outputs
+            for run, settings in self._config.runs.items()
+            for task, value in settings.evaluate.tasks.items()
+            if ".fetched" not in output or _is_fetched(value)
+        ]
+
+
+def _is_fetched(task: TaskSettings) -> bool:
+    return bool(plugins.constant(FOLDER, task.name, "IS_FETCHED", default=False))
