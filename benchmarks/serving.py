@@ -22,6 +22,8 @@ from pathlib import Path
 
 from generating import SHAPES, make_model
 
+from tokamake.data.corpus.train_tokenizer import train_tokenizer
+
 
 @dataclass
 class Load:
@@ -39,11 +41,12 @@ class Load:
 def main() -> None:
     """Measure each model."""
     options = _options()
+    tokenizer = make_tokenizer(options.work / "tokenizer")
     print("model  clients  requests  failed  tokens/s   first p50    p99   between p50    p99 (ms)")
     for name in options.models:
         folder = make_model(options.work / name, name)
         command = [sys.executable, "-m", "tokamake", "serve", str(folder), "--port", "0"]
-        command += ["--tokenizer", str(options.tokenizer), "--batch-size", str(options.clients)]
+        command += ["--tokenizer", str(tokenizer), "--batch-size", str(options.clients)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout
@@ -70,6 +73,16 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A tokenizer of 1,000 tokens, whose ids all models have."""
+    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+    raw = folder.with_suffix(".jsonl")
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    raw.write_text("".join(json.dumps({"text": line}) + "\n" for line in text.splitlines() if line))
+    train_tokenizer([raw], vocab_size=1000, output=folder)
+    return folder
 
 
 def run(port: int, clients: int, *, seconds: float, options: argparse.Namespace) -> Load:
@@ -134,7 +147,6 @@ def _ms(seconds: list[float], percent: int) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=[*SHAPES])
-    parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--prompt", type=int, default=32, help="mean tokens of a prompt")

@@ -1,5 +1,6 @@
-// Python bindings; text_bindings.cpp has those of the byte-level tokenizer. NumPy arrays come in by
-// reference, and results are new arrays. The work runs without Python's global interpreter lock.
+// Python bindings; text_bindings.cpp has those of the byte-level tokenizer, decode_bindings.cpp
+// those of generation. NumPy arrays come in by reference, and results are new arrays. The work runs
+// without Python's global interpreter lock.
 #include "bindings.hpp"
 
 #include <pybind11/numpy.h>
@@ -377,5 +378,6 @@ PYBIND11_MODULE(_csrc, module) {
            "Split texts; return the words without cached tokens.")
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
            "Add the tokens of the missing words; return the tokens of all texts.");
+  bind_decoding(module);
   bind_texts(module);
 }

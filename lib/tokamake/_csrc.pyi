@@ -1,4 +1,4 @@
-"""Types of the C++ extension (lib/csrc), for the modules of `tokamake.data`."""
+"""Types of the C++ extension (lib/csrc): for the modules of `tokamake.data`, and for generation."""
 
 from os import PathLike
 
@@ -334,3 +334,61 @@ class ByteLevel:
         Raises:
             ValueError: an end is out of range.
         """
+
+def add_rms_norm(
+    states: int, update: int, weight: int, eps: float, rows: int, width: int, normed: int
+) -> None:
+    """Add an update to token states, and write their RMS norms.
+
+    Args:
+        states: address of (rows, width) fp32.
+        update: address of (rows, width) fp32; 0: nothing is added.
+        weight: address of (width,) fp32.
+        eps: added to the mean square.
+        rows: number of tokens.
+        width: of a state.
+        normed: address of (rows, width) fp32 to write.
+    """
+
+def attend(
+    projected: int,
+    cosines: int,
+    sines: int,
+    keys: int,
+    values: int,
+    row_stride: int,
+    group_stride: int,
+    lengths: int,
+    rows: int,
+    heads: int,
+    groups: int,
+    width: int,
+    mixed: int,
+) -> None:
+    """Let the next token of each row attend to itself and to those in a cache, which it joins.
+
+    Args:
+        projected: address of (rows, heads + 2 groups, width) fp32: queries, keys and values.
+        cosines: address of (rows, width) fp32.
+        sines: address of (rows, width) fp32.
+        keys: address of the keys of the first row in the cache.
+        values: address of the values of the first row in the cache.
+        row_stride: numbers from a row of the cache to the next one.
+        group_stride: numbers from a group of a row to the next one.
+        lengths: address of (rows,) int64: tokens of each row before.
+        rows: number of rows.
+        heads: number of query heads.
+        groups: number of key and value heads.
+        width: of a head.
+        mixed: address of (rows, heads, width) fp32 to write.
+    """
+
+def gate(projected: int, rows: int, width: int, gated: int) -> None:
+    """Write silu(gate) × up.
+
+    Args:
+        projected: address of (rows, 2 width) fp32: gate, up.
+        rows: number of tokens.
+        width: of the result.
+        gated: address of (rows, width) fp32 to write.
+    """

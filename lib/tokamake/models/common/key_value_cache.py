@@ -88,7 +88,7 @@ class LayerCache:
         """Append keys and values of new tokens; return those of all tokens, (B, G, S, K)."""
         if not self._cache.is_kept:
             return k_BGLK, v_BGLK
-        keys, values = self.tensors = self._with_room(k_BGLK)
+        keys, values = self.with_room(k_BGLK.shape[1], k_BGLK.shape[3], like=k_BGLK)
         this = self._cache.this_pass
         rows = slice(this.first, this.first + len(this.starts))
         for tensor, new in ((keys, k_BGLK), (values, v_BGLK)):
@@ -99,18 +99,25 @@ class LayerCache:
                 tensor[cache_row, :, place] = new[row, :, column]
         return keys[rows, :, : this.span], values[rows, :, : this.span]
 
-    def _with_room(self, like_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """The tensors, made twice as long if the tokens of the pass do not fit."""
+    def with_room(self, groups: int, width: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The tensors, made twice as long if the tokens of the pass do not fit.
+
+        Args:
+            groups: G.
+            width: K.
+            like: tensor with the dtype and device.
+        """
         span, old = self._cache.this_pass.span, self.tensors
         length = old[0].shape[2] if old else 0
         if old and span <= length:
             return old
         longer = min(max(span, 2 * length, _FIRST_LENGTH), self._cache.capacity)
-        shape = self._cache.num_rows, like_BGLK.shape[1], longer, like_BGLK.shape[3]
+        shape = self._cache.num_rows, groups, longer, width
         # Zeros: a weight of 0 would not remove the NaN of memory that nobody has set.
-        keys, values = like_BGLK.new_zeros(shape), like_BGLK.new_zeros(shape)
+        keys, values = like.new_zeros(shape), like.new_zeros(shape)
         for tensor, shorter in zip((keys, values), old or (), strict=False):
             tensor[:, :, : shorter.shape[2]] = shorter
+        self.tensors = keys, values
         return keys, values
 
 

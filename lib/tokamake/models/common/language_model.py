@@ -5,13 +5,13 @@ and the layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common import decoding
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
@@ -187,9 +187,12 @@ class LanguageModel(nn.Module):
         self, x_BLD: Tensor, *inputs: Any, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Pass states through the layers of this stage; each gets `inputs` and its cache, too."""
-        layers: Iterable[nn.Module] = self.layers.values()
+        layers = [*self.layers.values()]
         if cache is None:
-            return run([*layers], self.recompute, x_BLD, *inputs)
+            return run(layers, self.recompute, x_BLD, *inputs)
+        if decoding.applies(layers, x_BLD, cache):
+            cos, sin, *_ = inputs
+            return decoding.decode(layers, x_BLD, cos, sin, cache=cache)
         for number, layer in enumerate(layers):
             x_BLD = layer(x_BLD, *inputs, cache.layers[number])
         return x_BLD

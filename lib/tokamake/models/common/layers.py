@@ -56,7 +56,23 @@ class Attention(nn.Module):
         self.v_proj = key_value_projection(architecture, mesh)
         self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
         self.q_norm, self.k_norm = head_norm(), head_norm()
+        width = architecture.head_dim
+        self._heads = (
+            len(self.q_proj.weight) // width,
+            architecture.num_key_value_heads,
+            width,
+        )
         self.qkv_proj: JoinedLinear | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank has a part of the heads or of the tokens."""
+        return self._mesh.tensor.size == self._mesh.context.size == 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Query heads of this rank, its key and value heads, and the width of a head."""
+        return self._heads
 
     def join_projections(self) -> None:
         """Compute queries, keys and values as one product; only for inference."""
