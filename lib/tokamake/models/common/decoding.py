@@ -20,7 +20,7 @@ _LONGEST = 1024
 """Tokens of the longest sequence; beyond, torch's threads are worth their start."""
 
 
-def applies(layers: Sequence[nn.Module], x: Tensor, cache: KeyValueCache) -> bool:
+def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> bool:
     """Whether `decode` computes a pass: one token a row, in fp32 on a CPU, of plain layers."""
     this = cache.this_pass
     return (
@@ -83,7 +83,7 @@ def decode(
         assert gate_up is not None
         heads, groups, width = attention.sizes
         keys, values = layer_cache.with_room(groups, width, like=x)
-        _add_norm(states, update, layer.input_layernorm, normed)
+        _add_norm(states, update, norm=layer.input_layernorm, normed=normed)
         projected = linear(normed, qkv.weight, qkv.bias)
         mixed = x.new_empty(rows, heads * width)
         row_stride, group_stride = keys.stride()[:2]
@@ -104,7 +104,7 @@ def decode(
             mixed.data_ptr(),
         )
         update = linear(mixed, attention.o_proj.weight, attention.o_proj.bias)
-        _add_norm(states, update, layer.post_attention_layernorm, normed)
+        _add_norm(states, update, norm=layer.post_attention_layernorm, normed=normed)
         projected = linear(normed, gate_up.weight, gate_up.bias)
         gated = x.new_empty(rows, projected.shape[1] // 2)
         _csrc.gate(projected.data_ptr(), rows, gated.shape[1], gated.data_ptr())
@@ -112,7 +112,7 @@ def decode(
     return (states if update is None else states.add_(update)).unsqueeze(1)
 
 
-def _add_norm(states: Tensor, update: Tensor | None, norm: nn.Module, normed: Tensor) -> None:
+def _add_norm(states: Tensor, update: Tensor | None, *, norm: nn.Module, normed: Tensor) -> None:
     """Add an update to the states; write their norms."""
     assert isinstance(norm, RMSNorm)
     rows, width = states.shape

@@ -190,7 +190,7 @@ class LanguageModel(nn.Module):
         layers = [*self.layers.values()]
         if cache is None:
             return run(layers, self.recompute, x_BLD, *inputs)
-        if decoding.applies(layers, x_BLD, cache):
+        if decoding.applies(layers, x_BLD, cache=cache):
             cos, sin, *_ = inputs
             return decoding.decode(layers, x_BLD, cos, sin, cache=cache)
         for number, layer in enumerate(layers):
