@@ -60,7 +60,22 @@ def test_validation_lines_are_megatrons() -> None:
     [
         (
             {"step": 2, "consumed_samples": 16, "loss": 2.0, "step_seconds": 0.5},
-            {("lm loss", 2): 2.0, ("lm loss vs samples", 16): 2.0, ("iteration-time", 2): 0.5},
+            {
+                ("lm loss", 2): 2.0,
+                ("lm loss vs samples", 16): 2.0,
+                ("loss-scale", 2): 1.0,
+                ("loss-scale vs samples", 16): 1.0,
+                ("iteration-time", 2): 0.5,
+            },
+        ),
+        (
+            {"step": 3, "consumed_samples": 24, "validation_loss": 1.0, "grad_norm/others": 2.0},
+            {
+                ("lm loss validation", 3): 1.0,
+                ("lm loss validation vs samples", 24): 1.0,
+                ("grad-norm/others", 3): 2.0,
+                ("grad-norm/others vs samples", 24): 2.0,
+            },
         ),
         (
             {"step": 3, "validation_loss": 1.0, "validation_loss/hard": 2.0},

@@ -134,9 +134,10 @@ def test_validation_losses_have_the_names_of_their_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path)
-    training_log.validation(4, {"valid": 2.0, "hard": 3.0})
+    training_log.validation(state(4), {"valid": 2.0, "hard": 3.0})
     training_log.close()
-    record = {"step": 4, "validation_loss": 2.0, "validation_loss/hard": 3.0}
+    losses = {"validation_loss": 2.0, "validation_loss/hard": 3.0}
+    record = {"step": 4, **losses}
     assert read(tmp_path / "metrics.jsonl") == [record]
     assert capsys.readouterr().out == (
         "step 4/10 | validation loss 2.0000 | validation loss (hard) 3.0000\n"
@@ -159,7 +160,7 @@ def test_other_ranks_write_and_print_nothing(
     training_log = log(tmp_path, rank=1)
     training_log.count_step(RESULT, 8, seconds=1.0)
     training_log.training(state(1), RESULT, 0.01)
-    training_log.validation(1, {"valid": 2.0})
+    training_log.validation(state(1), {"valid": 2.0})
     training_log.sync()
     training_log.close()
     assert list(tmp_path.iterdir()) == []
@@ -178,7 +179,7 @@ def test_megatron_style_averages_over_the_steps_since_the_last_line(
     training_log.training(state(4), last, 0.01)
     training_log.count_step(last, 16, seconds=0.5)
     training_log.training(state(5), last, 0.01)
-    training_log.validation(5, {"valid": 2.0, "hard": 30.0})
+    training_log.validation(state(5), {"valid": 2.0, "hard": 30.0})
     training_log.close()
     first, second, *validation = megatron_lines(capsys.readouterr().out)
     assert first == {
@@ -210,7 +211,7 @@ def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
         for step in range(done + 1, done + 4):
             training_log.count_step(RESULT, 8, seconds=1.0)
             training_log.training(state(step), RESULT._replace(loss=float(step)), 0.01)
-        training_log.validation(done + 3, {"valid": 2.0, "hard": 3.0})
+        training_log.validation(state(done + 3), {"valid": 2.0, "hard": 3.0})
         training_log.sync()
         training_log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -218,6 +219,8 @@ def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
         *("learning-rate", "batch-size", "lm loss", "grad-norm", "iteration-time"),
         *("learning-rate vs samples", "batch-size vs samples", "lm loss vs samples"),
         *("grad-norm vs samples", "lm loss validation", "lm loss validation-hard"),
+        *("lm loss validation vs samples", "lm loss validation-hard vs samples"),
+        *("loss-scale", "loss-scale vs samples"),
     }
     losses = sorted((event.step, event.value) for event in events.Scalars("lm loss vs samples"))
     assert losses == [(8, 1), (16, 2), (24, 3), (24, 3), (32, 4), (40, 5)]

@@ -82,12 +82,16 @@ def scalars(record: Record) -> Scalars:
     """Return the value of each TensorBoard tag and step: of iterations, and of samples."""
     step, samples = int(record["step"]), record.get("consumed_samples")
     values: Scalars = {}
+    if "loss" in record:  # Megatron records the scale of every precision
+        record = {"loss_scale": 1.0, **record}
     for name, value in record.items():
         tag = _TAGS.get(name)
         if name.startswith(_VALIDATION):
             tag = f"lm loss validation{_suffix(name.removeprefix(_VALIDATION).lstrip('/'))}"
         if name.startswith("loss/"):  # Megatron has no losses of corpora
             tag = f"lm {name}"
+        if name.startswith("grad_norm/"):  # nor norms of layers
+            tag = f"grad-norm/{name.partition('/')[2]}"
         if tag:
             values[tag, step] = value
             if samples is not None and name not in _NOT_AGAINST_SAMPLES:

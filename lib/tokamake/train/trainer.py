@@ -353,7 +353,7 @@ class Trainer:
             beating = self.heartbeat.counted(micro_batches, "validates")
             losses[name] = self.engine.mean_loss(report_from_any_rank(beating, self.ranks))
         if losses:
-            self.log.validation(self.state.step, losses)
+            self.log.validation(self.state, losses)
 
     def save(self) -> None:
         """Begin to save a checkpoint; training may continue before it is on disk."""

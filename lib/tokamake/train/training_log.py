@@ -145,10 +145,13 @@ class TrainingLog:
             "step_seconds": interval.seconds / interval.steps,
         }
 
-    def validation(self, step: int, losses: dict[str, float]) -> None:
+    def validation(self, state: ResumeState, losses: dict[str, float]) -> None:
         """Record the loss of each validation split."""
+        step = state.step
         if self._metrics:
-            self._add({"step": step, **metrics.validation(losses)})
+            # Megatron shows these losses against samples, too.
+            samples = {"consumed_samples": state.consumed_samples} if self._is_megatron else {}
+            self._add({"step": step, **samples, **metrics.validation(losses)})
         if self._is_megatron:
             for line in megatron_log.validation_lines(step, losses):
                 self._ranks.print_once(line)
