@@ -203,3 +203,14 @@ def test_a_long_value_is_cut_in_a_message() -> None:
         validate(Outer, {"size": "x" * 10_000}, "x.yaml")
     assert len(str(caught.value)) < 400
     assert "xxx..." in str(caught.value)
+
+
+def test_a_value_in_place_of_a_section_names_its_settings() -> None:
+    for value, line in (
+        ({"size": 1, "inner": 3}, "f: inner: 3: not a section; give its settings: stage, name"),
+        ({"size": 1, "by_name": 3}, "f: by_name: 3: not a section; give keys with values"),
+        ({"size": 1, "by_name": {"a": 3}}, "f: by_name.a: 3: not a section; give its settings: "),
+    ):
+        with pytest.raises(UserError) as caught:
+            validate(Outer, value, "f")
+        assert str(caught.value).startswith(line)

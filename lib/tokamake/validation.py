@@ -71,6 +71,11 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
             f"{where}: {path}: a number is no key; quote text with commas in braces, as in "
             '{split: "98,1,1"}'
         )
+    if item["type"] == "model_type" and path:
+        keys = ", ".join(_section(model, item["loc"]).model_fields)
+        return f"{where}: {path}:{shown} not a section; give its settings: {keys}"
+    if item["type"] == "dict_type" and path:
+        return f"{where}: {path}:{shown} not a section; give keys with values"
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     if not path:

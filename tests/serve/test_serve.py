@@ -45,11 +45,11 @@ class Running:
 
 
 @contextmanager
-def started(*arguments: object, command: list[str] = PLAIN) -> Iterator[Running]:
-    """The command with a free port, once it answers."""
+def started(*arguments: object, command: list[str] = PLAIN, port: int = 0) -> Iterator[Running]:
+    """The command, once it answers; by default with a free port."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, "serve", *map(str, arguments), "--port", "0"],
+        [*command, "serve", *map(str, arguments), "--port", str(port)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -11,8 +11,8 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
 
     Args:
         architecture: YAML file with the model's shape, e.g. of config/models.
-        tokenizer: folder or file of the tokenizer; its vocabulary size is the model's if the
-            architecture has no vocab_size.
+        tokenizer: folder or file of the tokenizer, which is not copied; its vocabulary size is the
+            model's if the architecture has no vocab_size.
         seed: seed of the weights.
         output: folder to write.
 
