@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.layouts import laid_out, parallel
+from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake import plugins
@@ -142,6 +144,20 @@ def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> No
     assert context.activations == alone.activations / 2
     assert pipeline.optimizer < alone.optimizer
     assert shared(2, pp=2, schedule="gpipe").activations >= pipeline.activations
+
+
+def test_a_rank_of_gpt3_175b_holds_its_part_alone(run: Run) -> None:
+    """The layout of config/examples/gpt3-175b.yaml: tensor 8 × pipeline 16 × data 8."""
+    settings = yaml.safe_load((ROOT / "config/examples/gpt3-175b.yaml").read_text())["train"]
+    shape = yaml.safe_load((ROOT / "config/models/gpt3-175b.yaml").read_text())
+    names = ("sequence_length", "micro_batch_size", "global_batch_size", "zero_stage", "parallel")
+    changes = {name: settings[name] for name in (*names, "recompute_granularity", "precision")}
+    large = run.model_copy(update={"architecture": Architecture(**shape), "checkpoint": None})
+    parts = estimate(laid_out(large, changes), 1024, CUDA)
+    own = 175e9 / (8 * 16)  # parameters
+    assert parts.weights == pytest.approx(2 * own + 4 * own / 8, rel=0.15)
+    assert parts.optimizer == pytest.approx(8 * own / 8, rel=0.15)
+    assert parts.total < 30e9  # an A100 has 80 GB
 
 
 def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:

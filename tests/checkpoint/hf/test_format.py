@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from tests.support import gpts, llamas
+from tests.support.families import FAMILIES
 from tests.support.hf_files import SHARD, pickled, reference
+from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.hf import format as hf_format
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors import chunks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -270,3 +272,23 @@ def test_other_folders_are_not_of_this_format(tmp_path: Path) -> None:
     assert hf_format.find(tmp_path) == tmp_path
     (tmp_path / "config.json").unlink()
     assert hf_format.find(tmp_path) is None
+
+
+RATES = {"hidden": 0.1, "attention": 0.2, "embedding": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama", {"attention_dropout": 0.2}),
+        ("gpt2", {"attn_pdrop": 0.2, "embd_pdrop": 0.3, "resid_pdrop": 0.1}),
+        ("gpt_bigcode", {"attn_pdrop": 0.2, "embd_pdrop": 0.3, "resid_pdrop": 0.1}),
+        ("bloom", {"attention_dropout": 0.2, "hidden_dropout": 0.1}),
+    ],
+)
+def test_transformers_reads_the_dropout_of_the_training(
+    tmp_path: Path, name: str, expected: dict[str, float]
+) -> None:
+    config_json.write_config(tmp_path, FAMILIES[name], dtype=torch.float32, eos_token=0, dropout=RATES)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert {key: getattr(config, key) for key in expected} == expected
