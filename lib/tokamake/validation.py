@@ -72,8 +72,8 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
             '{split: "98,1,1"}'
         )
     if item["type"] == "model_type" and path:
-        keys = ", ".join(_section(model, item["loc"]).model_fields)
-        return f"{where}: {path}:{shown} not a section; give its settings: {keys}"
+        settings = ", ".join(_section(model, item["loc"]).model_fields)
+        return f"{where}: {path}:{shown} not a section; give its settings: {settings}"
     if item["type"] == "dict_type" and path:
         return f"{where}: {path}:{shown} not a section; give keys with values"
     if item["type"] == "missing":

@@ -63,3 +63,5 @@ def test_only_the_first_ranks_write_traces(tmp_path: Path) -> None:
 def test_steps_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"profile_steps: \[5, 4\]: the first step comes"):
         TrainSettings.model_validate({"profile_steps": [5, 4]})
+    with pytest.raises(ValidationError, match=r"profile_steps: \[9, 9\]: the run ends at step 8"):
+        TrainSettings.model_validate({"profile_steps": [9, 9], "train_steps": 8})

@@ -213,6 +213,11 @@ class TrainSettings(Settings):
                 f"profile_steps: {list(self.profile_steps)}: the first step comes after the last; "
                 "swap them"
             )
+        if self.profile_steps and self.train_steps and self.profile_steps[0] > self.train_steps:
+            raise ValueError(
+                f"profile_steps: {list(self.profile_steps)}: the run ends at step "
+                f"{self.train_steps}; give earlier steps"
+            )
         return self
 
     def _check_retention(self) -> None:

@@ -289,6 +289,8 @@ RATES = {"hidden": 0.1, "attention": 0.2, "embedding": 0.3}
 def test_transformers_reads_the_dropout_of_the_training(
     tmp_path: Path, name: str, expected: dict[str, float]
 ) -> None:
-    config_json.write_config(tmp_path, FAMILIES[name], dtype=torch.float32, eos_token=0, dropout=RATES)
+    config_json.write_config(
+        tmp_path, FAMILIES[name], dtype=torch.float32, eos_token=0, dropout=RATES
+    )
     config = AutoConfig.from_pretrained(tmp_path)
     assert {key: getattr(config, key) for key in expected} == expected
