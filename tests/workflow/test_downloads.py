@@ -22,7 +22,7 @@ def test_rules_that_need_a_network_run_where_snakemake_runs(rule: str) -> None:
 
 def test_no_other_rule_may_use_the_network() -> None:
     online = {name for name, command in commands().items() if command in ONLINE - {"train"}}
-    assert online == {"fetch", "fetch_weights", "push"}
+    assert online == {"fetch", "fetch_task", "fetch_weights", "push"}
 
 
 def files(number: int) -> list[RemoteFile]:

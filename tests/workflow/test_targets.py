@@ -13,6 +13,7 @@ from tests.support.workflow_configs import read_config, train, write_runs
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.targets import Targets
+from tokamake.workflow.tasks import TaskRules
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -69,11 +70,13 @@ def _pattern(wildcard: re.Match[str]) -> str:
 
 def make_targets(*, snakemake: Any = None, **config: Any) -> Targets:
     checked = read_config(**config)
+    segments = SegmentRules(checked, lambda run: f"results/{run}/segments.json")
     return Targets(
         checked,
         snakemake or SnakemakeStandIn(),
         checkpoints=CheckpointRules(checked),
-        segments=SegmentRules(checked, lambda run: f"results/{run}/segments.json"),
+        segments=segments,
+        tasks=TaskRules(checked, segments),
         doctor=cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
     )
 
