@@ -114,4 +114,8 @@ class LocalRanks:
 if __name__ == "__main__":
     # Blocked signals wait until they are asked for, so that none comes amid the start.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *PASSED_ON})
-    sys.exit(LocalRanks(int(sys.argv[1]), sys.argv[2:]).wait())
+    try:
+        ranks = LocalRanks(int(sys.argv[1]), sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[2]}: {error.strerror}; is its environment active?")
+    sys.exit(ranks.wait())

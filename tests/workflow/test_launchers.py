@@ -254,6 +254,13 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_command_that_does_not_exist_is_one_line() -> None:
+    command = [sys.executable, ROOT / "profiles/local/ranks.py", "2", "tokamakke", "train"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "tokamakke: No such file or directory; is its environment active?\n"
+
+
 @pytest.mark.parametrize("profile", ["aurora", "polaris", "sunspot"])
 def test_ranks_are_started_by_the_sites_mpiexec(
     tmp_path: Path, environment: Path, profile: str
