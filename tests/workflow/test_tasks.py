@@ -83,6 +83,19 @@ def test_mistakes_fail_the_dry_run_with_one_line(
     assert message in lines[0]
 
 
+def test_the_login_node_fetches_data_behind_addresses(tmp_path: Path) -> None:
+    folder = make_workspace(tmp_path)
+    tasks = {"far": {"name": "text", "data": ["https://host/far.jsonl"]}, **TASKS}
+    add_tasks(folder, evaluate={"tasks": tasks})
+    planned = snakemake(folder, "-n", "-p", *OTHER, "report")
+    assert jobs(planned) | {"fetch_task": 1, "evaluate_task": 4} == jobs(planned)
+    text = planned.stdout + planned.stderr
+    assert "tokamake fetch-task text" in text
+    assert "--fetched=results/smoke/tasks/far.fetched" in text
+    assert text.count("--fetched=") == 1
+    assert jobs(snakemake(folder, "-n", *OTHER, "fetch_task"))["fetch_task"] == 1
+
+
 @pytest.mark.extra("lm-eval", "lm_eval")
 def test_the_login_node_fetches_data_of_lm_eval(tmp_path: Path) -> None:
     folder = make_workspace(tmp_path)

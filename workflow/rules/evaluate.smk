@@ -78,6 +78,7 @@ if task_rules.names:
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
+            fetched=task_rules.fetched_option,
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
@@ -85,7 +86,7 @@ if task_rules.names:
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
             " tokamake evaluate-task {params.plug_in} --checkpoint {params.model}"
-            " --settings {params.settings:q} --tokenizer {input.tokenizer[0]:q}"
+            " --settings {params.settings:q} {params.fetched:q} --tokenizer {input.tokenizer[0]:q}"
             " --sequence-length {params.sequence_length} --dtype {params.dtype} {params.layout}"
             " --output {output} > {log} 2>&1"
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tokamake import plugins
 from tokamake.config.fields import plug_in
 from tokamake.config.plugin_settings import PlugInSettings
+from tokamake.remote.remote_file import is_remote
 
 FOLDER = "evaluate/tasks"
 """Folder of the plug-ins."""
@@ -21,7 +22,18 @@ class TaskSettings(PlugInSettings):
     name: Annotated[str, plug_in(FOLDER)]
     """Plug-in in evaluate/tasks/. By default, the key of the task."""
     data: tuple[str, ...] = ()
-    """Files, folders or patterns."""
+    """Files, folders or patterns; or addresses, as in a table of corpora."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of `data`."""
+        return [each for each in self.data if is_remote(each)]
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether data are downloaded before the task."""
+        fetches = plugins.constant(FOLDER, self.name, "IS_FETCHED", default=False)
+        return bool(fetches or self.addresses)
 
     @model_validator(mode="after")
     def _check_data(self) -> "TaskSettings":

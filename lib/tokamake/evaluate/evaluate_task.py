@@ -1,10 +1,13 @@
 """Stage `evaluate-task`: score a model on a task."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
+
+if TYPE_CHECKING:
+    from tokamake.config.tasks import TaskSettings
 
 
 def evaluate_task(
@@ -13,6 +16,7 @@ def evaluate_task(
     *,
     checkpoint: Path,
     settings: str = "{}",
+    fetched: Path | None = None,
     tokenizer: Path | None = None,
     sequence_length: int | None = None,
     batch_size: int = 8,
@@ -28,6 +32,7 @@ def evaluate_task(
         name: plug-in in evaluate/tasks/.
         checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
         settings: JSON of the task's settings: `data`, the files, and those of the plug-in.
+        fetched: JSON file of `fetch-task`, if `data` has addresses.
         tokenizer: tokenizer of the model; by default as for `evaluate`.
         sequence_length: most tokens that the model reads at once; by default as for `evaluate`.
         batch_size: sequences per forward pass.
@@ -50,7 +55,7 @@ def evaluate_task(
     check_values(sequence_length=(sequence_length, 1), batch_size=(batch_size, 1))
     with peers() as ranks:
         with ranks.together():
-            task = read_task(name, settings)
+            task = _with_files(read_task(name, settings), fetched)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
@@ -70,7 +75,27 @@ def evaluate_task(
                 write_json(output, {"task": name, "sequence_length": length, "scores": scores})
 
 
-def read_task(name: str, settings: str) -> Any:
+def _with_files(task: "TaskSettings", fetched: Path | None) -> "TaskSettings":
+    """Replace addresses by the files that were downloaded.
+
+    Raises:
+        UserError: they are not known.
+    """
+    from tokamake.files import read_json
+
+    if not task.addresses:
+        return task
+    remedy = "run tokamake fetch-task with --output FILE, and name it with --fetched"
+    if fetched is None:
+        raise UserError(f"settings: data: {task.addresses[0]}: not downloaded; {remedy}")
+    files = read_json(fetched, remedy).get("files", {})
+    if missing := [address for address in task.addresses if address not in files]:
+        raise UserError(f"{fetched}: has no files of {missing[0]}; {remedy}")
+    data = [path for each in task.data for path in files.get(each, [each])]
+    return task.model_copy(update={"data": tuple(data)})
+
+
+def read_task(name: str, settings: str) -> "TaskSettings":
     """The settings of a task.
 
     Raises:

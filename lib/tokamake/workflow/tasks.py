@@ -29,7 +29,7 @@ class TaskRules:
             key: task for run in config.runs.values() for key, task in run.evaluate.tasks.items()
         }
         self.names = sorted(tasks)
-        self.fetched = [name for name in self.names if _is_fetched(tasks[name])]
+        self.fetched = [name for name in self.names if tasks[name].is_fetched]
 
     def check(self) -> None:
         """Check what is known of tasks before a model exists.
@@ -40,7 +40,9 @@ class TaskRules:
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
                 try:
-                    plugins.load(FOLDER, task.name).check(task)
+                    local = [each for each in task.data if each not in task.addresses]
+                    plug_in = plugins.load(FOLDER, task.name)
+                    plug_in.check(task.model_copy(update={"data": tuple(local)}))
                 except UserError as error:
                     raise UserError(f"run {name}: evaluate.tasks.{key}: {error}") from None
 
@@ -59,8 +61,12 @@ class TaskRules:
 
     def fetched_inputs(self, wildcards: Any) -> list[str]:
         """The file that exists once the data of a task are downloaded."""
-        is_fetched = _is_fetched(self._task(wildcards))
+        is_fetched = self._task(wildcards).is_fetched
         return [f"{RUN}/tasks/{{task}}.fetched"] if is_fetched else []
+
+    def fetched_option(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
+        """This file as an option of `evaluate-task`."""
+        return [f"--fetched={path}" for path in input.fetched]
 
     def scores(self, wildcards: Any) -> list[str]:
         """Scores of a run: of each task, after each segment and at the end."""
@@ -78,9 +84,5 @@ class TaskRules:
             for output in outputs
             for run, settings in self._config.runs.items()
             for task, value in settings.evaluate.tasks.items()
-            if ".fetched" not in output or _is_fetched(value)
+            if ".fetched" not in output or value.is_fetched
         ]
-
-
-def _is_fetched(task: TaskSettings) -> bool:
-    return bool(plugins.constant(FOLDER, task.name, "IS_FETCHED", default=False))
