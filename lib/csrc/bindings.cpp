@@ -1,6 +1,6 @@
 // Python bindings; text_bindings.cpp has those of the byte-level tokenizer, decode_bindings.cpp
-// those of generation. NumPy arrays come in by reference, and results are new arrays. The work runs
-// without Python's global interpreter lock.
+// those of generation. NumPy arrays come in by reference, and results are new arrays. Longer work
+// runs without Python's global interpreter lock.
 #include "bindings.hpp"
 
 #include <pybind11/numpy.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 // Each function is compiled for several processors; the loader takes the best one.
-#if defined(__x86_64__) && defined(__GNUC__) && defined(__gnu_linux__)
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
 #define TOKAMAKE_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

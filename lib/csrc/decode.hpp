@@ -1,5 +1,5 @@
-// What lies between the matrix products of a Llama layer, for one new token of each sequence. In
-// single operations of a framework, most of the time would be that of starting them.
+// Operations between the matrix products of a Llama layer, for one new token of each sequence. As
+// single operations of torch, they would take longer to begin than to run.
 #pragma once
 
 #include <cstdint>

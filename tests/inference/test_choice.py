@@ -98,3 +98,11 @@ def test_without_filters_a_draw_does_not_depend_on_the_order_of_logits() -> None
         for chooser, each in ((Chooser(sampling, []), values), (Chooser(sampling, []), swapped))
     ]
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_new"), [(Sampling(1.0, 0, 1e-50), 0), (Sampling(1.0, 0, 0.9, 0.5), 200)]
+)
+def test_a_tiny_top_p_keeps_the_most_likely_token(sampling: Sampling, num_new: int) -> None:
+    probabilities, tokens = distribution(logits(1), sampling, seen=set(), num_new=num_new)
+    assert (probabilities.tolist(), tokens.tolist()) == ([1.0], [int(logits(1).argmax())])

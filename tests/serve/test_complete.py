@@ -91,6 +91,8 @@ def test_other_servers_and_none_are_named(tmp_path: Path) -> None:
         complete("127.0.0.1:1", prompts=path)
     with serving() as other, pytest.raises(UserError, match="no answer of a text generation serv"):
         complete(other.url, prompts=path)
+    with pytest.raises(UserError, match=r"a\.\.b:5000: "):
+        complete("a..b:5000", prompts=path)
     path.write_bytes(b"\xff\n")
     with pytest.raises(UserError, match="not UTF-8; convert it"):
         complete("127.0.0.1:1", prompts=path)

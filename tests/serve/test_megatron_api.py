@@ -134,6 +134,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompts": ["a"], "beam_width": 5}, "beam_width: 5: the server has 4 places; give less"),
     ({"prompts": ["a"], "stop_token": 400}, "stop_token: token 400: not in the vocabulary"),
     ({"prompts": ["a"], "length_penalty": "1"}, "length_penalty: '1': give a number"),
+    ({"prompts": ["a"], "length_penalty": 100}, "length_penalty: 100: give a number from -10 to"),
     ({"prompts": ["a"], "topk": 1}, "topk: unknown field; the fields are prompts, tokens_to_ge"),
 ]
 

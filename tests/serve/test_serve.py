@@ -122,6 +122,7 @@ def test_models_have_the_names_that_the_user_gives(
         ({"checkpoints": ("=b",)}, "=b: no name; change it"),
         ({"port": 70000}, "port: 70000: not a port; give 1 to 65535, or 0 for a free one"),
         ({"host": "256.1.1.1"}, "256.1.1.1:5000: "),
+        ({"host": "a..b"}, "a..b:5000: not a name of a host; give another --host or --port"),
         ({"limits": Limits(batch_size=0)}, "batch_size: 0: out of range; give 1 or more"),
         ({"limits": Limits(max_length=1)}, "max_length: 1: out of range; give 2 or more"),
         ({"limits": Limits(max_seconds=0)}, "max_seconds: 0: out of range; give 1 or more"),

@@ -62,7 +62,7 @@ class GenerateSettings(Settings):
     """Texts at which a continuation ends."""
     num_beams: Annotated[int, Field(ge=1)] = 1
     """Continuations that beam search keeps. 1: sampling."""
-    length_penalty: float = 1.0
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
     """Exponent of the length by which beam search divides log-probabilities."""
     dtype: InferenceDtype = "fp32"
     """Dtype of weights and computation: fp32, bf16 or fp16."""

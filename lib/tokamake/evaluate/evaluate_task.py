@@ -56,6 +56,7 @@ def evaluate_task(
     with peers() as ranks:
         with ranks.together():
             task = _with_files(read_task(name, settings), fetched)
+            plugins.load(FOLDER, name).check(task)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)

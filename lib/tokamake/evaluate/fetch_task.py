@@ -4,10 +4,10 @@ from pathlib import Path
 
 
 def fetch_task(name: str, /, *, settings: str = "{}", output: Path | None = None) -> None:
-    """Download the data of a task into the cache of the Hugging Face Hub, HF_HOME.
+    """Download the data of a task.
 
-    Files behind the addresses of `data` get links below results/raw; datasets of lm-eval stay in
-    the cache.
+    Downloads go to the cache of the Hugging Face Hub, HF_HOME. Files behind the addresses of `data`
+    get links below results/raw.
 
     Args:
         name: plug-in in evaluate/tasks/.

@@ -15,7 +15,7 @@ from tokamake.inference.sampling import Sampling, prompt_seed
 from tokamake.inference.text_stream import TextStream
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-_IGNORED = {"do_sample", "until", "max_gen_toks"}
+_OTHERS = {"do_sample", "until", "max_gen_toks"}
 
 
 class HarnessModel(TemplateLM):
@@ -120,7 +120,7 @@ class HarnessModel(TemplateLM):
         self, context: str, options: dict[str, Any], *, number: int
     ) -> tuple[Generation, TextStream]:
         settings = normalize_gen_kwargs(options, 256)
-        if unknown := settings.keys() - _SAMPLING - _IGNORED:
+        if unknown := settings.keys() - _SAMPLING - _OTHERS:
             raise UserError(f"lm_eval: generation_kwargs: {', '.join(sorted(unknown))}: not known")
         limit = settings["max_gen_toks"]
         if limit >= self.max_length:
@@ -138,6 +138,8 @@ class HarnessModel(TemplateLM):
             return not text.is_stopped
 
         values = {key: settings[key] for key in _SAMPLING & settings.keys()}
+        # Without do_sample, lm-eval means the most likely tokens, whatever the temperature.
+        values["temperature"] = settings.get("temperature", 1.0) if settings["do_sample"] else 0.0
         seed = prompt_seed(0, context, repetition=number)
         sampling = Sampling(**{"top_k": 0, **values, "seed": seed})
         sampling.check()

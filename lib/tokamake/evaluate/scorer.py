@@ -47,7 +47,9 @@ class Scorer:
         """Tokens of a text, without special tokens."""
         return self.tokenizer.encode_batch([text])[0]
 
-    def score(self, rows: Sequence[tuple[Sequence[int], int]], *, label: str) -> list[RowScores]:
+    def score(
+        self, rows: Sequence[tuple[Sequence[int] | npt.NDArray[np.int64], int]], *, label: str
+    ) -> list[RowScores]:
         """Score the last tokens of rows.
 
         Rows of similar lengths share a pass; the result has the order of `rows`.
@@ -65,7 +67,7 @@ class Scorer:
         batches = range(0, len(order), self.batch_size)
         for first in progress(batches, label=label, total=len(batches), unit="batches"):
             places = order[first : first + self.batch_size]
-            tokens = [rows[place][0] for place in places]
+            tokens = [[*map(int, rows[place][0])] for place in places]
             counts = [rows[place][1] for place in places]
             predicting = [
                 range(len(row) - 1 - count, len(row) - 1)
@@ -101,7 +103,7 @@ class Scorer:
         for first in range(0, max(last, 0), min(stride, self.sequence_length)):
             before, end = end, min(first + self.sequence_length, last)
             if end > before:
-                rows.append((tokens[first : end + 1].tolist(), end - before))
+                rows.append((tokens[first : end + 1], end - before))
         return -sum(row.log_probability for row in self.score(rows, label=label))
 
     def continue_rows(self, generations: Iterable[Generation]) -> None:

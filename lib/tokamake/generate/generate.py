@@ -308,6 +308,8 @@ def _check(
     ):
         if value < 1:
             raise UserError(f"{name}: {value}: too small; give 1 or more")
+    if not -10 <= beams.length_penalty <= 10:
+        raise UserError(f"length_penalty: {beams.length_penalty}: out of range; give -10 to 10")
     if "" in ends.stop:
         raise UserError("stop: an empty text would end everything; remove it")
     sampling.check()

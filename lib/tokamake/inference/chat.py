@@ -44,8 +44,9 @@ def chat_prompt(
             add_generation_prompt=add_generation_prompt,
             **tokenizer.special_texts,
         )
-    except TemplateError as error:
-        raise UserError(f"messages: the chat template refuses them: {error.message}") from None
+    except Exception as error:  # templates are programs: any error can come
+        reason = getattr(error, "message", None) or error
+        raise UserError(f"messages: the chat template refuses them: {reason}") from None
 
 
 @cache

@@ -90,8 +90,8 @@ def distribution(
     probabilities_K = ((logits_K - logits_K.max()) / temperature).softmax(0)
     kept = torch.ones_like(probabilities_K, dtype=torch.bool)
     if top_p < 1:
-        # The first token is always kept: no probability comes before it.
         kept &= probabilities_K.cumsum(0) - probabilities_K < top_p
     if sampling.min_p:
         kept &= probabilities_K >= sampling.min_p * probabilities_K.max()
+    kept |= probabilities_K == probabilities_K.max()  # also if top_p is 0 in fp32
     return probabilities_K[kept] / probabilities_K[kept].sum(), tokens_K[kept]

@@ -70,10 +70,12 @@ def best_checkpoint(history: MetricsHistory, last: Path) -> Path:
         last: folder global_stepN of the run's last checkpoint. It is the result if no step with a
             kept checkpoint was validated.
     """
-    steps, losses = next(iter(history.validation.values()), ((), ()))
+    splits = history.validation
+    steps, losses = splits.get("valid") or next(iter(splits.values()), ((), ()))
     measured = {
         last.with_name(f"global_step{int(step)}"): loss
         for step, loss in zip(steps, losses, strict=True)
+        if np.isfinite(loss)
     }
     kept = [folder for folder in measured if folder.is_dir()]
     # Of equal losses, the later step's.

@@ -150,7 +150,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Pat
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
         ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
         ("checkpoint", trained["checkpoint"]),
-        ("to try the best one", f"tokamake serve {shlex.quote(str(best))}"),
+        ("serve the best", f"tokamake serve {shlex.quote(str(best))}"),
         ("versions", versions),
     ]
     return html_pages.page(f"Run {run.run}", html_pages.definitions(values))

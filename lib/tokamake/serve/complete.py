@@ -109,7 +109,7 @@ def _ask(url: Any, body: dict[str, Any], *, token: str) -> str:
         connection.request("PUT", path, json.dumps(body), headers)
         reply = connection.getresponse()
         content = reply.read()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise TemporaryError(f"{url.netloc}: {reason}; is the server running there?") from None
     finally:

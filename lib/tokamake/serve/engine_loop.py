@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from tokamake.errors import UserError
 from tokamake.inference.beams import Beam
@@ -17,7 +18,7 @@ from tokamake.inference.text_stream import TextStream
 from tokamake.serve.server_metrics import ServerMetrics
 
 _WAIT_SECONDS = 60.0
-"""Longest silence between ranks."""
+"""Time after which ranks that wait get a message."""
 
 
 class Awaited:
@@ -57,6 +58,8 @@ class Continuation(Awaited):
         text: text of its new tokens.
         is_streamed: whether each token wakes the request.
         latest: time of the latest token, or of the request.
+        is_wanted_after: called with the text that each token adds; False ends the sequence.
+        published: characters and tokens that the request may see.
 
     Args:
         engine: engine of the model.
@@ -71,11 +74,23 @@ class Continuation(Awaited):
         super().__init__()
         self.engine, self.generation, self.text = engine, generation, text
         self.is_streamed, self.latest = is_streamed, time.perf_counter()
+        self.published = 0, 0
+        self.is_wanted_after: Callable[[str], bool] = lambda _: not text.is_stopped
         generation.accept = self._accept
 
     def _accept(self, token: int) -> bool:
-        self.text.add(token)
-        return not self.text.is_stopped
+        """Add a token to the text; an error of it ends this sequence alone."""
+        try:
+            return self.is_wanted_after(self.text.add(token))
+        except Exception as error:  # of the tokenizer's package
+            self.failure = f"token {token} has no text: {error}"
+            return False
+
+    def publish(self) -> None:
+        """Let the request see the tokens so far, and their text."""
+        generation = self.generation
+        num_tokens = len(generation.tokens) + (generation.end_token is not None)
+        self.published = len(self.text.text), num_tokens
 
 
 class BeamSearch(Awaited):
@@ -126,6 +141,7 @@ class EngineLoop:
         """End work that nobody waits for any more."""
         if isinstance(work, BeamSearch):
             work.is_wanted = False
+            self._inbox.put(lambda: self._drop(work))
         elif isinstance(work, Continuation):
             self._inbox.put(lambda: work.engine.cancel(work.generation))
 
@@ -171,6 +187,12 @@ class EngineLoop:
             self._continued[work.generation] = work
             work.engine.add(work.generation)
 
+    def _drop(self, search: BeamSearch) -> None:
+        """End a search that nobody waits for and that has not begun."""
+        if search in self._searches:
+            self._searches.remove(search)
+            _wake([search], is_ended=True)
+
     def _round(self) -> None:
         """Take messages, wait for one if there is nothing to do, and advance all sequences."""
         try:
@@ -186,10 +208,18 @@ class EngineLoop:
             if engine.num_active or engine.num_waiting:
                 self._report(engine.step(begins=not self._searches))
         if self._searches and not any(engine.num_active for engine in self._engines):
-            search = self._searches[0]
-            if search.is_wanted:
-                search.beams = search.run(lambda: search.is_wanted)
-            self._searches.popleft()
+            self._search(self._searches.popleft())
+
+    def _search(self, search: BeamSearch) -> None:
+        """Run a search; an error of it ends its request alone."""
+        try:
+            search.beams = search.run(lambda: search.is_wanted)
+        except UserError:  # the logits are not finite
+            search.failure = "the logits of the model are not finite"
+            raise
+        except Exception as error:
+            search.failure = f"beam search has failed: {error}"
+        finally:
             _wake([search], is_ended=True)
 
     def _report(self, advanced: Sequence[Generation]) -> None:
@@ -203,8 +233,10 @@ class EngineLoop:
             if generation.finish:
                 work.text.finish()
                 del self._continued[generation]
+                work.publish()
                 ended.append(work)
             elif work.is_streamed:
+                work.publish()
                 changed.append(work)
         _wake(changed, is_ended=False)
         _wake(ended, is_ended=True)
@@ -213,8 +245,10 @@ class EngineLoop:
 def _wake(works: Iterable[Awaited], *, is_ended: bool) -> None:
     """Wake requests with one message to the thread of the HTTP server."""
     works = [*works]
-    if works:
-        works[0].loop.call_soon_threadsafe(_wake_here, works, is_ended)
+    # After the time of grace, the loop of the other thread is closed.
+    with suppress(RuntimeError):
+        if works:
+            works[0].loop.call_soon_threadsafe(_wake_here, works, is_ended)
 
 
 def _wake_here(works: Sequence[Awaited], is_ended: bool) -> None:

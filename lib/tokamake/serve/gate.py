@@ -1,5 +1,6 @@
 """What each request passes before it is answered: its token, the size of its body, its count."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from tokamake.serve.server_metrics import ServerMetrics
 
 _OPEN = {"/", "/healthz"}
 """Paths without a token: the page asks for one, and health checks have none."""
+_METHODS = {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
+_BODY_SECONDS = 60.0
+"""Longest time in which a body comes."""
 
 
 class Gate:
@@ -47,13 +51,14 @@ class Gate:
             route = scope.get("route")
             path = getattr(route, "path", "other")
             seconds = time.perf_counter() - start
-            self._metrics.request(scope["method"], path, status=status, seconds=seconds)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.request(method, path, status=status, seconds=seconds)
 
     async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             headers = dict(scope["headers"])
             self._check_token(scope["path"], headers)
-            body = await self._body(headers, receive)
+            body = await self._body_in_time(headers, receive)
         except RequestError as error:
             challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
             reply = JSONResponse(error.body, status_code=error.status, headers=challenge)
@@ -78,6 +83,14 @@ class Gate:
                 status=401,
                 code="invalid_api_key",
             )
+
+    async def _body_in_time(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes | None:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                return await self._body(headers, receive)
+        except TimeoutError:
+            message = f"the body has not come within {_BODY_SECONDS:g} s; send it faster"
+            raise RequestError(message, status=408) from None
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes | None:
         """Read the body; None if the client leaves before its end.

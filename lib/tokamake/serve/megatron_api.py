@@ -57,7 +57,9 @@ class MegatronRequest(Body):
     stop_token: Annotated[
         int | None, Field(ge=0, description="a token id; by default the end-of-document token")
     ] = None
-    length_penalty: Annotated[float, Field(ge=-100, le=100, description="a number")] = 1.0
+    length_penalty: Annotated[
+        float, Field(ge=-10, le=10, description="a number from -10 to 10")
+    ] = 1.0
 
 
 def check_old_fields(body: Any) -> None:
@@ -158,7 +160,7 @@ class _MegatronAnswer:
         continuation = self._server.continuation(self._model, generation)
         stop = "\n\n" if body.stop_on_double_eol else "\n" if body.stop_on_eol else None
         if stop:  # unlike a stop text, line ends stay
-            generation.accept = _until(stop, continuation, before=text[-1:])
+            continuation.is_wanted_after = _until(stop, continuation, before=text[-1:])
         return continuation
 
     def _newline_after_colon(self) -> dict[int, int]:
@@ -193,15 +195,15 @@ class _MegatronAnswer:
         }
 
 
-def _until(stop: str, continuation: Continuation, *, before: str) -> Callable[[int], bool]:
-    """An `accept` that ends a sequence after the token with a text, which may begin before it."""
+def _until(stop: str, continuation: Continuation, *, before: str) -> Callable[[str], bool]:
+    """Function that ends a sequence after the token with a text, which may begin before it."""
 
-    def accept(token: int) -> bool:
-        length = len(stop) - 1 + len(continuation.text.add(token))
+    def is_wanted_after(new: str) -> bool:
+        length = len(stop) - 1 + len(new)
         tail = f"{before}{continuation.text.text}"[-length:] if length else ""
         return stop not in tail
 
-    return accept
+    return is_wanted_after
 
 
 def megatron_routes(server: ModelServer) -> APIRouter:

@@ -54,6 +54,20 @@ class ModelServer:
         text = TextStream(model.tokenizer.decode, generation.prompt, stops=stops)
         return Continuation(model.engine, generation, text=text, is_streamed=is_streamed)
 
+    def check_number(self, number: int, *, field: str) -> None:
+        """Check that the server can take a number of sequences, before they are made.
+
+        Raises:
+            RequestError: it never can, or too many others wait.
+        """
+        room = self.limits.batch_size + self.limits.max_queue
+        if number > room:
+            message = f"{number} sequences, but the server takes {room} at once; ask for fewer"
+            raise RequestError(message, field=field)
+        if self.num_pending + number > room:
+            message = "the server is busy; try again later"
+            raise RequestError(message, status=429, code="rate_limit_exceeded")
+
     def submit(self, request: Request, works: Sequence[Awaited], *, field: str) -> "Submission":
         """Begin the work of a request.
 
@@ -65,13 +79,7 @@ class ModelServer:
         Raises:
             RequestError: too many others wait.
         """
-        room = self.limits.batch_size + self.limits.max_queue
-        if len(works) > room:
-            message = f"{len(works)} sequences, but the server takes {room} at once; ask for fewer"
-            raise RequestError(message, field=field)
-        if self.num_pending + len(works) > room:
-            message = "the server is busy; try again later"
-            raise RequestError(message, status=429, code="rate_limit_exceeded")
+        self.check_number(len(works), field=field)
         return Submission(self, request, works=works)
 
 
@@ -109,10 +117,19 @@ class Submission:
         Raises:
             RequestError: a work ended without a result.
         """
-        waiting = {
-            asyncio.create_task(work.change()): number for number, work in enumerate(self._works)
-        }
+        waiting: dict[asyncio.Task[None], int] = {}
         try:
+            if len(self._works) == 1:  # a task for each token would take longer than the rest
+                work = self._works[0]
+                is_ended = False
+                while not is_ended:
+                    await work.change()
+                    is_ended = work.is_ended
+                    self._check(work)
+                    yield 0
+                return
+            for number, work in enumerate(self._works):
+                waiting[asyncio.create_task(work.change())] = number
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for number in sorted(waiting.pop(task) for task in done):

@@ -3,6 +3,7 @@
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,8 +52,10 @@ class _OpenAIAnswer:
         if seed is None:
             seed = secrets.randbits(64)
         self._choices: list[Choice] = []
-        for number, (prompt, limit) in enumerate(zip(prompts, max_new_tokens, strict=True)):
-            text, repeated = model.tokenizer.decode(prompt), prompts[:number].count(prompt)
+        seen: Counter[tuple[int, ...]] = Counter()
+        for prompt, limit in zip(prompts, max_new_tokens, strict=True):
+            text, repeated = model.tokenizer.decode(prompt), seen[tuple(prompt)]
+            seen[tuple(prompt)] += 1
             for sample in range(body.n):
                 repetition = repeated * body.n + sample
                 generation = Generation(
@@ -141,6 +144,7 @@ def openai_routes(server: ModelServer) -> APIRouter:
         model = server.model(body.model)
         if body.best_of not in (None, body.n):
             raise RequestError(f"{body.best_of}: give the value of n, or nothing", field="best_of")
+        server.check_number(len(body.prompts) * body.n, field="n")
         prompts = _prompts(model, body)
         limits = [_room(model, prompt) if body.max_tokens is None else body.max_tokens
                   for prompt in prompts]  # fmt: skip

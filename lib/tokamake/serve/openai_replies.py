@@ -42,10 +42,11 @@ class Choice:
 
     def news(self) -> tuple[str, range]:
         """Text and tokens since the last call. Tokens without text wait for text or the end."""
-        text = self.continuation.text.text[self._num_characters :]
+        num_characters, num_tokens = self.continuation.published
+        text = self.continuation.text.text[self._num_characters : num_characters]
         tokens = range(self._num_tokens, self._num_tokens)
         if text or self.continuation.is_ended:
-            tokens = range(self._num_tokens, len(self.tokens))
+            tokens = range(self._num_tokens, num_tokens)
         self._num_characters += len(text)
         self._num_tokens = tokens.stop
         return text, tokens

@@ -34,7 +34,7 @@ def serve(
 
     Paths: `/` (the page), `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `PUT /api` (the
     text generation server of Megatron-LM), `/healthz`, `/metrics` (Prometheus), `/openapi.json`.
-    Requests are continued together. SIGTERM or Ctrl-C lets those in flight end.
+    The server continues many requests at the same time. SIGTERM or Ctrl-C lets them end.
 
     A model that is too large for one device is shared by several ranks, as for `evaluate`.
 
@@ -69,7 +69,9 @@ def serve(
             if all(led.enter_context(model.led()) for _, model, _ in opened):
                 assert listener is not None
                 served = with_engines(opened, limits)
-                is_open = not token and not host.startswith("127.") and host != "localhost"
+                is_open = (
+                    not token and not host.startswith("127.") and host not in ("localhost", "::1")
+                )
                 if is_open:
                     print(f"warning: no --token-file, so all that reach {host} can use the server")
                 _serve(served, limits, token=token, listener=listener)
@@ -103,8 +105,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
-        raise UserError(f"{host}:{port}: {error.strerror}; give another --host or --port") from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a name of a host"
+        raise UserError(f"{host}:{port}: {reason}; give another --host or --port") from None
     return listener
 
 

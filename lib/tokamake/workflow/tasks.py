@@ -25,11 +25,9 @@ class TaskRules:
 
     def __init__(self, config: WorkflowConfig, segments: SegmentRules) -> None:
         self._config, self._segments = config, segments
-        tasks = {
-            key: task for run in config.runs.values() for key, task in run.evaluate.tasks.items()
-        }
-        self.names = sorted(tasks)
-        self.fetched = [name for name in self.names if tasks[name].is_fetched]
+        tasks = [each for run in config.runs.values() for each in run.evaluate.tasks.items()]
+        self.names = sorted({name for name, _ in tasks})
+        self.fetched = sorted({name for name, task in tasks if task.is_fetched})
 
     def check(self) -> None:
         """Check what is known of tasks before a model exists.

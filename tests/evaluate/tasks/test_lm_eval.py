@@ -52,7 +52,7 @@ metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bit
 output_type: generate_until
 doc_to_text: "{{question}}"
 doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["e"], max_gen_toks: 12, do_sample: false}
+generation_kwargs: {until: ["e"], max_gen_toks: 12}
 metric_list: [{metric: exact_match}]
 """,
 }

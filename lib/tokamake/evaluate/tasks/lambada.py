@@ -49,7 +49,12 @@ def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
             if not context or not label:
                 raise UserError(f"{path}: passage {number}: {text[:40]!r}: has no words before it")
             room = scorer.sequence_length + 1 - len(label)
-            rows.append(([*context[-max(room, 1) :], *label], len(label)))
+            if room < 1:
+                raise UserError(
+                    f"{path}: passage {number}: its last word has {len(label)} tokens, but the "
+                    f"model reads {scorer.sequence_length}; leave it out"
+                )
+            rows.append(([*context[-room:], *label], len(label)))
     if not rows:
         raise UserError(f"{', '.join(settings.data)}: no passage; name other files")
     scores = scorer.score(rows, label="lambada")

@@ -27,7 +27,7 @@ SETTINGS = {
         "ge": -1,
         "description": "Examples before each question; -1: as the task says.",
     },
-    "limit": {"default": 0, "ge": 0, "description": "Most documents of each task; 0: all."},
+    "limit": {"default": 0, "ge": 0, "description": "Maximum documents of each task; 0: all."},
     "chat": {"default": False, "description": "Whether prompts get the chat template."},
     "allow_code": {
         "default": False,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 NEEDS_DATA = True
 SETTINGS = {
     "text_key": {"default": "text", "description": "Key or column that holds the text."},
-    "max_tokens": {"default": 0, "ge": 0, "description": "Most tokens of each file; 0: all."},
+    "max_tokens": {"default": 0, "ge": 0, "description": "Maximum tokens of each file; 0: all."},
 }
 
 
@@ -53,5 +53,7 @@ def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
         counts["tokens"] += len(held_out.tokens) - 1
         counts["bytes"] += text_bytes(held_out, scorer.tokenizer)
     if not counts["tokens"]:
-        raise UserError(f"{', '.join(settings.data)}: a single token; name other files")
+        raise UserError(
+            f"{', '.join(settings.data)}: only one token, so nothing is predicted; name other files"
+        )
     return measures("text", **counts, nats=nats)
