@@ -133,7 +133,7 @@ def features(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[tupl
 
 
 def values(name: str, shapes: Mapping[str, Architecture] = SHAPES) -> set[Hashable]:
-    """Its features, each of which `make test` takes of one family only; and its family."""
+    """Its family, and its features without the family: `make test` covers each once."""
     found = features(name, shapes)
     return {(key, value) for _, key, value in found} | {family for family, _, _ in found}
 

@@ -184,6 +184,7 @@ def test_the_longest_sequence_fills_the_context(server: Served) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt: missing; add it"),
+    ({"promt": "a"}, "promt: unknown field; the fields are model, temperature"),
     ({"prompt": "a", "temprature": 1}, "temprature: unknown field; the fields are model, tempera"),
     ({"prompt": "a", "temperature": -1}, "temperature: -1: give a number from 0 to 100"),
     ({"prompt": "a", "temperature": "1"}, "temperature: '1': give a number from 0 to 100"),

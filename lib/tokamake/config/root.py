@@ -25,8 +25,8 @@ class EvaluateSettings(Settings):
     dtype: InferenceDtype = "fp32"
     """Dtype of weights and computation: fp32, bf16 or fp16. Losses are computed in fp32."""
     tasks: Tasks = Field(default_factory=dict)
-    """What the model is scored on besides held-out documents, after each segment too: name →
-    settings, of which `name` is a plug-in in evaluate/tasks/ (by default the name of the task)."""
+    """Tasks that score the model, after each segment too: name of the task → its settings. The
+    setting `name` is a plug-in in evaluate/tasks/, by default the name of the task."""
 
 
 class ExportSettings(Settings):

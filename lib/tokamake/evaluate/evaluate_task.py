@@ -48,6 +48,7 @@ def evaluate_task(
     from tokamake.config.tasks import FOLDER
     from tokamake.evaluate.evaluate import check_values, sequence_length_of
     from tokamake.evaluate.scorer import Scorer
+    from tokamake.evaluate.task_check import check_task
     from tokamake.files import write_json
     from tokamake.inference.led_model import LedModel
     from tokamake.inference.model import InferenceModel
@@ -56,7 +57,7 @@ def evaluate_task(
     with peers() as ranks:
         with ranks.together():
             task = _with_files(read_task(name, settings), fetched)
-            plugins.load(FOLDER, name).check(task)
+            check_task(task)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)

@@ -30,13 +30,14 @@ class RequestError(Exception):
 
 
 def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> RequestError:
-    """The first error that pydantic finds in a body.
+    """The first error that pydantic finds in a body; an unknown field comes before a missing one.
 
     Args:
         errors: pydantic's errors.
         descriptions: what each field may be.
     """
-    error = errors[0]
+    # A misspelt field is unknown, and often makes another one missing.
+    error = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in error["loc"] if part not in ("body", "query")]
     if error["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {error['ctx']['error']}")

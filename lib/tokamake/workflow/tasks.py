@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from tokamake import plugins
-from tokamake.config.tasks import FOLDER, TaskSettings
+from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
+from tokamake.evaluate.task_check import check_task
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import SegmentRules
@@ -38,9 +38,7 @@ class TaskRules:
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
                 try:
-                    local = [each for each in task.data if each not in task.addresses]
-                    plug_in = plugins.load(FOLDER, task.name)
-                    plug_in.check(task.model_copy(update={"data": tuple(local)}))
+                    check_task(task)
                 except UserError as error:
                     raise UserError(f"run {name}: evaluate.tasks.{key}: {error}") from None
 

@@ -22,15 +22,6 @@ SETTINGS = {
 }
 
 
-def check(settings: "TaskSettings") -> None:
-    """Check that the files exist.
-
-    Raises:
-        UserError: one does not.
-    """
-    expand(settings.data)
-
-
 def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
     """Score the passages of the files.
 

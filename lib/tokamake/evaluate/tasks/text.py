@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,15 +13,6 @@ SETTINGS = {
     "text_key": {"default": "text", "description": "Key or column that holds the text."},
     "max_tokens": {"default": 0, "ge": 0, "description": "Maximum tokens of each file; 0: all."},
 }
-
-
-def check(settings: "TaskSettings") -> None:
-    """Check that the files exist.
-
-    Raises:
-        UserError: one does not.
-    """
-    expand(settings.data)
 
 
 def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:

@@ -61,15 +61,6 @@ def detokenize(text: str) -> str:
     return text
 
 
-def check(settings: "TaskSettings") -> None:
-    """Check that the files exist.
-
-    Raises:
-        UserError: one does not.
-    """
-    expand(settings.data)
-
-
 def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
     """Score the text of the files.
 
