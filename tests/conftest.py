@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import faults
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
+from tests.support.shared_folders import made_once
 from tests.support.web_server import Server, serving
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
@@ -87,7 +88,10 @@ def inject(request: pytest.FixtureRequest) -> faults.Inject:
 @pytest.fixture(scope="session")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with raw/<corpus>/*, corpora.tsv and a trained tokenizer; do not write here."""
-    folder = tmp_path_factory.mktemp("sampled")
+    return made_once(tmp_path_factory, "sampled", make_samples)
+
+
+def make_samples(folder: Path) -> None:
     sample_corpus(settings=json.dumps(SAMPLES), output=folder / "raw")
     rows = [
         f"{corpus}\t{folder}/raw/{corpus}/*\ttext\t{weight}"
@@ -98,7 +102,6 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     raw = sorted((folder / "raw").rglob("*.*"))
     train_tokenizer(raw, vocab_size=400, output=folder / "tokenizer")
-    return folder
 
 
 @pytest.fixture(scope="module")

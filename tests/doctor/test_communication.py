@@ -165,10 +165,11 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (
+        pytest.param(
             "import socket; socket.gethostname = lambda: 'n2'\n"
             "import platform; platform.python_version = lambda: '3.12.9'",
             "wrong    Python on hosts: ",
+            marks=pytest.mark.grid,
         ),
         pytest.param(
             "import socket; socket.gethostname = lambda: 'n2'\n"

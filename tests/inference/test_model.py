@@ -222,6 +222,7 @@ def launch(*arguments: object, ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_torchrun_starts_evaluate_and_generate(models: Path, sampled: Path, tmp_path: Path) -> None:
     shape = FAMILIES["llama-gqa"].model_copy(update={"vocab_size": 400})

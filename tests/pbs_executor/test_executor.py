@@ -166,6 +166,7 @@ def test_each_end_has_its_own_message(folder: Path, pbs: Pbs, start) -> None:
     assert all(job["state"] == "F" for job in pbs.jobs())
 
 
+@pytest.mark.grid
 def test_a_failed_job_is_retried(folder: Path, pbs: Pbs, start) -> None:
     controller = start("flaky")
     assert controller.wait() == 0, controller.text
@@ -286,6 +287,7 @@ def test_kill_9_between_qsub_and_its_answer_loses_no_job(folder: Path, pbs: Pbs,
     assert {name: len(ids) for name, ids in started(folder).items()} == dict.fromkeys("012", 1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.grid)]
 )
@@ -310,6 +312,7 @@ def test_signals_delete_all_jobs_at_once(
     assert start("--rerun-incomplete").wait() == 0
 
 
+@pytest.mark.grid
 def test_a_user_error_is_one_line_before_any_submission(folder: Path, pbs: Pbs, start) -> None:
     (folder / "pbs.yaml").unlink()
     controller = start("--pbs-required", "account queue")

@@ -108,6 +108,7 @@ def peak(run: Run, folder: Path) -> float:
     return float(max(sizes))
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> None:
     runs = {

@@ -62,6 +62,7 @@ def assert_survives_kill(config: Path, expected: Path, *, ranks: int) -> None:
     assert_same_end(config, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.fault("kill in a step")
 def test_a_kill_during_the_batch_size_ramp_up(root: Path) -> None:
     settings: Settings = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
@@ -119,6 +120,7 @@ def test_a_second_trainer_is_refused_and_disturbs_nothing(root: Path) -> None:
     assert_same_end(config, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 @pytest.mark.fault("kill in a step")
 def test_a_rank_that_exits_in_a_step(root: Path) -> None:

@@ -311,9 +311,10 @@ def test_trials_take_weights_without_optimizer_states(
     ("way", "title"),
     [
         ({"format": "universal"}, "DeepSpeed universal"),
-        (
+        pytest.param(
             {"format": "mds", "tensor_parallel_size": 2, "data_parallel_size": 3, "zero_stage": 2},
             "Megatron-DeepSpeed, without pipeline",
+            marks=pytest.mark.grid,
         ),
         (
             {"format": "megatron", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},

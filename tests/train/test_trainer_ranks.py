@@ -42,6 +42,7 @@ def test_two_ranks_equal_one(single: Path, double: Path) -> None:
     assert summary(double)["world_size"] == 2
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
     config = make_run(root, "mpi")

@@ -1,13 +1,12 @@
 """Fixtures of the workflow's tests."""
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.shared_folders import made_once
 from tests.support.slurm_cluster import Slurm, slurm
 from tests.support.slurm_site import Site, make_shim
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
@@ -22,21 +21,11 @@ def workspace_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace in which everything has been built once; do not write here.
-
-    The first worker of pytest-xdist builds it, and the others wait.
-    """
-    temporary = tmp_path_factory.getbasetemp()
-    folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / "built"
-    with folder.with_name("built.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.with_name("building").mkdir()
-            build(folder.with_name("building")).rename(folder)
-    return folder
+    """A workspace in which everything has been built once; do not write here."""
+    return made_once(tmp_path_factory, "built", build)
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path) -> None:
     before = jobs(snakemake(make_workspace(folder), "-n", *MINE, "all"))
     assert before == {
         "sample_corpus": 1, "train_tokenizer": 1, "tokenize": 6, "merge": 4, "describe": 1,
@@ -47,7 +36,6 @@ def build(folder: Path) -> Path:
     assert not (folder / "results").exists()
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

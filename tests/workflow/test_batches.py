@@ -89,6 +89,7 @@ def test_a_failed_shard_reruns_alone(batched: Path) -> None:
     }
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_only_a_touched_or_changed_raw_file_is_tokenized_again(batched: Path) -> None:
     assert snakemake(batched, *MINE, "data").returncode == 0

@@ -139,6 +139,7 @@ def test_batches_equal_those_of_a_run_from_raw_text(home: Path) -> None:
     assert all((merged[0] / n).read_bytes() == (merged[1] / n).read_bytes() for n in names)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_batches_of_a_list_equal_those_of_a_run_from_raw_text(home: Path) -> None:
     """The list has the form of Megatron's --data-path: no corpora, absolute and relative paths."""

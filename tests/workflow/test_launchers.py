@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked import train
+from tests.support.grids import params
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
 from tests.support.runs import MPICH, launch, losses, make_run, prepare, summary, weights
@@ -79,7 +80,7 @@ def hashes(config: Path) -> dict[str, str]:
     return {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
 
 
-@pytest.mark.parametrize("option", ["--local_rank=1", "--local-rank=0"])
+@pytest.mark.parametrize("option", params(["--local_rank=1", "--local-rank=0"], ["--local_rank=1"]))
 def test_the_local_rank_of_a_launcher_is_ignored(option: str) -> None:
     command = [sys.executable, "-m", "tokamake", option, "train", "--config", "none.yaml"]
     alone = {key: value for key, value in os.environ.items() if key != "RANK"}

@@ -20,6 +20,7 @@ REFUSED = (
     "train.on_change is refuse: set it to 'continue' (keeps them) or to 'restart' (starts at step "
     "0), undo the change, or give the run another name"
 )
+WHOLE = {"segment_steps": None}
 CHANGED = {"train_steps": 44, "optimizer": {"learning_rate": 0.01}}
 LINES = "train.train_steps 40 -> 44, train.optimizer.learning_rate 0.02 -> 0.01"
 
@@ -59,9 +60,10 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.slow
-def test_a_changed_run_is_refused_before_any_job_runs(trained: Path) -> None:
+def test_a_changed_run_is_refused_before_any_job_runs(built: Path, tmp_path: Path) -> None:
+    trained = Path(shutil.copytree(built, tmp_path / "copy", symlinks=True))
+    configure(trained, **WHOLE, **CHANGED)
     before = content(trained / "results")
-    configure(trained, **CHANGED)
     expected = (
         f"tokamake: run smoke: {LINES}; 40 steps are trained in results/smoke/training. {REFUSED}"
     )
@@ -69,12 +71,10 @@ def test_a_changed_run_is_refused_before_any_job_runs(trained: Path) -> None:
     assert messages(trained, *MINE, "train") == [expected]
     assert content(trained / "results") == before
     # Other data are another run, even if nothing else changes.
-    (trained / "my.yaml").write_text(
-        yaml.safe_dump({**CONFIG, "train": TRAIN, "data_set": "other"})
-    )
+    (trained / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "data_set": "other"}))
     (message,) = messages(trained, "-n", *MINE, "train")
     assert message.startswith("tokamake: run smoke: data_set default -> other; 40 steps")
-    configure(trained, **CHANGED)
+    configure(trained, **WHOLE, **CHANGED)
     # What does not need the run is not concerned.
     assert "Nothing to be done" in snakemake(trained, *MINE, "data").stderr
 

@@ -91,6 +91,7 @@ def test_a_sites_profile_runs_a_rule(site: Site, profile: str, mine: str, expect
         assert [jobs for ((jobs, _),) in stages] == [job] * 3
 
 
+@pytest.mark.grid
 def test_the_doctor_checks_slurm_and_ranks(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.grids import params
 from tests.support.workflows import (
     CONFIG,
     CORPORA,
@@ -224,6 +225,7 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
         assert entries[0]["loss"] < json.loads(begun[1])["loss"] - 0.5
 
 
+@pytest.mark.grid
 @pytest.mark.fault("stop signal")
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -293,29 +295,29 @@ def restore(path: Path, content: bytes, status: os.stat_result) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+BROKEN = {
+    "shards/docs/00001.bin": {"tokenize": 1, "merge": 1},
+    "shards/docs/00001.idx": {"tokenize": 1, "merge": 1},
+    "shards/docs/00001.sources": {"tokenize": 1, "merge": 1},
+    "shards/docs/00001.json": {"tokenize": 1, "merge": 1},
+    "batches/tokenize/docs-00001.json": {"tokenize": 1, "merge": 1},
+    "merged/docs-0000_text_document.bin": {"merge": 1},
+}
+
+
 @pytest.mark.fault("damaged data")
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["deleted", "damaged"])
-@pytest.mark.parametrize(
-    ("name", "rebuilt"),
-    [
-        ("shards/docs/00001.bin", {"tokenize": 1, "merge": 1}),
-        ("shards/docs/00001.idx", {"tokenize": 1, "merge": 1}),
-        ("shards/docs/00001.sources", {"tokenize": 1, "merge": 1}),
-        ("shards/docs/00001.json", {"tokenize": 1, "merge": 1}),
-        ("batches/tokenize/docs-00001.json", {"tokenize": 1, "merge": 1}),
-        ("merged/docs-0000_text_document.bin", {"merge": 1}),
-    ],
-)
+@pytest.mark.parametrize("damage", params(["deleted", "damaged"], ["damaged"]))
+@pytest.mark.parametrize("name", BROKEN)
 def test_any_broken_file_of_an_indexed_dataset_is_rebuilt(
-    finished: Path, name: str, rebuilt, damage
-) -> None:  # type: ignore[no-untyped-def]
+    finished: Path, name: str, damage: str
+) -> None:
     path = finished / "results/data" / name
     content, status = path.read_bytes(), path.stat()
-    damage(path)
+    path.unlink() if damage == "deleted" else flip(path)
     planned = jobs(snakemake(finished, "-n", *MINE, "report"))
     restore(path, content, status)
-    assert planned == {**rebuilt, **dict.fromkeys(AFTER_MERGE, 1)}
+    assert planned == {**BROKEN[name], **dict.fromkeys(AFTER_MERGE, 1)}
 
 
 @pytest.mark.slow

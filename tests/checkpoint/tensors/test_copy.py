@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.grids import params
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
@@ -152,6 +153,7 @@ def test_a_number_in_a_complex_dtype_is_refused(tmp_path: Path) -> None:
 
 
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "torch-dist", "universal", "native"]
+CAST = [name for name in FORMATS if name != "universal"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -171,7 +173,7 @@ STRIDED = {
 }
 
 
-@pytest.mark.parametrize("kind", STRIDED)
+@pytest.mark.parametrize("kind", params(STRIDED, ["every other, transposed"]))
 def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> None:
     known = model_tensors.random(SMALL, 1)
     strided = {
@@ -198,7 +200,7 @@ def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
         TensorSource([extent], {KEY: (4, 3)})
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "universal"])
+@pytest.mark.parametrize("format", params(CAST, ["megatron"]))
 def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
     hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
     rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import sysconfig
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ from tokamake.validation import parse_json
 # Tests, installed packages, and `encodings`: thousands of lines of character tables.
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}
 _SHORTEST_DOCSTRING = 160
+_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def sample_corpus(*, settings: str, output: Path) -> None:
@@ -116,9 +118,13 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
     except SyntaxError:  # the library has files for other Python versions
         return
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
+    # Breadth first, as `ast.walk`, but not into expressions, which are most of the nodes.
+    nodes = deque[ast.AST]([tree])
+    while nodes:
+        node = nodes.popleft()
         if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
             yield getattr(node, "lineno", 1), docstring
+        nodes += (child for child in ast.iter_child_nodes(node) if isinstance(child, _STATEMENTS))
 
 
 _EXTRACTORS = {"code": _code, "docs": _docs}
