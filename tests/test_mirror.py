@@ -60,7 +60,7 @@ TESTED_THROUGH = {
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
-    "report/test_figures.py": [
+    "report/test_training_curves.py": [
         *("report/length_figure", "report/mixture", "report/style"),
     ],
     "report/test_plot.py": ["report/html_pages", "report/tables"],

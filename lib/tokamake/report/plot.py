@@ -44,7 +44,7 @@ def plot(
     from tokamake.checkpoint import model_tensors
     from tokamake.config.resolved_run import read_run
     from tokamake.files import atomic_folder, read_json
-    from tokamake.report import figures, style, tables
+    from tokamake.report import style, tables, training_curves
     from tokamake.report.length_figure import lengths
     from tokamake.report.metrics_history import best_checkpoint, read_history
     from tokamake.report.mixture import read_mixture
@@ -70,10 +70,10 @@ def plot(
         for name, page in pages.items():
             (folder / f"{name}.html").write_text(page, encoding="utf-8")
         drawings = {
-            "loss": figures.loss(history, run.architecture.vocab_size or 1),
-            "learning_rate": figures.learning_rate(history),
-            "throughput": figures.throughput(history),
-            "mixture": figures.mixture(corpora),
+            "loss": training_curves.loss(history, run.architecture.vocab_size or 1),
+            "learning_rate": training_curves.learning_rate(history),
+            "throughput": training_curves.throughput(history),
+            "mixture": training_curves.mixture(corpora),
             "lengths": lengths(corpora, run.train.sequence_length),
         }
         for name, figure in drawings.items():

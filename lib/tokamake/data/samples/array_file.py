@@ -1,6 +1,6 @@
 """`arrays.bin`: the sample indexes of all datasets of a split in one file.
 
-`split_index` writes the arrays and puts their offsets into index.json. `loader` maps the file into
+`blend_index` writes the arrays and puts their offsets into index.json. `loader` maps the file into
 memory. Thousands of ranks open splits of thousands of datasets at the same time: a parallel file
 system can serve one file for each split, but not three for each dataset.
 """

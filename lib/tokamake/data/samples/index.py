@@ -13,6 +13,7 @@ from tokamake.data.corpus.splits import Rule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
+from tokamake.data.samples.blend_index import IndexSettings, find_datasets, write_split
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
 from tokamake.data.samples.index_folder import (
@@ -22,7 +23,6 @@ from tokamake.data.samples.index_folder import (
     is_complete,
     sizes,
 )
-from tokamake.data.samples.split_index import IndexSettings, find_datasets, write_split
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes

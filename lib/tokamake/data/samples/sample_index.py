@@ -1,6 +1,6 @@
 """Sample index of one dataset: shuffled documents, concatenated and cut into samples.
 
-The input is the sequence lengths of an indexed dataset. `split_index` stores the three arrays.
+The input is the sequence lengths of an indexed dataset. `blend_index` stores the three arrays.
 Names and bytes are those of megatron-core's GPTDataset.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of a run: loss, learning rate and throughput over steps, and the mixture of corpora."""
+"""Curves of a training over its steps: loss, learning rate, throughput; and its mixture."""
 
 import math
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from tests.support.finished_run import make_inputs, metric, write_index
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.length_histogram import histogram
-from tokamake.report import figures, style
+from tokamake.report import style, training_curves
 from tokamake.report.length_figure import lengths
 from tokamake.report.metrics_history import read_history, smooth
 from tokamake.report.mixture import Component, largest, read_mixture, total
@@ -45,7 +45,7 @@ def lines_of(axes: object) -> dict[str, tuple[list, list]]:
 def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[str, Path]) -> None:
     history = read_history(inputs["metrics"])
     with style.styled():
-        axes = figures.loss(history, 1000).axes[0]
+        axes = training_curves.loss(history, 1000).axes[0]
     drawn = lines_of(axes)
     np.testing.assert_array_equal(drawn[style.PALE_BLUE][1], history.training["loss"])
     np.testing.assert_array_equal(drawn[style.ORANGE], [[25, 50], [3.5, 3.25]])
@@ -69,7 +69,7 @@ def test_loss_figure_shows_the_corpora_with_the_most_lines(inputs: dict[str, Pat
     history = read_history(inputs["metrics"])
     assert {*history.corpora} == {f"c{corpus}" for corpus in range(10)}
     with style.styled():
-        axes = figures.loss(history, 1000).axes[0]
+        axes = training_curves.loss(history, 1000).axes[0]
     texts = [text.get_text() for text in axes.texts]
     assert [text for text in texts if text.startswith("c")] == [
         f"c{corpus} {3.0 + corpus / 10:.3f}" for corpus in range(6)
@@ -96,7 +96,7 @@ def test_end_labels_keep_their_order_and_do_not_overlap() -> None:
 def test_very_many_corpora_share_a_bar() -> None:
     many = [Component(f"c{n:03d}", 1, 1, 10, 40, 0.01, 0.01, 1.0, 8) for n in range(100)]
     with style.styled():
-        axes = figures.mixture(many).axes[0]
+        axes = training_curves.mixture(many).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert len(names) == 30
     assert names[-1] == "71 others"

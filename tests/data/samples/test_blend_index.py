@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.samples import split_index
+from tokamake.data.samples import blend_index
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.split_index import (
+from tokamake.data.samples.blend_index import (
     IndexSettings,
     WeightedDataset,
     find_datasets,
@@ -131,7 +131,7 @@ def test_a_split_without_documents_is_refused(
 def test_a_blend_by_weight_has_a_limited_number_of_datasets(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(split_index._MAX_DATASETS, "weighted", 2)
+    monkeypatch.setitem(blend_index._MAX_DATASETS, "weighted", 2)
     assert len(find(root, "1 a a\n1 b b\n")["train"]) == 2
     with pytest.raises(UserError, match="train: 3 datasets; blend 'weighted' allows at most 2"):
         find(root, "1 a a\n1 b b\n1 c c\n")
@@ -218,7 +218,7 @@ def test_epochs_without_a_sample_are_refused(root: Path) -> None:
 
 
 def test_very_many_epochs_are_a_mistake(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_index, "_MAX_EPOCHS", 2)
+    monkeypatch.setattr(blend_index, "_MAX_EPOCHS", 2)
     datasets = find(root, "1 a x\n")["train"]
     # With the rounding up of weights, 12 samples of 8 tokens are 3 epochs of 32 tokens.
     options: dict[str, Any] = {"datasets": datasets, "settings": SETTINGS, "epochs_of": {}}

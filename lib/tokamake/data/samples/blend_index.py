@@ -1,6 +1,6 @@
-"""Index of one split: the datasets that contribute to it, their order and their sample indexes.
+"""Index of the datasets that a split blends: their order and their sample indexes.
 
-`index` calls it for each split. `draw` writes the order, `dataset_index` builds the arrays of a
+`index` calls it for each split. `draw` writes the order, `sample_index` builds the arrays of a
 dataset, and `array_file` stores them.
 """
 
