@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.grids import params
 from tokamake import cli
 
 COMMANDS = cli.COMMANDS
@@ -34,25 +35,48 @@ def test_help_names_every_stage_with_its_sentence() -> None:
         assert " ".join(words[:3]) in result.stdout
 
 
-@pytest.mark.parametrize("stage", COMMANDS)
-def test_every_stage_has_help_for_every_option_without_heavy_imports(stage: str) -> None:
-    script = (
-        f"import sys; sys.argv = ['tokamake', {stage!r}, '--help']\n"
-        "from tokamake.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'deepspeed', 'transformers', 'tokenizers', 'pandas', 'matplotlib',"
-        " 'pyarrow', 'datasets'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+HELP = """
+import io, json, os, sys
+from contextlib import redirect_stdout, suppress
+
+from tokamake import cli
+
+pages = {}
+for stage in cli.COMMANDS:  # each in a process of its own, for its imports
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        sys.argv, text = ["tokamake", stage, "--help"], io.StringIO()
+        with redirect_stdout(text), suppress(SystemExit):
+            cli.main()
+        modules = sorted({module.partition(".")[0] for module in sys.modules})
+        with os.fdopen(writer, "w") as pipe:
+            json.dump([text.getvalue(), modules], pipe)
+        os._exit(0)
+    os.close(writer)
+    pages[stage] = json.load(os.fdopen(reader))
+    os.waitpid(child, 0)
+print(json.dumps(pages))
+"""
+HEAVY = {
+    *("torch", "deepspeed", "transformers", "tokenizers", "pandas", "matplotlib", "pyarrow"),
+    "datasets",
+}
+
+
+def test_every_stage_has_help_for_every_option_without_heavy_imports() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", HELP], capture_output=True, text=True, timeout=600, check=False
     )
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
-    assert f"Usage: tokamake {stage}" in result.stdout
-    for line in result.stdout.splitlines():
-        if "│" in line and " --" in line:
-            described = line.split("  ")
-            assert len([part for part in described if part.strip(" │*")]) > 1, line
+    pages = json.loads(result.stdout)
+    assert pages.keys() == COMMANDS.keys()
+    for stage, (text, modules) in pages.items():
+        assert not HEAVY & {*modules}, stage
+        assert f"Usage: tokamake {stage}" in text
+        for line in text.splitlines():
+            if "│" in line and " --" in line:
+                described = line.split("  ")
+                assert len([part for part in described if part.strip(" │*")]) > 1, line
 
 
 MISTAKES = {
@@ -230,7 +254,7 @@ def test_metadata_may_go_to_standard_output(workspace: Path, tmp_path: Path) -> 
     assert result.stderr.startswith("-: 1 dataset, ")
 
 
-@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("output", params(["-", "/dev/stdout"], ["-"]))
 @pytest.mark.parametrize("stage", sorted(cli.SEVERAL_FILES))
 def test_several_files_do_not_go_to_standard_output(
     stage: str, output: str, tmp_path: Path

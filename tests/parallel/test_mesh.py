@@ -82,6 +82,7 @@ def check(plan: Plan, views: list[Plan]) -> None:
     assert held == [*range(len(views))]
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_meshes_of_eight_ranks() -> None:
     views_by_rank = spawn(build_all, 8, MESHES)

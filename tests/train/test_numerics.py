@@ -87,14 +87,15 @@ def test_drawn_labels_are_not_deterministic_on_gpus(root: Path) -> None:
 SHARED = parallel(tp=2, sp=True)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        pytest.param({"zero_stage": 3, "recompute_granularity": "full"}, marks=pytest.mark.grid),
-        pytest.param(SHARED, marks=pytest.mark.grid),
+        {"zero_stage": 3, "recompute_granularity": "full"},
+        SHARED,
     ],
     ids=["alone", "sharded", "sequence"],
 )

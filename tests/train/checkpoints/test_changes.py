@@ -15,6 +15,7 @@ from tests.support.changed_runs import (
     stopped,
 )
 from tests.support.forked import killed_in_backward, train
+from tests.support.grids import params
 from tests.support.runs import (
     ARCHITECTURE,
     losses,
@@ -267,7 +268,7 @@ def test_a_run_without_a_record_of_its_data_continues_after_it_was_resumed_once(
     assert summary(config)["step"] == 7
 
 
-@pytest.mark.parametrize("damaged", [None, "{}", "\0"])
+@pytest.mark.parametrize("damaged", params([None, "{}", "\0"], ["\0"]))
 def test_the_settings_of_a_run_are_also_those_of_its_checkpoint_before(
     root: Path, damaged: str | None
 ) -> None:
@@ -350,6 +351,7 @@ def test_momentum_alone_decides_which_states_an_optimizer_has() -> None:
 # Jobs of a chain, damaged checkpoints, and the note of the workflow.
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("lone_rank")
 def test_a_chain_of_jobs_continues_after_a_change(root: Path) -> None:
     whole = stopped(root, "chain-whole")
@@ -370,6 +372,7 @@ def test_a_chain_of_jobs_continues_after_a_change(root: Path) -> None:
     assert hashes(config) == hashes(whole)
 
 
+@pytest.mark.grid
 def test_a_damaged_checkpoint_after_a_change_goes_back_before_it(root: Path) -> None:
     whole = stopped(root, "damaged-whole")
     make_run(root, "damaged-whole", **LOWER, **CONTINUE)
