@@ -1,6 +1,7 @@
-"""Hugging Face folders as whole tensors in memory, for evaluation, generation and `init_model`.
+"""Hugging Face folders as whole tensors in memory, for scripts: benchmarks and tests use it.
 
-`hf.format` reads the files. tokamake's tensor names are those of Hugging Face's Llama.
+`hf.format` reads the files, tensor by tensor, and `convert` needs no more than that. tokamake's
+tensor names are those of Hugging Face's Llama.
 """
 
 import sys
