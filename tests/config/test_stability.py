@@ -16,6 +16,14 @@ from tokamake.config.training import TrainSettings
         ({"skip_data": [3, 4]}, "skip_data"),
         ({"loss_scaling": {"min_scale": 8, "initial_scale": 4}}, "min_scale: 8: is above initial"),
         ({"loss_scaling": {"hysteresis": 0}}, "hysteresis"),
+        (
+            {"loss_scaling": {"static": True}},
+            r"loss_scaling\.static: true: precision empty has no loss scale; set precision to fp16",
+        ),
+        (
+            {"loss_scaling": {"initial_scale": 128}, "precision": "bf16"},
+            r"loss_scaling\.initial_scale: 128: precision bf16 has no loss scale; set precision to",
+        ),
         ({"on_bad_step": {"not_finite": "journal"}}, "not_finite"),
         ({"on_bad_step": {"rate_factor": 1}}, "rate_factor"),
     ],
@@ -25,11 +33,17 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         TrainSettings.model_validate(settings)
 
 
+def test_default_loss_scaling_may_be_stated_with_any_precision() -> None:
+    """A run.yaml states all settings."""
+    stated = {"loss_scaling": {"static": False, "window": 1000}, "precision": "bf16"}
+    assert TrainSettings.model_validate(stated).precision == "bf16"
+
+
 def test_settings_that_earlier_versions_lack_are_left_out_by_default() -> None:
     section = TrainSettings().model_dump(mode="json")
     left = without_added_defaults(section)
     assert section.keys() - left.keys() >= {"on_bad_step", "skip_data", "loss_scaling"}
     assert left["save_interval"] == 1000
     for name, value in (("skip_data", [[1, 1]]), ("loss_scaling", {"hysteresis": 2})):
-        changed = TrainSettings.model_validate({name: value}).model_dump(mode="json")
-        assert name in without_added_defaults(changed)
+        changed = TrainSettings.model_validate({"precision": "fp16", name: value})
+        assert name in without_added_defaults(changed.model_dump(mode="json"))

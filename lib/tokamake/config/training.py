@@ -99,7 +99,8 @@ class TrainSettings(Settings):
     states are always fp32. fp16 uses dynamic loss scaling. Empty: bf16 on accelerators, fp32 on
     the CPU."""
     loss_scaling: LossScalingSettings = LossScalingSettings()
-    """Dynamic loss scaling of fp16."""
+    """Loss scaling. Only precision fp16 has it: other values than the defaults are refused with
+    other precisions."""
     on_bad_step: BadStepSettings = BadStepSettings()
     """What to do after a step whose loss or gradient norm is not finite, or a spike."""
     skip_data: StepRanges = ()
@@ -120,7 +121,8 @@ class TrainSettings(Settings):
     the model. cpu: in host memory."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Further settings of DeepSpeed, as in its JSON file: sizes of buckets, prefetching, pinned
-    memory, wall_clock_breakdown. Those that have a setting of their own here are refused."""
+    memory, wall_clock_breakdown. Those that have a setting of their own here are refused, as are
+    those without effect and those that would break a promise of another setting."""
     offload_param: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps the weights that zero_stage 3 shards. none: on the device. cpu: in host
     memory until a layer needs them."""
@@ -196,6 +198,7 @@ class TrainSettings(Settings):
             )
         self._check_length()
         plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
+        self._check_loss_scaling()
         self._check_offload()
         if self.parallel.data_parallel_replicate_size > 1 and not self.zero_stage:
             raise ValueError(
@@ -238,6 +241,18 @@ class TrainSettings(Settings):
                 f"keep_best: {self.keep_best}: with evaluation_steps 0, nothing is validated; set "
                 "evaluation_steps, or remove this setting"
             )
+
+    def _check_loss_scaling(self) -> None:
+        if self.precision == "fp16":
+            return
+        defaults = LossScalingSettings()
+        for name, value in self.loss_scaling:
+            if value != getattr(defaults, name):
+                text = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+                raise ValueError(
+                    f"loss_scaling.{name}: {text}: precision {self.precision or 'empty'} has no "
+                    "loss scale; set precision to fp16, or remove this setting"
+                )
 
     def _check_offload(self) -> None:
         for name in ("offload_optimizer", "offload_param"):
