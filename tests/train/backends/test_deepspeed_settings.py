@@ -1,19 +1,16 @@
 """Settings that DeepSpeed cannot train, or gets wrong, are refused."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.deepspeed_runs import zero
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes
-from tests.support.runs import losses, make_run, prepare, train_here
+from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends.checks import deepspeed as checks
 
 LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
@@ -89,65 +86,3 @@ def test_resolve_refuses_them_before_any_rank_starts(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             make_run(root, "run", **changes)
         assert not (root / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"train_batch_size": 8}, "train_batch_size: remove it, and set train.global_batch_size"),
-        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: remove it, and set train."),
-        ({"bf16": {"enabled": True}}, "bf16: remove it, and set train.precision"),
-        (
-            {"zero_optimization": {"round_robin_gradients": True}},
-            "zero_optimization.round_robin_gradients: is not passed on to DeepSpeed; remove it "
-            "(passed on: zero_optimization.reduce_bucket_size, ",
-        ),
-        (
-            {"zero_optimization": {"overlap_comm": True}},
-            "zero_optimization.overlap_comm: is not passed on to DeepSpeed",
-        ),
-        (
-            {"zero_optimization": {"stage3_prefetch_bucket_size": 9}},
-            "zero_optimization.stage3_prefetch_bucket_size: is not passed on",
-        ),
-        (
-            {"zero_optimization": {"reduce_bucket_size": "many"}},
-            "zero_optimization.reduce_bucket_size: 'many': give a whole number",
-        ),
-        ({"wall_clock_breakdown": 1}, "wall_clock_breakdown: 1: give true or false"),
-        ({"zero_optimization": 3}, "zero_optimization: 3: not a section; give its settings"),
-        (
-            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
-            "zero_optimization.offload_param.device: remove it, and set train.offload_param",
-        ),
-    ],
-)
-def test_settings_of_the_json_file_that_conflict_are_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"deepspeed: {re.escape(message)}"):
-        TrainSettings.model_validate({"backend": "deepspeed", "deepspeed": values})
-
-
-def test_the_native_back_end_has_no_settings_of_the_json_file() -> None:
-    with pytest.raises(ValueError, match="deepspeed: only the back end deepspeed has these"):
-        TrainSettings.model_validate({"deepspeed": {"wall_clock_breakdown": True}})
-
-
-@pytest.mark.usefixtures("lone_rank")
-def test_settings_of_the_json_file_reach_deepspeed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    root = prepare(tmp_path_factory.mktemp("passed"))
-    plain = make_run(root, "plain", **zero(2))
-    passed = {"zero_optimization": {"reduce_bucket_size": 100, "allgather_bucket_size": 200}}
-    config = make_run(root, "passed", **zero(2, deepspeed=passed))
-    zero_settings = setup.settings(read_run(config), 1)["zero_optimization"]
-    assert passed["zero_optimization"].items() <= zero_settings.items()
-    assert zero_settings["stage"] == 2
-    assert train_here(plain) == train_here(config) == 0
-    assert losses(config) == pytest.approx(losses(plain), rel=1e-6)
-    wrong = {"zero_optimization": {"reduce_bucket_size": -1}}
-    config = make_run(root, "wrong", **zero(2, deepspeed=wrong))
-    with pytest.raises(UserError, match=r"train\.deepspeed: .*reduce_bucket_size: -1: .*; correct"):
-        train_here(config)

@@ -22,6 +22,8 @@ from tokamake.train.backends._deepspeed_internals import disable_shm_extension
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
+_REPORTS = {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print"}
+"""Settings of the JSON file by which DeepSpeed writes log lines of the level `info`."""
 
 
 class Mpu:
@@ -88,7 +90,8 @@ def initialize(
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    reports = _REPORTS & run.train.deepspeed.keys()
+    logging.getLogger("DeepSpeed").setLevel(logging.INFO if reports else logging.ERROR)
     disable_shm_extension()
     # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -1,74 +1,16 @@
 """Checks of the back end `deepspeed` (ZeRO)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokamake.errors import UserError
+from tokamake.train.backends.checks._deepspeed_json import check_json
 
 if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
-_OWN_SETTINGS = {
-    "train_batch_size": "global_batch_size",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "gradient_accumulation_steps": "global_batch_size",
-    "gradient_clipping": "gradient_clipping",
-    "optimizer": "optimizer",
-    "scheduler": "schedule",
-    "bf16": "precision",
-    "fp16": "precision and loss_scaling",
-    "activation_checkpointing": "recompute_granularity",
-    "zero_optimization.stage": "zero_stage",
-    "zero_optimization.offload_optimizer.device": "offload_optimizer",
-    "zero_optimization.offload_param.device": "offload_param",
-    "tensorboard": "log_style",
-    "wandb": "trackers",
-}
-"""Setting of `train` in place of one of DeepSpeed's JSON file."""
-
+PACKAGES = ("deepspeed",)
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}
-
-
-def _passed(train: "TrainSettings") -> dict[str, Any]:
-    """Settings of DeepSpeed's JSON file that it gets as they are, section by section.
-
-    Others would have no effect with the settings of `train`, or change which rank has which states.
-    """
-    zero: dict[str, Any] = {}
-    if train.zero_stage:
-        zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), int)
-    if train.zero_stage == 3:
-        names = ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
-        zero |= {f"stage3_{name}": int for name in (*names, "param_persistence_threshold")}
-    for name in ("offload_optimizer", "offload_param"):
-        # Without an offload, the section has no setting: `device` gets its own message.
-        zero[name] = {"pin_memory": bool} if getattr(train, name) != "none" else {}
-    return {"zero_optimization": zero, "wall_clock_breakdown": bool}
-
-
-def _check_passed(values: dict[str, Any], known: dict[str, Any], *, prefix: str = "") -> None:
-    """Refuse settings of DeepSpeed's JSON file that it does not get, and values of other types.
-
-    Raises:
-        ValueError: there is one.
-    """
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if own := _OWN_SETTINGS.get(key):
-            raise ValueError(f"deepspeed: {key}: remove it, and set train.{own}")
-        if name not in known:
-            choices = ", ".join(f"{prefix}{each}" for each in known) or "none with these settings"
-            raise ValueError(
-                f"deepspeed: {key}: is not passed on to DeepSpeed; remove it (passed on: {choices})"
-            )
-        kind = known[name]
-        if isinstance(kind, dict):
-            if not isinstance(value, dict):
-                raise ValueError(f"deepspeed: {key}: {value!r}: not a section; give its settings")
-            _check_passed(value, kind, prefix=f"{key}.")
-        elif type(value) is not kind:
-            expected = "true or false" if kind is bool else "a whole number"
-            raise ValueError(f"deepspeed: {key}: {value!r}: give {expected}")
 
 
 def check_settings(train: "TrainSettings") -> None:
@@ -93,7 +35,7 @@ def check_settings(train: "TrainSettings") -> None:
             "on_bad_step.recompute: true: DeepSpeed computes gradients in its update alone; set it "
             "to false, or backend to native"
         )
-    _check_passed(train.deepspeed, _passed(train))
+    check_json(train.deepspeed, train)
     if train.log_layer_norms:
         raise ValueError(
             "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "
