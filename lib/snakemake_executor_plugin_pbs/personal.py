@@ -75,3 +75,18 @@ def missing_in_workflow(resources: Mapping[str, Any]) -> str:
     of_rules = {name: value for values in user.rules.values() for name, value in values.items()}
     user = replace(user, common={**of_rules, **user.common})
     return missing_values(settings, user, jobs=[("", resources)])
+
+
+def has_value(name: str) -> bool:
+    """Whether the user file or the site gives a value to any rule; it also works in a dry run.
+
+    Args:
+        name: name of a personal value.
+
+    Raises:
+        UserError: the user file or a setting is invalid.
+    """
+    if (settings := ExecutorSettings.current) is None:
+        return False
+    user = read_values(settings)
+    return any(values.get(name) for values in (user.common, *user.rules.values()))

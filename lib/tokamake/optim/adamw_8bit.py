@@ -15,6 +15,7 @@ ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
 STATE_BYTES = 1.015625  # 1 byte, and the fp32 scale of a block: 4 / 256
 FLAT_BUFFERS = False  # States are quantized tensors.
+PACKAGES = ("torchao",)
 
 
 def build(

@@ -1,0 +1,104 @@
+"""Optional packages that a config needs are named by the dry run, before any job."""
+
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.workflows import CONFIG, MINE, make_workspace
+from tokamake import plugins
+from tokamake.config.root import Config
+from tokamake.config.trackers import FOLDER
+from tokamake.config.training import BACKEND_CHECKS
+from tokamake.errors import UserError
+from tokamake.workflow import packages
+
+OPTIONAL = {
+    package
+    for kind in (BACKEND_CHECKS, "optim", FOLDER)
+    for name in plugins.names(kind)
+    for package in plugins.constant(kind, name, "PACKAGES", default=())
+}
+
+
+def only_base(name: str) -> ModuleSpec | None:
+    """As `find_spec` in an environment without the optional packages and the executors."""
+    return None if name in {*OPTIONAL, "snakemake_executor_plugin_pbs"} else ModuleSpec(name, None)
+
+
+@pytest.fixture
+def _base(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", only_base)
+    monkeypatch.delenv("JOB_CONTAINER", raising=False)
+
+
+def config(**train: Any) -> dict[str, Config]:
+    return {"mine": Config.model_validate({**CONFIG, "train": {**CONFIG["train"], **train}})}
+
+
+@pytest.mark.usefixtures("_base")
+@pytest.mark.parametrize(
+    ("train", "setting", "command"),
+    [
+        ({"backend": "deepspeed"}, "backend: deepspeed", "pip install 'deepspeed<0.20,>=0.19'"),
+        (
+            {"optimizer": {"name": "adamw_8bit"}},
+            "optimizer.name: adamw_8bit",
+            "pip install 'torchao>=0.10'",
+        ),
+        (
+            {"trackers": {"names": ["wandb"]}},
+            "trackers.names: wandb",
+            "pip install 'wandb>=0.18'",
+        ),
+        (
+            {"trackers": {"names": ["mlflow"]}},
+            "trackers.names: mlflow",
+            "pip install 'mlflow' 'alembic>=1.10' 'sqlalchemy>=2'",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    train: dict[str, Any], setting: str, command: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        packages.check_packages(config(**train))
+    message = str(caught.value)
+    assert message.startswith(f"run mine: train.{setting}: needs ")
+    assert f"; run `{command}`, or change the setting" in message
+
+
+@pytest.mark.usefixtures("_base")
+def test_the_default_config_needs_no_optional_package() -> None:
+    packages.check_packages(config())
+
+
+@pytest.mark.usefixtures("_base")
+def test_ranks_in_an_image_have_packages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_CONTAINER", "tokamake.sif")
+    packages.check_packages(config(backend="deepspeed"))
+
+
+@pytest.mark.slow
+def test_the_dry_run_names_it(tmp_path: Path) -> None:
+    """A folder without `torchao` stands for an environment that lacks it."""
+    folder = make_workspace(tmp_path)
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'torchao' else find(name, *rest)\n"
+    )
+    train = {**CONFIG["train"], "optimizer": {"name": "adamw_8bit"}}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
+    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "-n", *MINE]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    result = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "tokamake: run smoke: train.optimizer.name: adamw_8bit: needs torchao" in result.stderr
