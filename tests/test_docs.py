@@ -174,7 +174,6 @@ def site(tmp_path: Path, sampled: Path) -> Path:
     architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
     llama = folder / "llama2-7b"
     init_model(architecture=architecture, tokenizer=sampled / "tokenizer", seed=1, output=llama)
-    shutil.copytree(sampled / "tokenizer", llama, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -62,11 +62,22 @@ def test_init_import_export_keep_every_bit(
     assert (init / "config.json").read_bytes() == (exported / "config.json").read_bytes()
     size = "34,720 parameters in 21 tensors"
     assert capsys.readouterr().out.splitlines() == [
-        f"{init}: {size}, fp32, random with seed 1, from {yaml}",
+        f"{init}: {size}, fp32, random with seed 1, from {yaml}, and "
+        "tokenizer.json, tokenizer_config.json",
         f"{imported}: tokamake (torch distributed checkpoint), {size}, from {init}",
+        "left behind: tokenizer (tokenizer.json, tokenizer_config.json)",
         f"{exported}: Hugging Face, {size}, from {imported}",
-        "config.json has no eos_token_id, as the source has none; give --tokenizer, or set it",
     ]
+
+
+def test_transformers_loads_the_model_and_its_tokenizer(yaml: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    init_model(architecture=yaml, tokenizer=words(tmp_path, 300), seed=1, output=tmp_path / "init")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "init")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "init")
+    assert tokenizer.convert_tokens_to_ids(["w7", "</s>"]) == [7, 299]
+    assert model.config.eos_token_id == tokenizer.eos_token_id == 299
 
 
 def test_the_same_seed_gives_the_same_files(yaml: Path, tmp_path: Path) -> None:

@@ -44,8 +44,6 @@ def clone(tmp_path: Path, sampled: Path) -> Path:
     init_model(architecture=architecture, tokenizer=tokenizer, seed=1, output=folder)
     (clone / "tokenizers").mkdir()
     (clone / "tokenizers/gpt2").symlink_to(tokenizer)
-    for path in tokenizer.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
     return clone
 
 

@@ -188,7 +188,7 @@ def _with_side_files(
         checkpoint = replace(checkpoint, notes={**checkpoint.notes, "generation": generation})
     if tokenizer is None:
         return checkpoint, None
-    tokens, files, warning = _read_tokenizer(tokenizer, checkpoint)
+    tokens, files, warning = read_tokenizer(tokenizer, checkpoint)
     return replace(checkpoint, notes={**checkpoint.notes, **tokens}, tokenizer=files), warning
 
 
@@ -245,7 +245,7 @@ def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
         )
 
 
-def _read_tokenizer(
+def read_tokenizer(
     tokenizer: Path, checkpoint: "Checkpoint"
 ) -> tuple[dict[str, Any], tuple[Path, ...], str | None]:
     """Return a tokenizer's special tokens, its files that transformers reads, and a warning.

@@ -4,15 +4,16 @@ from pathlib import Path
 
 
 def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) -> None:
-    """Write a randomly initialized model as a Hugging Face checkpoint in fp32, offline.
+    """Write a randomly initialized model and its tokenizer as a Hugging Face checkpoint, offline.
 
+    Weights are fp32. transformers loads the folder, with AutoModelForCausalLM and AutoTokenizer.
     Training from random weights needs no such file: its ranks draw their parts of the same weights.
     This is for other programs, and for conversions. Memory does not grow with the model.
 
     Args:
         architecture: YAML file with the model's shape, e.g. of config/models.
-        tokenizer: folder or file of the tokenizer, which is not copied; its vocabulary size is the
-            model's if the architecture has no vocab_size.
+        tokenizer: folder or file of the tokenizer, whose files are copied; its vocabulary size is
+            the model's if the architecture has no vocab_size.
         seed: seed of the weights.
         output: folder to write.
 
@@ -20,7 +21,10 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
         UserError: the architecture is invalid, its vocabulary is too small, there is no tokenizer,
             or the folder exists.
     """
+    from dataclasses import replace
+
     from tokamake.checkpoint import writer
+    from tokamake.checkpoint.convert import read_tokenizer
     from tokamake.checkpoint.model_tensors import summary
     from tokamake.checkpoint.random_source import RandomSource, new_architecture
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
@@ -29,5 +33,8 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
     shape = new_architecture(architecture, tokenizer)
     source = RandomSource(shape, seed)
     start = Checkpoint("hf", architecture, shape, source, notes={"seed": seed})
-    writer.write(output, start, "hf", Target(), workers=file_workers())
-    print(f"{output}: {summary(shape)}, random with seed {seed}, from {architecture}")
+    tokens, files, _ = read_tokenizer(tokenizer, start)  # further entries are padding
+    start = replace(start, notes={**start.notes, **tokens})
+    writer.write(output, start, "hf", Target(tokenizer=files), workers=file_workers())
+    names = ", ".join(file.name for file in files)
+    print(f"{output}: {summary(shape)}, random with seed {seed}, from {architecture}, and {names}")
