@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.workflows import CONFIG, MINE, make_workspace
+from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
 from tokamake import plugins
-from tokamake.config.root import Config
 from tokamake.config.trackers import FOLDER
-from tokamake.config.training import BACKEND_CHECKS
+from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.workflow import packages
 
@@ -37,8 +35,8 @@ def _base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOB_CONTAINER", raising=False)
 
 
-def config(**train: Any) -> dict[str, Config]:
-    return {"mine": Config.model_validate({**CONFIG, "train": {**CONFIG["train"], **train}})}
+def settings(**train: Any) -> TrainSettings:
+    return TrainSettings.model_validate({**CONFIG["train"], **train})
 
 
 @pytest.mark.usefixtures("_base")
@@ -67,21 +65,21 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     train: dict[str, Any], setting: str, command: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        packages.check_packages(config(**train))
+        packages.check_packages(settings(**train))
     message = str(caught.value)
-    assert message.startswith(f"run mine: train.{setting}: needs ")
+    assert message.startswith(f"train.{setting}: needs ")
     assert f"; run `{command}`, or change the setting" in message
 
 
 @pytest.mark.usefixtures("_base")
 def test_the_default_config_needs_no_optional_package() -> None:
-    packages.check_packages(config())
+    packages.check_packages(settings())
 
 
 @pytest.mark.usefixtures("_base")
 def test_ranks_in_an_image_have_packages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB_CONTAINER", "tokamake.sif")
-    packages.check_packages(config(backend="deepspeed"))
+    packages.check_packages(settings(backend="deepspeed"))
 
 
 @pytest.mark.slow
@@ -95,10 +93,15 @@ def test_the_dry_run_names_it(tmp_path: Path) -> None:
     )
     train = {**CONFIG["train"], "optimizer": {"name": "adamw_8bit"}}
     (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
-    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "-n", *MINE]
     environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
-    result = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+
+    def dry_run(target: str) -> subprocess.CompletedProcess[str]:
+        command = (*SNAKEMAKE, "-n", *MINE, target)
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+    result = dry_run("train")
     assert result.returncode == 2
     assert "tokamake: run smoke: train.optimizer.name: adamw_8bit: needs torchao" in result.stderr
+    assert dry_run("data").returncode == 0  # data need no package of training

@@ -8,6 +8,7 @@ from tokamake.errors import UserError
 from tokamake.train.checks import check_ranks
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.packages import check_packages
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.snakemake_internals import Snakemake
 
@@ -19,28 +20,36 @@ class LayoutCheck:
         self._config = config
         resources = snakemake.rule_resources("train")
         tasks = str(resources.get("tasks", 1))
-        # In a job, nothing is planned. An expression has a value only once the job is scheduled.
-        is_known = snakemake.is_main_process and tasks.isdecimal()
-        self._num_ranks = int(tasks) if is_known else None
+        self._is_main_process = snakemake.is_main_process
+        # An expression has a value only once the job is scheduled.
+        self._num_ranks = int(tasks) if tasks.isdecimal() else None
         self._spare_nodes = str(resources.get("spare_nodes", 0))
         self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))
 
     @exit_on_user_error()
     def check(self, wildcards: Any) -> None:
-        """Check that the profile's ranks can train a run.
+        """Check that the packages of a run are there, and that the profile's ranks can train it.
 
         A run that is trained may have been trained with another profile.
 
         Raises:
-            SystemExit: the ranks cannot share the model or its batches, or there are spare nodes
-                on a site with one machine.
+            SystemExit: a package is missing, the ranks cannot share the model or its batches, or
+                there are spare nodes on a site with one machine.
         """
-        run = RUN.format(run=wildcards.run)
-        if self._num_ranks is None or Path(f"{run}/train{wildcards.segment}.json").exists():
+        run, train = RUN.format(run=wildcards.run), self._config.runs[wildcards.run].train
+        # In a job, nothing is planned.
+        is_trained = Path(f"{run}/train{wildcards.segment}.json").exists()
+        if not self._is_main_process or is_trained:
+            return
+        try:
+            check_packages(train)
+        except UserError as error:
+            raise UserError(f"run {wildcards.run}: {error}") from None
+        if self._num_ranks is None:
             return
         self._check_spare_nodes()
         try:
-            check_ranks(self._config.runs[wildcards.run].train, self._num_ranks)
+            check_ranks(train, self._num_ranks)
         except UserError as error:
             raise UserError(
                 f"run {wildcards.run}: {error} (ranks: the resource tasks of the rule train)"

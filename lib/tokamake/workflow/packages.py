@@ -1,44 +1,41 @@
 """Optional packages that plug-ins of a config need: does this Python environment have them?"""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 from tokamake import plugins
-from tokamake.config.root import Config
 from tokamake.config.trackers import FOLDER as TRACKERS
-from tokamake.config.training import BACKEND_CHECKS
+from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.doctor.environment import required
 from tokamake.errors import UserError
 
 
-def check_packages(runs: Mapping[str, Config]) -> None:
-    """Check that the packages of back ends, optimizers and trackers are installed.
+def check_packages(train: TrainSettings) -> None:
+    """Check that the packages of the back end, the optimizer and the trackers are installed.
 
     Ranks in the image of a container have packages of their own, so then nothing is checked.
 
     Args:
-        runs: config of each run, by name.
+        train: settings of a run that is to be trained.
 
     Raises:
         UserError: one is missing.
     """
     if _has_image():
         return
-    for run, config in runs.items():
-        for setting, kind, name in _plug_ins(config):
-            packages = plugins.constant(kind, name, "PACKAGES", default=())
-            if missing := [package for package in packages if find_spec(package) is None]:
-                specs = " ".join(f"'{each}{required(each)}'" for each in missing)
-                raise UserError(
-                    f"run {run}: train.{setting}: {name}: needs {', '.join(missing)}, which this "
-                    f"Python environment lacks; run `pip install {specs}`, or change the setting"
-                )
+    for setting, kind, name in _plug_ins(train):
+        packages = plugins.constant(kind, name, "PACKAGES", default=())
+        if missing := [package for package in packages if find_spec(package) is None]:
+            specs = " ".join(f"'{each}{required(each)}'" for each in missing)
+            raise UserError(
+                f"train.{setting}: {name}: needs {', '.join(missing)}, which this Python "
+                f"environment lacks; run `pip install {specs}`, or change the setting"
+            )
 
 
-def _plug_ins(config: Config) -> Iterator[tuple[str, str, str]]:
+def _plug_ins(train: TrainSettings) -> Iterator[tuple[str, str, str]]:
     """Setting, kind and name of each plug-in of training."""
-    train = config.train
     yield "backend", BACKEND_CHECKS, train.backend
     yield "optimizer.name", "optim", train.optimizer.name
     for tracker in train.trackers.names:

@@ -17,7 +17,6 @@ from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import LayoutCheck
 from tokamake.workflow.options import RunSettings
-from tokamake.workflow.packages import check_packages
 from tokamake.workflow.paths import RUN, check_writable
 from tokamake.workflow.replaced_data import check_replaced, write_settings
 from tokamake.workflow.report import ReportRules
@@ -117,7 +116,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
 
 
 def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
-    """Expand the targets of a user, after all rules are declared; check values and packages."""
+    """Expand the targets of a user, and check personal values, after all rules are declared."""
     snakemake.expand_targets(
         Targets(
             functions.config,
@@ -130,8 +129,6 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
     )
     if snakemake.is_main_process:
         _check_personal_values(snakemake)
-        with exit_on_user_error():
-            check_packages(functions.config.runs)
 
 
 def _check_personal_values(snakemake: Snakemake) -> None:
