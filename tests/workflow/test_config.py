@@ -270,6 +270,18 @@ def test_the_main_process_reports_a_run_without_a_test_split(
     assert capsys.readouterr().err == report
 
 
+def test_runs_with_the_same_held_out_split_share_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = ("a 90,10", "b 90,10", "c 90,0,10", "d 100,0,0", "e 90,10")
+    runs = write_runs("run train.split train.evaluation_steps", *(f"{row} 0" for row in rows))
+    read_config(runs=runs, is_main_process=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "tokamake: run a and 2 other runs: no test split: evaluation uses the split valid",
+        "tokamake: run d: no test split: there is no evaluation",
+    ]
+
+
 # Initial checkpoints and tokenizers
 
 

@@ -26,6 +26,8 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from tokamake.train.checkpoints.resume_state import ResumeState
+
 Index = dict[str, Any]
 """Content of an index folder's index.json."""
 
@@ -219,6 +221,29 @@ def step_of_samples(run: Run, samples: int) -> int:
         f"until_samples: {samples} ({samples * length:,} tokens): the run goes from {first} to "
         f"{last} samples, {run.train.global_batch_size} a step; give a number in it, at least one "
         "step"
+    )
+
+
+def check_updated(run: Run, state: "ResumeState") -> None:
+    """Check that the weights of a finished run are not those that it began with.
+
+    Args:
+        run: the resolved run.
+        state: where it stands.
+
+    Raises:
+        UserError: it is at its end, and no step has updated them.
+    """
+    if state.updates != 0 or not run.step < state.step == run.train.train_steps:
+        return
+    reason = "the loss or the gradient norm was never finite; lower train.optimizer.learning_rate"
+    if run.train.precision == "fp16":
+        reason = "gradients always overflowed; lower train.loss_scaling.initial_scale"
+    if run.train.skip_data:
+        reason += ", and check train.skip_data"
+    raise UserError(
+        f"{run.output}: no step has updated the weights: {reason}. Set train.on_change to restart, "
+        "and start again"
     )
 
 

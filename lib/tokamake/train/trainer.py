@@ -29,7 +29,7 @@ from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.resume_state import ResumeState, run_since_change
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
-from tokamake.train.checks import check_run, check_until_step, step_of_samples
+from tokamake.train.checks import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.stability.heartbeat import Heartbeat, watched
@@ -119,6 +119,7 @@ def train_run(
             if state.step < last_step:
                 assert trainer.stopped
                 return trainer.stopped
+            check_updated(current, state)
 
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():
@@ -294,7 +295,7 @@ class Trainer:
         self.profile.end(self.state.step + 1)
         seconds = time.perf_counter() - begin
         self.guard.note(self.state.step + 1, result)
-        self.state = self.state.after_step(batch.global_batch_size, seconds)
+        self.state = self.state.after_step(batch.global_batch_size, seconds, updated=result.updated)
         self.state = self.state._replace(guard=self.guard.state)
         self.log.count_step(result, batch.global_batch_size, seconds=seconds, reading=reading)
         self.heartbeat.end_step(self.state.step)
@@ -309,7 +310,7 @@ class Trainer:
 
     def _leave_out(self, batch: StepBatch) -> StepResult:
         """Count a step whose data are left out."""
-        self.state = self.state.after_step(batch.global_batch_size, 0.0)
+        self.state = self.state.after_step(batch.global_batch_size, 0.0, updated=False)
         self.heartbeat.end_step(self.state.step)
         self.ranks.print_once(f"step {self.state.step}: skipped, as skip_data or on_bad_step says")
         return NOTHING

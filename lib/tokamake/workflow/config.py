@@ -22,6 +22,7 @@ from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 from tokamake.validation import read_yaml
 from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
@@ -166,8 +167,9 @@ def _read(
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
     if is_main_process:
-        for name, (run, _) in runs.items():
-            _report_evaluation(name, held_out_splits(run.train, tables[name]))
+        _report_evaluation(
+            {name: held_out_splits(run.train, tables[name]) for name, (run, _) in runs.items()}
+        )
     tokenizer = _find_tokenizer(runs)
     for corpus in corpora.values():
         if corpus.is_indexed and tokenizer is None and not shared.tokenizer.has_ids:
@@ -284,12 +286,20 @@ def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str
     return sorted(splits, key=lambda name: name not in NAMES)
 
 
-def _report_evaluation(run: str, splits: list[str]) -> None:
-    """Say what a run without a test split is evaluated on."""
-    if "test" in splits:
-        return
-    use = f"evaluation uses the split {splits[0]}" if splits else "there is no evaluation"
-    print(f"tokamake: run {run}: no test split: {use}", file=sys.stderr)
+def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
+    """Say what runs without a test split are evaluated on; runs with the same split share a line.
+
+    Args:
+        splits: held-out splits of each run, see `held_out_splits`.
+    """
+    by_use: dict[str, list[str]] = {}
+    for run, names in splits.items():
+        if "test" not in names:
+            use = f"evaluation uses the split {names[0]}" if names else "there is no evaluation"
+            by_use.setdefault(use, []).append(run)
+    for use, (first, *others) in by_use.items():
+        more = f" and {counted(len(others), 'other run')}" if others else ""
+        print(f"tokamake: run {first}{more}: no test split: {use}", file=sys.stderr)
 
 
 def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:

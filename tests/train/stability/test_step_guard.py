@@ -362,18 +362,30 @@ def test_data_to_leave_out_are_a_change_to_continue_with(
     assert hashes(config) == hashes(without_data)
 
 
+def test_a_run_without_an_update_is_an_error_after_a_stop_too(root: Path) -> None:
+    """The checkpoint counts the updates, so that later jobs know of those before them."""
+    config = bad_run(root, "untrained", {}, skip_data=[[1, 6]])
+    assert train_here(config, until_step=3) == 0
+    with pytest.raises(UserError) as caught:
+        train_here(config)
+    assert str(caught.value).startswith(f"{config.parent / 'training'}: no step has updated the")
+    assert "and check train.skip_data" in str(caught.value)
+    config = bad_run(root, "trained-first", {}, skip_data=[[3, 6]])
+    assert train_here(config, until_step=2) == train_here(config) == 0
+
+
 # The loss scale of fp16.
 
 
 def test_settings_of_the_loss_scale_act_are_logged_and_resume(root: Path) -> None:
-    scaling = {"initial_scale": 2.0**31, "hysteresis": 2, "window": 2}
+    scaling = {"initial_scale": 2.0**21, "hysteresis": 2, "window": 2}
     settings: Settings = {"precision": "fp16", "loss_scaling": scaling, "train_steps": 9}
     config, again = (bad_run(root, name, {}, **settings) for name in ("scaled", "scaled-again"))
     assert train_here(config) == 0
     scales = losses(config, "loss_scale")
     overflows = ["grad_norm" not in record for record in records(config) if "loss" in record]
-    assert scales[:4] == [2.0**31, 2.0**31, 2.0**30, 2.0**29]  # the first overflow is tolerated
-    assert overflows[:3] == [True] * 3
+    assert scales[:4] == [2.0**21, 2.0**21, 2.0**20, 2.0**19]  # the first overflow is tolerated
+    assert overflows[:4] == [True] * 3 + [False]
     for until_step in (2, 5, None):
         assert train_here(again, until_step=until_step) == 0
     assert losses(again, "loss_scale") == scales
@@ -389,5 +401,9 @@ def test_overflows_at_the_lowest_scale_are_bad_steps(root: Path) -> None:
     ):
         train_here(config)
     config = bad_run(root, "lowest-skipped", {"not_finite": "skip"}, **settings)
-    assert train_here(config) == 0
-    assert [event["step"] for event in events(config)] == [2, 3, 4, 5, 6]
+    # A run that has trained nothing is no success, also if it is started again at its end.
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"no step has updated the weights: gradients always"):
+            train_here(config)
+        assert [event["step"] for event in events(config)] == [2, 3, 4, 5, 6]
+        assert not config.with_name("train.json").exists()

@@ -42,13 +42,16 @@ class ResumeState(NamedTuple):
     """Changes with which the run was continued, from the first to the last."""
     guard: GuardState = GuardState()
     """Last good steps, to compare the next ones with, and effects of bad steps."""
+    updates: int | None = 0
+    """Steps of the run that updated the weights; None: an earlier version did not count them."""
 
-    def after_step(self, samples: int, seconds: float) -> "ResumeState":
-        """The state after one more step."""
+    def after_step(self, samples: int, seconds: float, *, updated: bool) -> "ResumeState":
+        """The state after one more step, which has updated the weights or not."""
         return self._replace(
             step=self.step + 1,
             consumed_samples=self.consumed_samples + samples,
             seconds=self.seconds + seconds,
+            updates=None if self.updates is None else self.updates + updated,
         )
 
     def changed(self, digest: str, changed: tuple[str, ...]) -> "ResumeState":
@@ -101,7 +104,7 @@ def read_state(folder: Path) -> ResumeState | None:
         )
         noted = value.pop("guard", None)
         guard = GuardState.from_json(noted) if noted else GuardState()
-        return ResumeState(**value, lineage=lineage, guard=guard)
+        return ResumeState(**{"updates": None, **value}, lineage=lineage, guard=guard)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
             f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}"
