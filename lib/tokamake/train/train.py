@@ -48,6 +48,7 @@ def train(
         UserError: the run cannot start or its loss is not finite.
     """
     from tokamake.config.resolved_run import read_run
+    from tokamake.runtime.device_faults import noted_device_faults
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
@@ -57,6 +58,7 @@ def train(
     with (
         report_from_rank_0(ranks),
         _exit_on_signals(ranks),
+        noted_device_faults(ranks),
         process_group(ranks) as device,
     ):
         with raise_on_all_ranks():

@@ -10,7 +10,6 @@ is tried again from its last checkpoint. A run that makes progress writes no fil
 import faulthandler
 import json
 import os
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from tokamake.config.resolved_run import Run
 from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.console import counted
+from tokamake.runtime.device_faults import host_name
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import set_group_timeouts
@@ -221,9 +221,7 @@ def watched(run: Run, ranks: Ranks) -> Iterator[Heartbeat]:
 
     name = time.strftime("%Y%m%d-%H%M%S")  # that of rank 0 counts
     gathered: list[Any] = [None] * ranks.world_size
-    # The network may know a node by another name than Slurm.
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    dist.all_gather_object(gathered, (host, name))
+    dist.all_gather_object(gathered, (host_name(), name))
     heartbeat = Heartbeat(
         run.output / FOLDER / gathered[0][1],
         ranks,

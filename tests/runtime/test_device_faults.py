@@ -1,0 +1,69 @@
+"""A host whose device reports that it is broken is noted for the next job."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import make_run, prepare
+from tokamake.errors import FAULTY_HOSTS_VARIABLE
+from tokamake.runtime.device_faults import noted_device_faults
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.train import train
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the executor for Slurm looks for faulty hosts."""
+    monkeypatch.setenv(FAULTY_HOSTS_VARIABLE, str(tmp_path / "faulty"))
+    monkeypatch.setenv("SLURMD_NODENAME", "nid0042")
+    return tmp_path / "faulty"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be",
+        "NCCL error: Cuda failure 'uncorrectable NVLink error detected during the execution'",
+        "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+        "ZE_RESULT_ERROR_DEVICE_LOST",
+    ],
+)
+def test_a_broken_device_is_noted_with_its_host(
+    faulty: Path, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"ERROR|error"), noted_device_faults(Ranks.find()):
+        raise RuntimeError(message)
+    assert faulty.read_text() == "nid0042\n"
+    assert "rank 0 on nid0042: its device is faulty: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("NCCL error: unhandled system error"),
+        RuntimeError("CUDA out of memory"),
+        ValueError("uncorrectable ECC error"),
+    ],
+)
+def test_an_error_of_the_program_or_of_a_peer_is_not(faulty: Path, error: Exception) -> None:
+    with pytest.raises(type(error)), noted_device_faults(Ranks.find()):
+        raise error
+    assert not faulty.exists()
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_training_notes_it(
+    tmp_path_factory: pytest.TempPathFactory, faulty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    config = make_run(prepare(tmp_path_factory.mktemp("broken")), "run", backend="native")
+    monkeypatch.setattr("tokamake.train.backends.native.Engine.train_step", broken)
+    with pytest.raises(RuntimeError, match="ECC"):
+        train(config=config)
+    assert faulty.read_text() == f"{socket.gethostname()}\n"
