@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.workflow_configs import read_config, train, wildcards
+from tests.support.workflow_configs import make_tokenizer, read_config, train, wildcards
 from tests.support.workflows import ARCHITECTURE
+from tokamake.checkpoint import writer
+from tokamake.checkpoint.random_source import RandomSource
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.segments import SegmentRules
@@ -153,6 +157,27 @@ def test_a_run_that_cannot_be_continued_is_refused(setting: str, value: str, mes
     text = refused(columns, "base", row)
     assert text.startswith(f"runs.tsv:3: model.checkpoint: run base: {message}")
     assert text.endswith("or set train.finetune to true to load only its weights")
+
+
+def test_another_schedule_than_in_a_megatron_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = make_tokenizer("tokenizer")
+    values = {**ARCHITECTURE, "vocab_size": 300}
+    architecture = Architecture.model_validate(values)
+    notes = {"lr_scheduler": {"lr_decay_style": "cosine", "max_lr": 0.5}}
+    start = Checkpoint("hf", tmp_path, architecture, RandomSource(architecture, 1), notes=notes)
+    writer.write(tmp_path / "start", start, "native", Target())
+    settings = {"finetune": False, "load_optimizer": False}
+    config = {"model": {"checkpoint": str(tmp_path / "start")}, "tokenizer": {"path": tokenizer}}
+    with pytest.raises(UserError) as caught:
+        read_config(train=train(**settings), is_main_process=True, **config)
+    message = "the schedule of the checkpoint and of the config differ: train.optimizer.learning_ra"
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("my.yaml: model.checkpoint: ")
+    capsys.readouterr()
+    read_config(train=train(**settings, on_change="continue"), is_main_process=True, **config)
+    assert message in capsys.readouterr().err
 
 
 def test_a_mapping_that_names_no_run_is_refused() -> None:

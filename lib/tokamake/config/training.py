@@ -41,7 +41,8 @@ class TrainSettings(Settings):
     """What to do if the run has a checkpoint, but its settings or its data have changed since.
     refuse: stop, and list the changes. continue: keep weights, optimizer states, step and samples,
     and continue with the new settings and data. restart: move the checkpoints aside and start at
-    step 0."""
+    step 0. With `finetune: false` and a Megatron checkpoint, refuse stops if the checkpoint has
+    another schedule."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Input tokens per sample. A sample holds one more token, the last label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1

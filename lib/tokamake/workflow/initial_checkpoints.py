@@ -3,6 +3,7 @@
 The dry run checks a checkpoint before it exists, from the config of the run that will write it.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -25,7 +26,10 @@ from tokamake.train.checkpoints.initial_checkpoint import (
     differing_fields,
     open_initial_checkpoint,
 )
+from tokamake.train.checkpoints.initial_schedule import decide_schedule
+from tokamake.train.checkpoints.resume_state import newest_state
 from tokamake.train.checks import check_sequence_length
+from tokamake.workflow.paths import RUN
 
 
 class InitialModel(NamedTuple):
@@ -118,6 +122,7 @@ def _initial_model(run: Config) -> InitialModel:
         return InitialModel(initial.architecture, str(model.folder))
     if model.folder:
         initial = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
+        _decide_schedule(run, initial)
         return InitialModel(initial.architecture, str(model.folder))
     assert isinstance(model.architecture, Path), "checked by ModelSettings"
     if not model.architecture.is_file():
@@ -125,6 +130,17 @@ def _initial_model(run: Config) -> InitialModel:
             f"{model.architecture}: no such file; fix the path, or choose a file of config/models"
         )
     return InitialModel(read_architecture(model.architecture), str(model.architecture))
+
+
+def _decide_schedule(run: Config, initial: Checkpoint) -> None:
+    """Compare the schedule of a Megatron checkpoint with that of a run that has not begun yet.
+
+    Raises:
+        UserError: they differ, and `train.on_change` is refuse.
+    """
+    state, _ = newest_state(Path(RUN.format(run=run.run)) / "training")
+    if not state and (text := decide_schedule(initial, run.train)):
+        print(f"tokamake: run {run.run}: {text}", file=sys.stderr)
 
 
 def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> InitialModel:

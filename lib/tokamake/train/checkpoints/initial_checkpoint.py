@@ -215,9 +215,13 @@ def check_native(checkpoint: Path, start: "Checkpoint") -> None:
 def check_begun(run: "Run") -> None:
     """Check that a checkpoint to continue is still the one that the run was resolved for.
 
+    Prints a line if it has Megatron's schedule, and that of the run is another one.
+
     Raises:
-        UserError: it is another one, or cannot be continued.
+        UserError: it is another one, cannot be continued, or must not with another schedule.
     """
+    from tokamake.train.checkpoints.initial_schedule import decide_schedule
+
     assert run.checkpoint is not None, "a run that continues has a checkpoint"
     start = open_initial_checkpoint(run.checkpoint, run.train)
     progress = start.progress
@@ -227,6 +231,8 @@ def check_begun(run: "Run") -> None:
             f"{run.checkpoint}: is not at the step or of the architecture that the run was "
             "resolved for; run `tokamake resolve` again"
         )
+    if text := decide_schedule(start, run.train):
+        print(text, flush=True)
 
 
 def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> bool:
