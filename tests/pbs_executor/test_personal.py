@@ -8,7 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs import ExecutorSettings
 from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.personal import missing_values, read_values
+from snakemake_executor_plugin_pbs.personal import has_value, missing_values, read_values
 from snakemake_executor_plugin_pbs.user_file import UserFile
 from snakemake_executor_plugin_sbatch import ExecutorSettings as SlurmSettings
 from tests.support.paths import ROOT
@@ -31,6 +31,26 @@ def test_jobs_are_named_if_only_some_lack_a_value() -> None:
     jobs = [("prepare", {}), ("train", {}), ("merge", {"queue": "m"}), ("index", {})]
     assert "no queue for index, train, which" in missing_values(REQUIRED, user, jobs=jobs)
     assert missing_values(REQUIRED, user, jobs=jobs[::2]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("container: a.sif\n", True),
+        ("rules: {train: {container: a.sif}}\n", True),
+        ("account: A\n", False),
+        ("container: ''\n", False),
+    ],
+)
+def test_a_value_for_any_rule_counts(
+    text: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "me.yaml").write_text(text)
+    settings = ExecutorSettings(user_file=str(tmp_path / "me.yaml"))
+    monkeypatch.setattr(ExecutorSettings, "current", settings)
+    assert has_value("container") is expected
+    monkeypatch.setattr(ExecutorSettings, "current", None)  # another executor
+    assert not has_value("container")
 
 
 def test_resources_of_slurm_have_their_own_names() -> None:
