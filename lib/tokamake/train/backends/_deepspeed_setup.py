@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake.config.resolved_run import Run
-from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.train.backends._deepspeed_internals import disable_shm_extension
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
-_REPORTS = {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print"}
+_REPORTS = ("comms_logger", "dump_state", "memory_breakdown", "steps_per_print")
 """Settings of the JSON file by which DeepSpeed writes log lines of the level `info`."""
 
 
@@ -81,33 +79,22 @@ class Mpu:
 def initialize(
     run: Run, module: torch.nn.Module, *, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
 ) -> Any:
-    """Wrap a module and its optimizer in DeepSpeed's engine.
-
-    Raises:
-        UserError: DeepSpeed refuses a value of `train.deepspeed`.
-    """
+    """Wrap a module and its optimizer in DeepSpeed's engine."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
-    reports = _REPORTS & run.train.deepspeed.keys()
+    reports = any(run.train.deepspeed.get(name) for name in _REPORTS)
     logging.getLogger("DeepSpeed").setLevel(logging.INFO if reports else logging.ERROR)
     disable_shm_extension()
     # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    try:
-        engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            mpu=mpu,
-            config=settings(run, mpu.get_data_parallel_world_size()),
-        )
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        place = ".".join(map(str, mistake["loc"]))
-        raise UserError(
-            f"train.deepspeed: {place}: {mistake['input']!r}: {mistake['msg']}; correct it"
-        ) from None
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer,
+        mpu=mpu,
+        config=settings(run, mpu.get_data_parallel_world_size()),
+    )
     return engine
 
 

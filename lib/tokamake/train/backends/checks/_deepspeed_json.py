@@ -162,6 +162,12 @@ REFUSED = {
 }
 """Reason why DeepSpeed does not get a setting."""
 
+_FROM_1 = {
+    "steps_per_print",
+    *(f"{_ZERO}.{name}_size" for name in ("allgather_bucket", "reduce_bucket", "sub_group")),
+}
+"""Whole numbers that must not be 0."""
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _KNOWN = {*PASSED, *OWN, *REFUSED}
 _SECTIONS = {key[:end] for key in _KNOWN for end, letter in enumerate(key) if letter == "."}
 _TYPES = {bool: "true or false", int: "a whole number", list: "a list", str: "text"}
@@ -211,3 +217,7 @@ def _check_value(key: str, value: Any, *, train: "TrainSettings") -> None:
         )
     if type(value) is not kind:
         raise ValueError(f"deepspeed: {key}: {value!r}: give {_TYPES[kind]}")
+    if isinstance(value, int) and value < (least := int(key in _FROM_1)):
+        raise ValueError(f"deepspeed: {key}: {value}: too small; give {least} or more")
+    if key == "log_level" and value not in _LOG_LEVELS:
+        raise ValueError(f"deepspeed: {key}: {value!r}: give one of {', '.join(_LOG_LEVELS)}")
