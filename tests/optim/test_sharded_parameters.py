@@ -11,8 +11,10 @@ from torch import Tensor
 
 from tests.support.optimizers import NAMES, RATES, gradients, make, start, trained, walk
 from tests.support.ranks import spawn
+from tests.support.traffic import WireBytes
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim import _optimizer_base
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters, part_of
 
@@ -193,50 +195,64 @@ def test_fully_sharded_parameters_equal_the_whole() -> None:
                 assert all(declared[key] == kind for key in keys), (name, kind, keys)
 
 
-def counted(shapes: list[tuple[int, int]]) -> tuple[list[Tensor], int]:
-    """Negated parts of matrices over two axes of ranks, and the bytes that this rank sent."""
+def counted(shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Bytes that this rank sends and elements that it computes with, for two orders of axes.
+
+    Two axes of ranks divide matrices along two dimensions.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
-    )
-    sent = 0
+    def function(matrix: Tensor) -> Tensor:
+        nonlocal computed
+        computed += matrix.numel()
+        return matrix.cumsum(0).cumsum(1)
 
-    class Counting(WholeParameters):
-        def exchange(self, sent_to: list[Tensor], sizes: list[int], group: Any) -> list[Tensor]:
-            nonlocal sent
-            others = [each for rank, each in enumerate(sent_to) if rank != self.rank(group)]
-            sent += sum(each.numel() * each.element_size() for each in others)
-            return super().exchange(sent_to, sizes, group)
-
-        def add_up(self, values: Tensor, group: Any) -> None:
-            nonlocal sent
-            size = self.size(group)  # a ring sends each number twice, but for one share
-            sent += round(2 * (size - 1) / size * values.numel() * values.element_size())
-            super().add_up(values, group)
-
+    world, counts = dist.get_world_size(), []
     torch.manual_seed(0)
     wholes = [torch.randn(shape) for shape in shapes]
-    parameters = [distribute_tensor(whole, mesh, [Shard(0), Shard(1)]) for whole in wholes]
-    parts = [parameter.to_local().clone() for parameter in parameters]
-    negated = Counting().on_owners(
-        parameters, parts, function=lambda whole: whole.cumsum(0).cumsum(1)
-    )
-    for part, whole, parameter in zip(negated, wholes, parameters, strict=True):
-        expected = distribute_tensor(whole.cumsum(0).cumsum(1), mesh, [Shard(0), Shard(1)])
-        torch.testing.assert_close(part, expected.to_local())
-        assert part.shape == parameter.to_local().shape
-    return negated, sent
+    for sizes in ((world // 2, 2), (2, world // 2)):
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
+        parameters = [distribute_tensor(whole, mesh, [Shard(0), Shard(1)]) for whole in wholes]
+        parts, computed = [each.to_local().clone() for each in parameters], 0
+        whole = WholeParameters()
+        whole.on_owners(parameters, parts, function=torch.neg)  # it learns where parts are
+        with WireBytes() as wire:
+            results = whole.on_owners(parameters, parts, function=function)
+        assert set(wire.sent) == {"alltoall_base_"}
+        counts.append((wire.sent.total(), computed))
+        for result, matrix in zip(results, wholes, strict=True):
+            expected = distribute_tensor(matrix.cumsum(0).cumsum(1), mesh, [Shard(0), Shard(1)])
+            torch.testing.assert_close(result, expected.to_local())
+            assert result.shape == expected.to_local().shape
+    return counts
 
 
 @pytest.mark.ranks
-def test_owners_compute_with_whole_matrices_and_few_bytes_are_sent() -> None:
-    """At most 2/R of the bytes of an all-reduce over R data-parallel ranks, for each rank."""
-    shapes = [(12, 8), (8, 6), (5, 4), (9, 10), (16, 2), (3, 3)]
-    num_bytes = sum(4 * rows * columns for rows, columns in shapes)
-    for _, sent in spawn(counted, 6, shapes):
-        # Parts to owners and back: 2 of 6. Owners add up a third over 2 tensor-parallel ranks.
-        assert sent <= 1.25 * num_bytes * (2 / 6 + 1 / 3)
-        assert sent < num_bytes * 2 * (5 / 6) / 2
+def test_parts_travel_once_to_the_owners_and_back() -> None:
+    """For data-parallel with tensor-parallel ranks: no sums of whole matrices, equal work."""
+    shapes = [(12, 8), (8, 12), (12, 8), (6, 16), (16, 6), (12, 8)] * 2
+    num_elements = sum(rows * columns for rows, columns in shapes)
+    for counts in zip(*spawn(counted, 6, shapes), strict=True):
+        assert {computed for _, computed in counts} == {num_elements // 6}
+        expected = 2 * 4 * num_elements * 5 / 6
+        assert 0.99 * expected < sum(sent for sent, _ in counts) < 1.01 * expected
+
+
+@pytest.mark.parametrize(("name", "length"), [("muon", 4), ("lamb", 1)])
+def test_a_batch_has_a_matrix_for_each_owner(
+    name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the matrices are: else one rank would compute while the others wait."""
+    monkeypatch.setitem(_optimizer_base.AT_ONCE, "cpu", 6)
+    matrices = {f"layers.{n}.weight": torch.nn.Parameter(torch.ones(4, 6)) for n in range(8)}
+    held = {id(each): quarters((4, 6))[0] for each in matrices.values()}
+    groups = parameter_groups(matrices.items(), 0.1)
+    optimizer = plugins.load("optim", name).build(
+        groups, OptimizerSettings(name=name), whole=Threads(held, 0, ThreadGroup(4))
+    )
+    for each in matrices.values():
+        each.grad = torch.ones(4, 6)
+    batches = [*optimizer.batches(optimizer.param_groups[0])]
+    assert [len(batch.parameters) for batch in batches] == [length] * (8 // length)

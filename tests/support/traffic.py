@@ -1,7 +1,8 @@
 """Bytes that ranks put on the wire, counted at torch's collectives.
 
 A collective of n ranks sends as a ring does: an all-reduce of b bytes sends 2 (n - 1) / n b from
-each rank; an all-gather or a reduce-scatter of b bytes in all, and an all-to-all, (n - 1) / n b.
+each rank; an all-gather or a reduce-scatter of b bytes in all, (n - 1) / n b. An all-to-all sends
+all that is for other ranks.
 """
 
 from collections import Counter
@@ -21,7 +22,6 @@ _RING = {
     "_reduce_scatter_base_": (1, 1),
     "reduce_scatter_tensor_coalesced_": (1, 1),
     "reduce_scatter_": (1, 1),
-    "alltoall_base_": (1, 0),
     "broadcast_": (1, 0),
     "reduce_": (1, 0),
 }
@@ -51,10 +51,20 @@ class WireBytes(TorchDispatchMode):
         if name == "send":
             self.sent[name] += _size(args[0])
             return
+        if name == "alltoall_base_":
+            self.sent[name] += _to_others(*args[1:5])
+            return
         times, argument = _RING[name]  # a KeyError is an operation that is not counted yet
         group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
         n = ProcessGroup.unbox(group).size()
         self.sent[name] += round(times * (n - 1) / n * _size(args[argument]))
+
+
+def _to_others(sent: Tensor, group: Any, _: list[int], splits: list[int]) -> int:
+    """Bytes of an all-to-all that are not for this rank itself; no splits are equal ones."""
+    group = ProcessGroup.unbox(group)
+    own = splits[group.rank()] * sent[:1].nbytes if splits else sent.nbytes // group.size()
+    return sent.nbytes - own
 
 
 def _size(value: Any) -> int:

@@ -5,6 +5,7 @@ sees this rank's local parts. All state is per parameter, because DeepSpeed step
 a time.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -78,6 +79,8 @@ class Rule(torch.optim.Optimizer, ABC):
 
     zeros: tuple[str, ...] = ()
     """Names of the state tensors that are shaped like the parameter and start at 0."""
+    has_owners = False
+    """Whether `update` gives each whole parameter of a batch to one of the ranks that divide it."""
 
     def __init__(
         self, groups: list[Group], *, whole: WholeParameters = UNSHARDED, **defaults: Any
@@ -114,18 +117,21 @@ class Rule(torch.optim.Optimizer, ABC):
         return loss
 
     def batches(self, group: Group) -> Iterator[ParameterBatch]:
-        """Yield parameters with gradients in batches of at most `AT_ONCE` elements.
+        """Yield parameters with gradients in batches of at most `AT_ONCE` elements a rank.
 
-        A larger parameter is a batch of its own. Batches count the elements of whole parameters,
-        so that they are the same on all ranks, which call collectives together.
+        A larger parameter is a batch of its own; with `has_owners`, a batch has a parameter for
+        each rank. Batches count equal parts of whole parameters, so that they are the same on all
+        ranks, which call collectives together.
         """
         batch, size = ParameterBatch(), 0
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            elements = torch.Size(self.whole.shape(parameter)).numel()
+            num_parts = self.whole.num_parts(parameter)
+            elements = math.ceil(math.prod(self.whole.shape(parameter)) / num_parts)
             limit = AT_ONCE["cpu" if parameter.device.type == "cpu" else "accelerator"]
-            if batch.parameters and size + elements > limit:
+            enough = num_parts if self.has_owners else 1
+            if len(batch.parameters) >= enough and size + elements > limit:
                 yield batch
                 batch, size = ParameterBatch(), 0
             size += elements

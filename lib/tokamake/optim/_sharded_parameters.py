@@ -6,6 +6,7 @@ divided along any dimensions. A `ParameterShard` describes the part of this rank
 `part_of` derives it.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,16 @@ class WholeParameters:
 
     def __init__(self, part: Callable[[Tensor], ParameterShard] = part_of) -> None:
         self._part = part
+        self._joined: dict[tuple[dist.ProcessGroup, ...], dist.ProcessGroup] = {}
         self._known_places: dict[tuple[int, ...], list[list[tuple[Any, ...]]]] = {}
 
     def shape(self, parameter: Tensor) -> tuple[int, ...]:
         """Shape of the whole parameter."""
         return self._part(parameter).shape
+
+    def num_parts(self, parameter: Tensor) -> int:
+        """Number of ranks that divide a parameter."""
+        return math.prod(map(self.size, self._part(parameter).groups))
 
     def sum(self, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """Sum a tensor per parameter over all parts; its shape is the same on all ranks.
@@ -102,11 +108,9 @@ class WholeParameters:
     ) -> list[Tensor]:
         """Apply a function to a tensor per parameter that needs all of it; return local parts.
 
-        Each whole tensor has one owner among the ranks of its largest group. Ranks send their parts
-        to the owners, and owners send back the parts of the results. So a rank sends 2/R of what an
-        all-reduce of whole tensors over R ranks would, and computes its share of the functions.
-        Ranks of the other groups, such as tensor-parallel ones, own the same tensors and add up
-        their parts.
+        Each whole tensor has one owner among the ranks that hold its parts. Ranks send their parts
+        to the owners, and owners send back the parts of the results. So R ranks together send each
+        tensor twice, less the parts of the owners, and each computes its share of the functions.
 
         Args:
             parameters: parameters of the optimizer.
@@ -134,7 +138,7 @@ class WholeParameters:
         groups: tuple[dist.ProcessGroup, ...],
     ) -> list[Tensor]:
         """`on_owners` for parameters that the same groups divide."""
-        group = max(groups, key=self.size)
+        group = self._holders(groups)
         rank, size = self.rank(group), self.size(group)
         shapes = [self.shape(parameter) for parameter in parameters]
         places = self._places(parameters, group)
@@ -146,17 +150,10 @@ class WholeParameters:
             [sum(_size(places[source][n], shapes[n]) for n in own) for source in range(size)],
             group,
         )
-        wholes = {number: parts[0].new_zeros(shapes[number]) for number in own}
+        wholes = {number: parts[0].new_empty(shapes[number]) for number in own}
         for source, flat in enumerate(received):
             for number, piece in _pieces(flat, own, places[source], shapes).items():
                 wholes[number][places[source][number]] = piece
-        for other in groups:
-            if other is not group and own:
-                flat = torch.cat([wholes[number].flatten() for number in own])
-                self.add_up(flat, other)
-                sizes = [wholes[number].numel() for number in own]
-                for number, piece in zip(own, flat.split(sizes), strict=True):
-                    wholes[number] = piece.view(shapes[number])
 
         computed = {number: function(whole) for number, whole in wholes.items()}
         back = [
@@ -172,6 +169,20 @@ class WholeParameters:
             for number, piece in _pieces(flat, numbers, places[rank], shapes).items():
                 results[number] = piece
         return results
+
+    def _holders(self, groups: tuple[dist.ProcessGroup, ...]) -> dist.ProcessGroup:
+        """The ranks of all groups as one group, which the first call makes."""
+        if len(groups) == 1:
+            return groups[0]
+        if groups not in self._joined:
+            ranks = [dist.get_rank()]
+            for group in groups:
+                ranks = list(itertools.chain(*self.all_gather_object(ranks, group)))
+            # Other pipeline stages and replicas do not wait.
+            joined = dist.new_group(sorted(ranks), use_local_synchronization=True)
+            assert joined is not None
+            self._joined[groups] = joined
+        return self._joined[groups]
 
     def _places(
         self, parameters: list[Tensor], group: dist.ProcessGroup

@@ -62,6 +62,8 @@ def build(
 class Muon(Rule):
     """Muon with Nesterov momentum and updates of AdamW's size (arXiv 2502.16982, equation 4)."""
 
+    has_owners = True
+
     def __init__(self, groups: list[Group], **options: Any) -> None:
         super().__init__(groups, **options)
         hidden = (group["params"] for group in self.param_groups if group["hidden"])
