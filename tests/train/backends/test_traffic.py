@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.deepspeed_runs import zero
+from tests.support.deepspeed_runs import BF16, zero
 from tests.support.engines import build, coming
 from tests.support.layout_pairs import settings
 from tests.support.layout_table import DOCUMENT
-from tests.support.layouts import laid_out, parallel
+from tests.support.layouts import Layout, laid_out, parallel
 from tests.support.proofs import STARTS, Changes, make_start
 from tests.support.ranks import spawn
 from tests.support.traffic import WireBytes
@@ -25,12 +25,15 @@ from tokamake.config.resolved_run import read_run
 
 COMMAND = "python -m tests.train.backends.test_traffic"
 SHAPE = STARTS["untied"]
-PARAMETERS = sum(map(math.prod, model_tensors.shapes(SHAPE).values()))
+SHAPES = model_tensors.shapes(SHAPE)
+PARAMETERS = sum(map(math.prod, SHAPES.values()))
+MATRICES = sum(math.prod(s) for name, s in SHAPES.items() if ".layers." in name and len(s) == 2)
+EMBEDDING = SHAPE.vocab_size * SHAPE.hidden_size
 ROWS, LENGTH, MICRO = 8, 16, 2
 LAYERS, HIDDEN = SHAPE.num_hidden_layers, SHAPE.hidden_size
 KEYS = SHAPE.num_key_value_heads * SHAPE.head_dim
 WIDTH = 4
-"""Bytes of a number: all that is sent is in fp32 here."""
+"""Bytes of a number: all that is sent is in fp32, if the name of the layout says nothing else."""
 
 
 class Case(NamedTuple):
@@ -41,7 +44,13 @@ class Case(NamedTuple):
     changes: Changes
     formula: Callable[["Case"], float]
     factor: float = 1.0
-    """What DeepSpeed sends, as a multiple of the formula."""
+    """What is sent, as a multiple of the formula, if it is not that."""
+    start: str = "untied"
+    """Initial checkpoint."""
+
+    @property
+    def recomputes(self) -> bool:
+        return settings(self.changes).recompute_granularity == "full"
 
     @property
     def num_micro_batches(self) -> int:
@@ -52,24 +61,26 @@ class Case(NamedTuple):
 def of_data(case: Case) -> float:
     """ZeRO (1910.02054): 2 times the parameters; 3 in stage 3, for each micro batch.
 
-    With several micro batches, stage 2 reduces gradients after each of them.
+    With several micro batches, stage 2 reduces gradients after each of them. Gradients are fp32.
     """
     train = settings(case.changes)
     sharers = train.parallel.data_parallel_size(case.ranks) * train.parallel.context_parallel_size
     replicas = train.parallel.data_parallel_replicate_size
     n, m = sharers // replicas, case.num_micro_batches
-    times = {0: 2, 1: 2, 2: m + 1, 3: 3 * m}[train.zero_stage]
-    between = 2 * (replicas - 1) * m * PARAMETERS
-    return WIDTH * (replicas * times * (n - 1) * PARAMETERS + between)
+    gradients, weights = {0: (2, 0), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m)}[train.zero_stage]
+    times = WIDTH * gradients + (2 if train.precision == "bf16" else WIDTH) * weights
+    between = WIDTH * 2 * (replicas - 1) * m * PARAMETERS
+    return replicas * times * (n - 1) * PARAMETERS + between
 
 
 def of_tensor(case: Case) -> float:
     """Megatron-LM (1909.08053): four all-reduces a layer, one each for embedding and output.
 
-    More ranks than key and value heads replicate these, and add up the gradients of their weights.
+    Full recompute repeats the two of the forward pass. More ranks than key and value heads
+    replicate these, and add up the gradients of their weights.
     """
     n = settings(case.changes).parallel.tensor_parallel_size
-    states = (4 * LAYERS + 2) * ROWS * LENGTH * HIDDEN
+    states = ((6 if case.recomputes else 4) * LAYERS + 2) * ROWS * LENGTH * HIDDEN
     replicated = 2 * LAYERS * HIDDEN * KEYS if n > SHAPE.num_key_value_heads else 0
     return WIDTH * 2 * (n - 1) * (states + replicated)
 
@@ -77,17 +88,43 @@ def of_tensor(case: Case) -> float:
 def of_pipeline(case: Case) -> float:
     """2104.04473: states and their gradients between neighbouring stages.
 
-    Each tensor-parallel rank sends them, or its part of the sequence.
+    Each tensor-parallel rank sends them, or its part of the sequence. In a V (2401.10241), the two
+    middle stages are on one rank.
     """
     parallel = settings(case.changes).parallel
     senders = 1 if parallel.sequence_parallel else parallel.tensor_parallel_size
-    return WIDTH * senders * (parallel.num_stages - 1) * 2 * ROWS * LENGTH * HIDDEN
+    borders = parallel.num_stages - (2 if parallel.pipeline_schedule == "zbv" else 1)
+    return WIDTH * senders * borders * 2 * ROWS * LENGTH * HIDDEN
+
+
+def of_tied(case: Case) -> float:
+    """Megatron-LM: an all-reduce of the embedding's gradient over the first and last stage.
+
+    Shards over data-parallel ranks are reduced before.
+    """
+    return WIDTH * 2 * EMBEDDING
+
+
+def of_muon(case: Case) -> float:
+    """Each number of a hidden matrix goes to its owner and back, in bf16.
+
+    2502.16982 gathers each matrix on all ranks instead.
+    """
+    train = settings(case.changes)
+    sharers = train.parallel.data_parallel_size(case.ranks) * train.parallel.context_parallel_size
+    shards = sharers // train.parallel.data_parallel_replicate_size if train.zero_stage else 1
+    holders = shards * train.parallel.tensor_parallel_size
+    return 2 * 2 * MATRICES * sharers / shards * (holders - 1) / holders
 
 
 def of_ring(case: Case) -> float:
-    """Ring attention (2310.01889): keys and values twice, their gradients once around the ring."""
+    """Ring attention (2310.01889): keys and values twice, their gradients once around the ring.
+
+    Full recompute sends keys and values a third time.
+    """
     n = settings(case.changes).parallel.context_parallel_size
-    return WIDTH * LAYERS * (4 * (n - 1) + 2 * n) * ROWS * LENGTH * KEYS
+    passes = 3 if case.recomputes else 2
+    return WIDTH * LAYERS * (2 * passes * (n - 1) + 2 * n) * ROWS * LENGTH * KEYS
 
 
 def of_ulysses(case: Case) -> float:
@@ -102,9 +139,14 @@ def total(*formulas: Callable[[Case], float]) -> Callable[[Case], float]:
 
 ULYSSES = {"method": "ulysses"}
 INTERLEAVED = {"vpp": 2, "schedule": "interleaved_1f1b"}
+ZERO_BUBBLE = {"vpp": 2, "schedule": "interleaved_zero_bubble"}
+V = {"vpp": 2, "schedule": "zbv"}
+FULL = {"recompute_granularity": "full"}
+MUON = {"optimizer": {"name": "muon", "learning_rate": 0.001}}
 CASES = [
     Case("data 2", 2, {"zero_stage": 0}, of_data),
     Case("ZeRO 1, data 2", 2, {"zero_stage": 1}, of_data),
+    Case("ZeRO 1, data 2, bf16", 2, {"zero_stage": 1} | BF16, of_data),
     Case("ZeRO 2, data 2", 2, {"zero_stage": 2}, of_data),
     Case("ZeRO 3, data 2", 2, {"zero_stage": 3}, of_data),
     Case("ZeRO 1, data 4", 4, {"zero_stage": 1}, of_data),
@@ -115,8 +157,13 @@ CASES = [
     Case("context 2, ring", 2, parallel(cp=2), total(of_data, of_ring)),
     Case("context 4, ring", 4, parallel(cp=4), total(of_data, of_ring)),
     Case("context 2, ulysses", 2, parallel(cp=2, **ULYSSES), total(of_data, of_ulysses)),
+    Case("pipeline 2, GPipe", 2, parallel(pp=2, schedule="gpipe"), of_pipeline),
     Case("pipeline 2, 1F1B", 2, parallel(pp=2), of_pipeline),
+    Case("pipeline 2, 1F1B, tied", 2, parallel(pp=2), total(of_pipeline, of_tied), start="tied"),
     Case("pipeline 2 × 2, interleaved", 2, parallel(pp=2, **INTERLEAVED), of_pipeline),
+    Case("pipeline 2 × 2, zero bubble", 2, parallel(pp=2, **ZERO_BUBBLE), of_pipeline),
+    Case("pipeline 2 × 2, ZBV", 2, parallel(pp=2, **V), of_pipeline),
+    Case("pipeline 4, 1F1B", 4, parallel(pp=4), of_pipeline),
     Case("data 2 × tensor 2", 4, parallel(tp=2), total(of_data, of_tensor)),
     Case("data 2 × pipeline 2", 4, parallel(pp=2), total(of_data, of_pipeline)),
     Case("pipeline 2 × tensor 2", 4, parallel(tp=2, pp=2), total(of_tensor, of_pipeline)),
@@ -126,20 +173,51 @@ CASES = [
         parallel(tp=2, pp=2, sp=True),
         total(of_tensor, of_pipeline),
     ),
+    Case("context 2, ring × tensor 2", 4, parallel(cp=2, tp=2), total(of_data, of_ring, of_tensor)),
+    Case("ZeRO 3, data 2, full recompute", 2, {"zero_stage": 3} | FULL, of_data),
+    # The recompute ends before a layer's last all-reduce: 20 + 2 of 24 + 2.
+    Case("tensor 2, full recompute", 2, parallel(tp=2) | FULL, of_tensor, factor=22 / 26),
+    Case("context 2, ring, full recompute", 2, parallel(cp=2) | FULL, total(of_data, of_ring)),
+    Case("data 4 × tensor 2", 8, parallel(tp=2), total(of_data, of_tensor)),
+    Case(
+        "ZeRO 3, data 2 × context 2, ring × tensor 2",
+        8,
+        {"zero_stage": 3} | parallel(cp=2, tp=2),
+        total(of_data, of_ring, of_tensor),
+    ),
+    Case(
+        "data 2 × pipeline 2 × tensor 2, sequence",
+        8,
+        parallel(pp=2, tp=2, sp=True),
+        total(of_data, of_pipeline, of_tensor),
+    ),
+    Case("Muon, ZeRO 1, data 2", 2, MUON, total(of_data, of_muon)),
+    Case("Muon, ZeRO 1, data 4", 4, MUON, total(of_data, of_muon)),
+    Case("Muon, tensor 2", 2, parallel(tp=2) | MUON, total(of_tensor, of_muon)),
+    Case("Muon, data 2 × tensor 2", 4, parallel(tp=2) | MUON, total(of_data, of_tensor, of_muon)),
+    Case("Muon, data 4 × tensor 2", 8, parallel(tp=2) | MUON, total(of_data, of_tensor, of_muon)),
     Case("DeepSpeed, ZeRO 0, data 2", 2, zero(0), of_data),
-    # DeepSpeed all-reduces the gradients that it then shards.
-    Case("DeepSpeed, ZeRO 1, data 2", 2, zero(1), of_data, factor=1.5),
-    Case("DeepSpeed, ZeRO 2, data 2", 2, zero(2), of_data, factor=5 / 3),
+    Case("DeepSpeed, ZeRO 1, data 2", 2, zero(1), of_data),
+    Case("DeepSpeed, ZeRO 1, data 4", 4, zero(1), of_data),
+    # With bf16 weights, DeepSpeed all-reduces the fp32 gradients of stage 1.
+    Case("DeepSpeed, ZeRO 1, data 2, bf16", 2, zero(1) | BF16, of_data, factor=5 / 3),
+    Case(
+        "DeepSpeed, ZeRO 1, data 2 × pipeline 2",
+        4,
+        zero(1) | parallel(pp=2),
+        total(of_data, of_pipeline),
+    ),
+    Case("DeepSpeed, ZeRO 2, data 2", 2, zero(2), of_data),
     # It keeps small weights gathered between the passes.
     Case("DeepSpeed, ZeRO 3, data 2", 2, zero(3), of_data, factor=0.5),
 ]
 
 
-def send_all(config: Path, changes: list[Changes]) -> list[int]:
+def send_all(layouts: list[Layout]) -> list[int]:
     """Bytes that this rank sends in the second step of each layout."""
     sent = []
-    for each in changes:
-        run = laid_out(read_run(config), each)
+    for config, changes in layouts:
+        run = laid_out(read_run(config), changes)
         engine = build(run)
         steps = coming(engine, run)
         rates = {"learning_rate": 0.01, "weight_decay": 0.1}
@@ -153,10 +231,11 @@ def send_all(config: Path, changes: list[Changes]) -> list[int]:
 
 def measure(root: Path) -> dict[str, int]:
     """Bytes that all ranks send in a step, by the name of the layout."""
-    config, measured = make_start(root / "run", "untied"), {}
-    for ranks in (2, 4):
+    configs, measured = {start: make_start(root / start, start) for start in ("untied", "tied")}, {}
+    for ranks in (2, 4, 8):
         cases = [case for case in CASES if case.ranks == ranks]
-        of_ranks = spawn(send_all, ranks, config, [case.changes for case in cases])
+        layouts = [Layout(configs[case.start], case.changes) for case in cases]
+        of_ranks = spawn(send_all, ranks, layouts)
         for case, *sent in zip(cases, *of_ranks, strict=True):
             measured[case.name] = sum(sent)
     return measured

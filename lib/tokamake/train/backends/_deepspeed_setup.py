@@ -108,8 +108,10 @@ def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": train.zero_stage,
         "overlap_comm": False,
-        "contiguous_gradients": train.zero_stage >= 2,
         "reduce_bucket_size": BUCKET,
+        # With other values, DeepSpeed all-reduces gradients: twice the bytes of a reduce to owners.
+        "contiguous_gradients": train.zero_stage >= 1,
+        "use_multi_rank_bucket_allreduce": False,
     }
     for name in ("offload_optimizer", "offload_param"):
         if getattr(train, name) != "none":
