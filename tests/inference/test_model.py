@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_every_layout_equals_one_process(
         assert loss == pytest.approx(expected, rel=rel), (folder.name, layout)
         assert continued == expected_texts, (folder.name, layout)
         assert scores == pytest.approx(expected_scores, rel=1e-4), (folder.name, layout)
+
+
+@pytest.mark.ranks
+def test_every_layout_equals_one_process_in_bf16(models: Path) -> None:
+    folder = models / "llama-gqa-hf"
+    layouts = [replace(layout, dtype="bf16") for layout in LAYOUTS[2]]
+    loss, texts, scores = compute(folder, replace(WHOLE_MODEL, dtype="bf16"), Ranks(0, 1, 0, 1))
+    of_rank_0, _ = spawn(compute_all, 2, [folder], layouts)
+    for layout, result in zip(layouts, of_rank_0, strict=True):
+        if layout.tensor_parallel_size == 1:
+            assert result == (loss, texts, scores), layout
+        else:  # partial sums are rounded to bf16, too
+            assert result[0] == pytest.approx(loss, rel=5e-3), layout
+            assert result[2] == pytest.approx(scores, rel=5e-2), layout
 
 
 def held(folder: Path, layout: InferenceLayout) -> dict[str, int]:

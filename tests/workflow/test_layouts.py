@@ -24,9 +24,14 @@ def options(tasks: Any, **changes: Any) -> list[str]:
 
 def test_ranks_share_a_model_as_in_training() -> None:
     sizes = ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]
-    assert options(8, parallel=PARALLEL) == sizes
+    assert options(8, parallel=PARALLEL, zero_stage=0) == sizes
     assert options(8, parallel=PARALLEL, zero_stage=3) == [*sizes, "--fsdp"]
-    assert options(2) == []
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_share_the_weights_unless_each_had_all_in_training(stage: int) -> None:
+    """A model that its training sharded may be too large for one device, in fp32 at least."""
+    assert options(2, zero_stage=stage) == (["--fsdp"] if stage else [])
 
 
 @pytest.mark.parametrize("tasks", [1, "1", "<TBD>"])

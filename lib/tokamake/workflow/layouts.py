@@ -58,9 +58,10 @@ class LayoutCheck:
     def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002
         """How the ranks of `evaluate` and `generate` share a model, as options of the commands.
 
-        If the layout of training does not fit the number of ranks, all of them share the weights
-        (FSDP). As a function of the output, this makes no finished jobs run again: the number of
-        ranks changes no result.
+        Tensor and pipeline parallel sizes are those of training, unless they do not fit the number
+        of ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
+        training, too. As a function of the output, this makes no finished jobs run again: the
+        number of ranks changes no result.
         """
         train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))
         if not tasks.isdecimal() or int(tasks) == 1:
@@ -70,7 +71,7 @@ class LayoutCheck:
         if int(tasks) % math.prod(sizes.values()):
             return ["--fsdp"]
         options = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size > 1]
-        return [*options, "--fsdp"] if train.zero_stage == 3 else options
+        return [*options, "--fsdp"] if train.zero_stage else options
 
     def _check_spare_nodes(self) -> None:
         if self._spare_nodes != "0" and self._launch.parent.name == "local":
