@@ -29,6 +29,12 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [{}],
     2: [{"zero_stage": 2}, parallel(tp=2, sp=True), parallel(cp=2)],
 }
+OWNED = [
+    parallel(tp=2),
+    {"zero_stage": 3} | parallel(tp=2, sp=True),
+    {"micro_batch_size": 2} | parallel(replicas=2),
+]
+"""Layouts of four ranks: two axes of them divide a matrix, or one divides each of two copies."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +98,21 @@ def test_optimizers_train_the_same_over_ranks(config: Path, tmp_path: Path) -> N
                 message, rel = f"{name} {at_layouts[0]}", ROUNDS.get(name, 1e-4)
                 for key in ("losses", "validation"):
                     assert of_rank[key] == pytest.approx(alone[key], rel=rel), message
+
+
+def train_muon(config: Path, layouts: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    return [train(config, "muon", each, folder / str(n)) for n, each in enumerate(layouts)]
+
+
+@pytest.mark.grid
+@pytest.mark.ranks
+def test_owners_of_matrices_train_the_same(config: Path, tmp_path: Path) -> None:
+    ((alone,),) = spawn(train_muon, 1, config, LAYOUTS[1], tmp_path / "1")
+    of_ranks = spawn(train_muon, 4, config, OWNED, tmp_path / "4")
+    for layout, *results in zip(OWNED, *of_ranks, strict=True):
+        for result in results:
+            for key in ("losses", "validation"):
+                assert result[key] == pytest.approx(alone[key], rel=ROUNDS["muon"]), layout
 
 
 def hessian(config: Path) -> None:
