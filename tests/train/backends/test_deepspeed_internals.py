@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from tests.support import deepspeed_engines
 from tests.support.ranks import spawn
+from tokamake.parallel import mesh
 from tokamake.train.backends import _deepspeed_internals as internals
+from tokamake.train.backends import _deepspeed_setup as setup
 
 pytestmark = pytest.mark.ranks
 
@@ -18,7 +20,7 @@ STAGES = [(1, "fp32"), (1, "bf16"), (2, "fp32"), (3, "fp32")]
 """ZeRO stages and precisions with optimizer classes of their own."""
 
 
-def engine_of(stage: int, precision: str) -> Any:
+def engine_of(stage: int, precision: str, **options: Any) -> Any:
     """DeepSpeed's engine of a linear layer whose parameters have 12 and 3 elements."""
     deepspeed_engines.initialize()
     import deepspeed
@@ -27,6 +29,7 @@ def engine_of(stage: int, precision: str) -> Any:
     module = nn.Linear(4, 3)
     settings: dict[str, Any] = {
         "train_batch_size": 2,
+        "gradient_clipping": 0.0,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -35,7 +38,7 @@ def engine_of(stage: int, precision: str) -> Any:
     if precision == "bf16":
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings, **options)
     return engine
 
 
@@ -152,6 +155,41 @@ def test_a_gradient_is_the_sum_of_this_rank_alone(
 ) -> None:
     for rank, results in enumerate(ranks):
         assert results["gradient", stage, precision] == [2.0 * (rank + 1)] * 3
+
+
+def reduced() -> list[tuple[dict[str, Tensor], float]]:
+    """Gradients of this rank's partitions after a reduction at the end, and their norm."""
+    return [reduced_by(stage, precision) for stage, precision in STAGES[:2]]
+
+
+def reduced_by(stage: int, precision: str) -> tuple[dict[str, Tensor], float]:
+    mpu = setup.Mpu(mesh.SINGLE_RANK, dist.get_world_size(), device=torch.device("cpu"))
+    engine = engine_of(stage, precision, mpu=mpu)
+    internals.reduce_at_end(engine, True)
+    internals.sum_norm_over_all_ranks(engine.optimizer)
+    x = torch.arange(4.0, dtype=engine.module.weight.dtype).view(1, 4)
+    (engine.module(x).sum() * (dist.get_rank() + 1)).backward()
+    internals.reduce(engine)
+    seen, update = {}, engine.optimizer.optimizer.step
+
+    def step() -> None:
+        for name, (_, flat, offset, size) in partitions(engine, stage).items():
+            part = torch.empty(0) if flat.grad is None else flat.grad.view(-1)
+            seen[name] = part.narrow(0, offset, size).clone()
+        update()
+
+    engine.optimizer.optimizer.step = step
+    engine.step()
+    return seen, float(engine.get_global_grad_norm())
+
+
+def test_gradients_are_reduced_to_the_partitions() -> None:
+    expected = {"weight": 1.5 * torch.arange(4.0).repeat(3), "bias": 1.5 * torch.ones(3)}
+    norm = torch.cat([*expected.values()]).norm().item()
+    for first, second in zip(*spawn(reduced, 2), strict=True):
+        for name, whole in expected.items():
+            torch.testing.assert_close(torch.cat([first[0][name], second[0][name]]), whole)
+        assert first[1] == second[1] == pytest.approx(norm, rel=1e-5)
 
 
 def norm(engine: Any, _: int) -> float:

@@ -199,8 +199,7 @@ CASES = [
     Case("DeepSpeed, ZeRO 0, data 2", 2, zero(0), of_data),
     Case("DeepSpeed, ZeRO 1, data 2", 2, zero(1), of_data),
     Case("DeepSpeed, ZeRO 1, data 4", 4, zero(1), of_data),
-    # With bf16 weights, DeepSpeed all-reduces the fp32 gradients of stage 1.
-    Case("DeepSpeed, ZeRO 1, data 2, bf16", 2, zero(1) | BF16, of_data, factor=5 / 3),
+    Case("DeepSpeed, ZeRO 1, data 2, bf16", 2, zero(1) | BF16, of_data),
     Case(
         "DeepSpeed, ZeRO 1, data 2 × pipeline 2",
         4,

@@ -4,12 +4,17 @@ tests/train/backends/test_deepspeed_internals.py has a test for each function, s
 DeepSpeed that changes one of its names fails there.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.collectives import reduce_scatter
 
 
 class Partition(NamedTuple):
@@ -38,6 +43,41 @@ def reduce_at_end(engine: Any, enabled: bool) -> None:
     DeepSpeed's own pipeline engine sets this attribute for the same purpose.
     """
     engine.pipeline_parallelism = enabled
+
+
+def reduce(engine: Any) -> None:
+    """Reduce the gradients of a step, for stages 0 and 1.
+
+    DeepSpeed's optimizer for stage 1 in bf16 would all-reduce them, at twice the bytes. Here each
+    rank gets the mean of its partition, and zeros elsewhere.
+    """
+    optimizer = engine.optimizer
+    engine.set_gradient_accumulation_boundary(True)
+    if not has_whole_gradients(optimizer):
+        engine.allreduce_gradients()
+        return
+    for flat, own, group in zip(
+        optimizer.fp32_groups_gradients_flat,
+        optimizer.fp32_groups_gradient_flat_partition,
+        optimizer.real_dp_process_group,
+        strict=True,
+    ):
+        axis = Axis(dist.get_rank(group), dist.get_world_size(group), group)
+        total = reduce_scatter(flat, axis, dim=0)
+        flat.zero_()
+        torch.div(total, axis.size, out=own)
+
+
+def has_whole_gradients(optimizer: Any) -> bool:
+    """Whether this is the optimizer for stage 1 in bf16, which shards states alone."""
+    return hasattr(optimizer, "fp32_groups_gradient_flat_partition")
+
+
+def sum_norm_over_all_ranks(optimizer: Any) -> None:
+    """Let the optimizer for stage 1 in bf16 compute the norm from the partitions of all ranks."""
+    if has_whole_gradients(optimizer):
+        optimizer.mpu = copy.copy(optimizer.mpu)
+        optimizer.mpu.get_model_parallel_group = lambda: dist.group.WORLD
 
 
 def mark(parameter: Any, *, counts: bool, is_replica: bool) -> None:

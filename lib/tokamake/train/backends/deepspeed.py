@@ -71,6 +71,7 @@ class Engine(EngineBase):
             run, _StagesModule(self.stages), optimizer=self.optimizer, mpu=mpu, device=device.type
         )
         internals.reduce_at_end(self._engine, self._zero_stage < 2)
+        internals.sum_norm_over_all_ranks(self._engine.optimizer)
         self._fragments = partitions.fragments(
             self._chunks, self._engine.optimizer, self._zero_stage
         )
@@ -159,8 +160,7 @@ class Engine(EngineBase):
             sharding.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=name, gradient=self._gradient
             )
-        self._engine.set_gradient_accumulation_boundary(True)
-        self._engine.allreduce_gradients()
+        internals.reduce(self._engine)
         return total
 
     def _gradient(self, chunk: ParameterChunk) -> Tensor | None:
