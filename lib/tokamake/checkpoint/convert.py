@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -33,7 +33,6 @@ else:
 
 _MAX_NAMED = 5
 """Number of tensors that a message names."""
-_OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
 """Patterns of further files of a tokenizer that transformers reads."""
 
 
@@ -188,6 +187,8 @@ def _with_side_files(
         checkpoint = replace(checkpoint, notes={**checkpoint.notes, "generation": generation})
     if tokenizer is None:
         return checkpoint, None
+    from tokamake.checkpoint.checkpoint_tokenizer import read_tokenizer
+
     tokens, files, warning = read_tokenizer(tokenizer, checkpoint)
     return replace(checkpoint, notes={**checkpoint.notes, **tokens}, tokenizer=files), warning
 
@@ -243,46 +244,6 @@ def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
             f"--data-parallel-size {num_ranks}: says how ranks share optimizer states; give "
             "--zero-stage, too"
         )
-
-
-def read_tokenizer(
-    tokenizer: Path, checkpoint: "Checkpoint"
-) -> tuple[dict[str, Any], tuple[Path, ...], str | None]:
-    """Return a tokenizer's special tokens, its files that transformers reads, and a warning.
-
-    The special tokens have the names of config.json. If the model ends text with several tokens,
-    these stay, as long as the tokenizer's is among them.
-
-    The warning says that the model has more entries: padding, or those of another tokenizer.
-
-    Raises:
-        UserError: there is no tokenizer, or it has more entries than the model.
-    """
-    from tokamake.checkpoint.hf.config_json import including
-    from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
-    from tokamake.errors import UserError
-
-    opened, vocab_size = open_tokenizer(tokenizer), checkpoint.architecture.vocab_size
-    assert vocab_size is not None, "an open checkpoint has its vocab_size set"
-    if opened.vocab_size > vocab_size:
-        raise UserError(
-            f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
-            f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
-        )
-    files = tokenizer_files(tokenizer)[1]
-    optional = (file for pattern in _OPTIONAL_FILES for file in files[0].parent.glob(pattern))
-    copied = (*sorted({*with_configs(files), *optional}),)
-    warning = (
-        f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
-        f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
-        "trained with another tokenizer"
-    )
-    notes = checkpoint.notes
-    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
-    tokens: dict[str, Any] = {"eos_token_id": including(stated, opened.eod)}
-    if opened.bos is not None:
-        tokens["bos_token_id"] = opened.bos
-    return tokens, copied, warning if opened.vocab_size < vocab_size else None
 
 
 def _summary(checkpoint: "Checkpoint", target: "Target") -> str:

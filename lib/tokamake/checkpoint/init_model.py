@@ -24,7 +24,7 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
     from dataclasses import replace
 
     from tokamake.checkpoint import writer
-    from tokamake.checkpoint.convert import read_tokenizer
+    from tokamake.checkpoint.checkpoint_tokenizer import read_tokenizer
     from tokamake.checkpoint.model_tensors import summary
     from tokamake.checkpoint.random_source import RandomSource, new_architecture
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target

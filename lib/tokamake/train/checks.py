@@ -26,8 +26,6 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from tokamake.train.checkpoints.resume_state import ResumeState
-
 Index = dict[str, Any]
 """Content of an index folder's index.json."""
 
@@ -224,17 +222,18 @@ def step_of_samples(run: Run, samples: int) -> int:
     )
 
 
-def check_updated(run: Run, state: "ResumeState") -> None:
+def check_updated(run: Run, *, step: int, updates: int | None) -> None:
     """Check that the weights of a finished run are not those that it began with.
 
     Args:
         run: the resolved run.
-        state: where it stands.
+        step: where it stands.
+        updates: steps that have updated the weights; None if that is not known.
 
     Raises:
         UserError: it is at its end, and no step has updated them.
     """
-    if state.updates != 0 or not run.step < state.step == run.train.train_steps:
+    if updates != 0 or not run.step < step == run.train.train_steps:
         return
     reason = "the loss or the gradient norm was never finite; lower train.optimizer.learning_rate"
     if run.train.precision == "fp16":

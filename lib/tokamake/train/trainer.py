@@ -119,7 +119,7 @@ def train_run(
             if state.step < last_step:
                 assert trainer.stopped
                 return trainer.stopped
-            check_updated(current, state)
+            check_updated(current, step=state.step, updates=state.updates)
 
             # train.json tells the workflow that this segment of the run is finished.
             with raise_on_all_ranks():

@@ -1,0 +1,47 @@
+"""The tokenizer that a checkpoint is written with: its special tokens and the files to copy."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.checkpoint.hf.config_json import including
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
+from tokamake.errors import UserError
+
+_OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
+
+
+def read_tokenizer(
+    tokenizer: Path, checkpoint: Checkpoint
+) -> tuple[dict[str, Any], tuple[Path, ...], str | None]:
+    """Return a tokenizer's special tokens, its files that transformers reads, and a warning.
+
+    The special tokens have the names of config.json. If the model ends text with several tokens,
+    these stay, as long as the tokenizer's is among them.
+
+    The warning says that the model has more entries: padding, or those of another tokenizer.
+
+    Raises:
+        UserError: there is no tokenizer, or it has more entries than the model.
+    """
+    opened, vocab_size = open_tokenizer(tokenizer), checkpoint.architecture.vocab_size
+    assert vocab_size is not None, "an open checkpoint has its vocab_size set"
+    if opened.vocab_size > vocab_size:
+        raise UserError(
+            f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
+            f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
+        )
+    files = tokenizer_files(tokenizer)[1]
+    optional = (file for pattern in _OPTIONAL_FILES for file in files[0].parent.glob(pattern))
+    copied = (*sorted({*with_configs(files), *optional}),)
+    warning = (
+        f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
+        f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
+        "trained with another tokenizer"
+    )
+    notes = checkpoint.notes
+    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
+    tokens: dict[str, Any] = {"eos_token_id": including(stated, opened.eod)}
+    if opened.bos is not None:
+        tokens["bos_token_id"] = opened.bos
+    return tokens, copied, warning if opened.vocab_size < vocab_size else None
