@@ -33,9 +33,11 @@ void bind_decoding(py::module_& module) {
                          reinterpret_cast<const int64_t*>(lengths), {rows, heads, groups, width},
                          floats(mixed));
       },
-      py::arg("projected"), py::arg("cosines"), py::arg("sines"), py::arg("keys"),
-      py::arg("values"), py::arg("row_stride"), py::arg("group_stride"), py::arg("lengths"),
-      py::arg("rows"), py::arg("heads"), py::arg("groups"), py::arg("width"), py::arg("mixed"));
+      // It takes long enough for another thread, such as a server's, to do something.
+      py::call_guard<py::gil_scoped_release>(), py::arg("projected"), py::arg("cosines"),
+      py::arg("sines"), py::arg("keys"), py::arg("values"), py::arg("row_stride"),
+      py::arg("group_stride"), py::arg("lengths"), py::arg("rows"), py::arg("heads"),
+      py::arg("groups"), py::arg("width"), py::arg("mixed"));
   module.def(
       "gate",
       [](uintptr_t projected, int64_t rows, int64_t width, uintptr_t gated) {

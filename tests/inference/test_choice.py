@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokamake.inference.choice import Chooser, distribution
+from tokamake.inference.choice import Chooser, choose_unfiltered, distribution
 from tokamake.inference.sampling import Sampling
 
 SEEN = (3, 7, 7, 11)
@@ -69,6 +69,38 @@ def test_draws_follow_the_probabilities() -> None:
     frequencies = torch.tensor([drawn.count(token) / len(drawn) for token in (1, 4, 2)])
     assert set(drawn) == {1, 2, 4}
     torch.testing.assert_close(frequencies, expected, atol=0.03, rtol=0)
+
+
+def test_tokens_chosen_at_once_are_those_chosen_one_by_one() -> None:
+    settings = [Sampling(t, 0, seed=seed) for seed, t in enumerate((1.0, 0.3, 2.0, 1e-300, 1.0))]
+    rows = torch.stack([logits(seed) for seed in range(len(settings))])
+    rows[4, 1:] = -torch.inf
+    assert all(sampling.is_unfiltered for sampling in settings)
+    together, alone = ([Chooser(sampling, []) for sampling in settings] for _ in range(2))
+    drawn = [choose_unfiltered(together, rows) for _ in range(50)]
+    expected = [
+        [chooser.choose(row) for chooser, row in zip(alone, rows, strict=True)] for _ in range(50)
+    ]
+    assert drawn == expected
+    assert {tokens[3] for tokens in drawn} == {int(rows[3].argmax())}
+    assert {tokens[4] for tokens in drawn} == {0}
+    assert len({tokens[0] for tokens in drawn}) > 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": 0.0},
+        {"top_k": 3},
+        {"top_p": 0.5},
+        {"top_p_decay": 0.5},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+    ],
+    ids=str,
+)
+def test_each_filter_counts_as_one(setting: dict[str, float]) -> None:
+    assert not Sampling(**{"temperature": 1.0, "top_k": 0, **setting}).is_unfiltered
 
 
 def test_a_penalty_follows_chosen_tokens_and_changes_greedy_choices() -> None:

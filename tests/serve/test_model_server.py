@@ -23,9 +23,9 @@ class Slow:
         self.may_go, self.step = threading.Event(), engine.step
         monkeypatch.setattr(engine, "step", self._step)
 
-    def _step(self, **options: Any) -> Any:
+    def _step(self) -> Any:
         assert self.may_go.wait(60)
-        return self.step(**options)
+        return self.step()
 
 
 @contextmanager
@@ -108,35 +108,81 @@ def test_a_request_that_takes_too_long_ends(
         await_(lambda: running.server.num_pending == 0)
 
 
-def test_a_beam_search_waits_for_active_sequences(
+def test_beam_searches_and_sequences_run_in_the_order_in_which_they_came(
     tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with slow_server(tiny, sampled, monkeypatch) as (running, slow):
         greedy = {"prompt": "The", "max_tokens": 20, "temperature": 0}
-        replies: list[Any] = []
+        replies: dict[int, Any] = {}
 
-        def sample() -> None:
-            replies.append(running.complete(**greedy))
+        def sample(number: int) -> None:
+            replies[number] = running.complete(**greedy)["choices"]
 
-        def beam() -> None:
+        def beam(number: int) -> None:
             body = {"prompts": ["def "], "tokens_to_generate": 5, "beam_width": 2}
-            replies.append(running.ask("PUT", "/api", body).json)
+            replies[number] = running.ask("PUT", "/api", body).json["scores"]
 
-        threads = [threading.Thread(target=work) for work in (sample, beam, sample)]
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            await_(lambda number=number: running.server.num_pending == number)
+        # The latest sequence does not overtake the searches, nor they all sequences.
+        works = [sample, beam, beam, sample, beam]
+        threads = []
+        for number, work in enumerate(works):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            await_(lambda number=number: running.server.num_pending == number + 1)
+        ended = _order_of_ends(running, monkeypatch)
         slow.may_go.set()
         for thread in threads:
             thread.join()
-        texts = [reply["choices"] for reply in replies if "choices" in reply]
-        assert texts[0] == texts[1] == running.complete(**greedy)["choices"]
-        assert sum("scores" in reply for reply in replies) == 1
+        assert ended == ["sequence", "search", "search", "sequence", "search"]
+        assert replies[0] == replies[3] == running.complete(**greedy)["choices"]
+        assert replies[1] == replies[2] == replies[4]
+
+
+def _order_of_ends(running: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kinds of works, which are added as they end."""
+    ended, engine = list[str](), running.server.models[0].engine
+    step, search = engine.step, engine.search
+
+    def noted_step() -> Any:
+        advanced = step()
+        ended.extend("sequence" for each in advanced if each.finish)
+        return advanced
+
+    def noted_search(*arguments: Any, **options: Any) -> Any:
+        ended.append("search")
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(engine, "step", noted_step)
+    monkeypatch.setattr(engine, "search", noted_search)
+    return ended
+
+
+def test_work_that_waits_for_a_search_ends_when_its_client_leaves(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_server(tiny, sampled, monkeypatch) as (running, slow):
+        bodies = [
+            ("POST", "/v1/completions", LONG),
+            ("PUT", "/api", {"prompts": ["a"], "tokens_to_generate": 5, "beam_width": 2}),
+            ("POST", "/v1/completions", LONG),
+        ]
+        connections = []
+        for number, (method, path, body) in enumerate(bodies, 1):
+            connections.append(running.connection())
+            headers = {"Content-Type": "application/json"}
+            connections[-1].request(method, path, json.dumps(body), headers)
+            await_(lambda number=number: running.server.num_pending == number)
+        slow.may_go.set()
+        for connection in connections[1:]:
+            connection.close()
+        assert connections[0].getresponse().status == 200
+        await_(lambda: running.server.num_pending == 0)
+        connections[0].close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_model_fails_the_requests(tiny: Path, sampled: Path, *, stream: bool) -> None:
-    def broken(**_: Any) -> Any:
+    def broken() -> Any:
         raise UserError("checkpoint: its predictions are not finite")
 
     threading.excepthook, before = lambda _: None, threading.excepthook

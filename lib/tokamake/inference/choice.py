@@ -2,9 +2,10 @@
 
 The filters and their order are those of transformers: repetition penalty (arXiv 1909.05858),
 temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082).
-Shape suffixes: V vocabulary, K tokens that can be drawn.
+Shape suffixes: N sequences, V vocabulary, K tokens that can be drawn.
 """
 
+import random
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,8 @@ def check_finite(logits: Tensor) -> None:
 class Chooser:
     """Chooses the tokens of one sequence, one after the other.
 
-    Draws run on the CPU, to be the same for all devices.
+    Attributes:
+        sampling: the settings.
 
     Args:
         sampling: the settings.
@@ -37,22 +39,56 @@ class Chooser:
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
-        self._sampling, self._seen, self._num_new = sampling, set(prompt), 0
-        self._generator = torch.Generator().manual_seed(sampling.seed)
+        self.sampling, self._seen, self._num_new = sampling, set(prompt), 0
+        self._random = random.Random(sampling.seed)
 
     def choose(self, logits_V: Tensor) -> int:
         """Choose the next token."""
         probabilities, tokens = distribution(
-            logits_V, self._sampling, seen=self._seen, num_new=self._num_new
+            logits_V, self.sampling, seen=self._seen, num_new=self._num_new
         )
         place = 0
-        if self._sampling.temperature > 0:
-            drawn = torch.multinomial(probabilities.cpu(), 1, generator=self._generator)
-            place = int(drawn)
+        if self.sampling.temperature > 0:
+            (place,) = _drawn(probabilities[None], [self])
         token = int(tokens[place])
         self._seen.add(token)
         self._num_new += 1
         return token
+
+    def next_number(self) -> float:
+        """A random number from 0 to below 1, for one draw."""
+        return self._random.random()
+
+
+def choose_unfiltered(choosers: Sequence[Chooser], logits_NV: Tensor) -> list[int]:
+    """Choose the next tokens of sequences whose settings are `is_unfiltered`, all at once.
+
+    Each is the token that its `Chooser.choose` gives.
+    """
+    temperatures = [_temperature(chooser.sampling) for chooser in choosers]
+    temperatures_N1 = torch.tensor(temperatures, device=logits_NV.device)[:, None]
+    return _drawn(_probabilities(logits_NV, temperatures_N1), choosers)
+
+
+def _drawn(probabilities_NK: Tensor, choosers: Sequence[Chooser]) -> list[int]:
+    """Draw a place of each row."""
+    # One number a draw: torch.multinomial takes one for each token of the vocabulary.
+    sums_NK = probabilities_NK.cumsum(-1, dtype=torch.float64)
+    numbers = [chooser.next_number() for chooser in choosers]
+    targets_N = sums_NK.new_tensor(numbers) * sums_NK[:, -1]
+    places = torch.searchsorted(sums_NK, targets_N[:, None], right=True)
+    return places[:, 0].clamp(max=sums_NK.shape[1] - 1).tolist()
+
+
+def _probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """Softmax over the last dimension."""
+    # Subtract the maximum first, so that a tiny temperature cannot overflow.
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+
+
+def _temperature(sampling: Sampling) -> float:
+    """The temperature; in fp32, one that is tinier than this would be 0."""
+    return max(sampling.temperature, _LEAST_TEMPERATURE)
 
 
 def distribution(
@@ -84,10 +120,9 @@ def distribution(
         logits_K, tokens_K = logits_V, torch.arange(size, device=logits_V.device)
     if sampling.temperature == 0:
         return torch.ones_like(logits_K), tokens_K
-    # Subtract the maximum first, so that a tiny temperature cannot overflow; in fp32, one that is
-    # tinier still would be 0.
-    temperature = max(sampling.temperature, _LEAST_TEMPERATURE)
-    probabilities_K = ((logits_K - logits_K.max()) / temperature).softmax(0)
+    probabilities_K = _probabilities(logits_K, _temperature(sampling))
+    if top_p == 1 and not sampling.min_p:
+        return probabilities_K, tokens_K
     kept = torch.ones_like(probabilities_K, dtype=torch.bool)
     if top_p < 1:
         kept &= probabilities_K.cumsum(0) - probabilities_K < top_p

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokamake.inference.beams import Beam, search
-from tokamake.inference.choice import Chooser, check_finite
+from tokamake.inference.choice import Chooser, check_finite, choose_unfiltered
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
@@ -148,11 +148,8 @@ class Engine:
         while self._waiting or self._active:
             self.step()
 
-    def step(self, *, begins: bool = True) -> list[Generation]:
+    def step(self) -> list[Generation]:
         """Begin waiting sequences if there is room, else give each active one a token.
-
-        Args:
-            begins: whether waiting sequences may begin.
 
         Returns:
             Sequences that got a token or ended.
@@ -163,7 +160,7 @@ class Engine:
         cancelled = [each for each in (*self._waiting, *self._active) if each.finish]
         self._waiting = deque(each for each in self._waiting if not each.finish)
         self._remove_finished()
-        if begun := self._next_to_begin() if begins else []:
+        if begun := self._next_to_begin():
             first = len(self._active)
             self._active += begun
             advanced = self._begin(begun, first)
@@ -205,29 +202,33 @@ class Engine:
     def _choose(self, generations: Sequence[Generation], logits_NV: Tensor) -> None:
         """Give each sequence its next token, or end it."""
         check_finite(logits_NV)
-        likeliest = logits_NV.argmax(-1).tolist()
-        for each, logits_V, most_likely in zip(generations, logits_NV, likeliest, strict=True):
+        choices = self._choices(generations, logits_NV)
+        for row, (each, token) in enumerate(zip(generations, choices, strict=True)):
             if not each.max_new_tokens:
                 each.finish = "max_new_tokens"
                 continue
-            token = self._chosen(each, logits_V, most_likely)
             if each.num_alternatives is not None:
-                each.scores += _scores(logits_V[None], [token], each.num_alternatives)
+                each.scores += _scores(logits_NV[row, None], [token], each.num_alternatives)
             if token in each.end_tokens:
                 each.end_token, each.finish = token, "eod"
                 continue
             each.tokens.append(token)
             each.finish = self._finish(each, token)
 
-    def _chosen(self, generation: Generation, logits_V: Tensor, most_likely: int) -> int:
-        last = (generation.tokens or generation.prompt)[-1]
-        if last in generation.forbidden_after:
-            logits_V = logits_V.clone()
-            logits_V[generation.forbidden_after[last]] = -torch.inf
-            most_likely = int(logits_V.argmax())
-        if generation.sampling.is_plain_greedy:
-            return most_likely
-        return generation.chooser.choose(logits_V)
+    def _choices(self, generations: Sequence[Generation], logits_NV: Tensor) -> list[int]:
+        """The next token of each sequence."""
+        logits_NV = _without_forbidden(generations, logits_NV)
+        tokens: list[int] = logits_NV.argmax(-1).tolist()
+        unfiltered = [row for row, each in enumerate(generations) if each.sampling.is_unfiltered]
+        if unfiltered:
+            choosers = [generations[row].chooser for row in unfiltered]
+            drawn = choose_unfiltered(choosers, logits_NV[unfiltered])
+            for row, token in zip(unfiltered, drawn, strict=True):
+                tokens[row] = token
+        for row, each in enumerate(generations):
+            if not (each.sampling.is_plain_greedy or each.sampling.is_unfiltered):
+                tokens[row] = each.chooser.choose(logits_NV[row])
+        return tokens
 
     def _finish(self, generation: Generation, token: int) -> Finish | None:
         if not generation.accept(token):
@@ -247,6 +248,17 @@ class Engine:
                     self._active[row] = last
                     self._model.move(len(self._active), row)
                 self._model.clear(len(self._active))
+
+
+def _without_forbidden(generations: Sequence[Generation], logits_NV: Tensor) -> Tensor:
+    """Logits with -inf for tokens that must not follow."""
+    lasts = [(each.tokens or each.prompt)[-1] for each in generations]
+    rows = [row for row, each in enumerate(generations) if lasts[row] in each.forbidden_after]
+    if rows:
+        logits_NV = logits_NV.clone()
+        for row in rows:
+            logits_NV[row, generations[row].forbidden_after[lasts[row]]] = -torch.inf
+    return logits_NV
 
 
 def _scores(logits_NV: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[TokenScore]:

@@ -54,6 +54,15 @@ class Sampling:
         """Whether the choice is the maximum of the logits."""
         return self.temperature == 0 and self.repetition_penalty == 1
 
+    @property
+    def is_unfiltered(self) -> bool:
+        """Whether each token of the vocabulary can be drawn, with its own probability."""
+        return (
+            self.temperature > 0
+            and self.top_k == self.min_p == 0
+            and self.top_p == self.top_p_decay == self.repetition_penalty == 1
+        )
+
     def top_p_of(self, num_new: int) -> float:
         """`top_p` of the token that follows `num_new` others."""
         return max(self.top_p * self.top_p_decay**num_new, self.top_p_bound)

@@ -27,27 +27,22 @@ class Awaited:
     Attributes:
         is_ended: whether nothing more happens to it.
         failure: why it ended without a result; empty if it did not.
-        on_end: called at the end.
+        on_change: called when there may be something new.
+        on_end: called at the end, before `on_change`.
     """
 
     def __init__(self) -> None:
         self.is_ended, self.failure = False, ""
+        self.on_change: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
-        self._is_changed = asyncio.Event()
-
-    async def change(self) -> None:
-        """Return when there may be something new, at once if the work has ended."""
-        await self._is_changed.wait()
-        if not self.is_ended:
-            self._is_changed.clear()
 
     def wake(self, *, is_ended: bool) -> None:
-        """Let `change` return."""
+        """Tell the request that there may be something new."""
         if is_ended and not self.is_ended:
             self.is_ended = True
             self.on_end()
-        self._is_changed.set()
+        self.on_change()
 
 
 class Continuation(Awaited):
@@ -94,7 +89,7 @@ class Continuation(Awaited):
 
 
 class BeamSearch(Awaited):
-    """A beam search, which runs while no sequence is active.
+    """A beam search, which runs alone: sequences that came earlier end, later ones wait.
 
     Attributes:
         beams: the result.
@@ -122,8 +117,8 @@ class EngineLoop:
     def __init__(self, engines: Sequence[Engine], metrics: ServerMetrics) -> None:
         self._engines, self._metrics = engines, metrics
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queue: deque[Awaited] = deque()
         self._continued: dict[Generation, Continuation] = {}
-        self._searches: deque[BeamSearch] = deque()
         self._is_stopped, self._lock = False, threading.Lock()
 
     # ---- Called by the thread of the HTTP server ----
@@ -132,7 +127,7 @@ class EngineLoop:
         """Begin work, or end it at once if the loop is stopped."""
         with self._lock:
             if not self._is_stopped:
-                self._inbox.put(lambda: self._begin(work))
+                self._inbox.put(lambda: self._queue.append(work))
                 return
         work.failure = "the server stops"
         work.wake(is_ended=True)
@@ -141,9 +136,7 @@ class EngineLoop:
         """End work that nobody waits for any more."""
         if isinstance(work, BeamSearch):
             work.is_wanted = False
-            self._inbox.put(lambda: self._drop(work))
-        elif isinstance(work, Continuation):
-            self._inbox.put(lambda: work.engine.cancel(work.generation))
+        self._inbox.put(lambda: self._cancel(work))
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -171,7 +164,7 @@ class EngineLoop:
             self._stop()
             while not self._inbox.empty():
                 self._inbox.get()()
-            left = [*self._continued.values(), *self._searches]
+            left = [*self._continued.values(), *self._queue]
             for work in left:
                 work.failure = failure
             _wake(left, is_ended=True)
@@ -180,23 +173,17 @@ class EngineLoop:
         with self._lock:
             self._is_stopped = True
 
-    def _begin(self, work: Awaited) -> None:
-        if isinstance(work, BeamSearch):
-            self._searches.append(work)
-        elif isinstance(work, Continuation):
-            self._continued[work.generation] = work
-            work.engine.add(work.generation)
-
-    def _drop(self, search: BeamSearch) -> None:
-        """End a search that nobody waits for and that has not begun."""
-        if search in self._searches:
-            self._searches.remove(search)
-            _wake([search], is_ended=True)
+    def _cancel(self, work: Awaited) -> None:
+        if isinstance(work, Continuation):
+            work.engine.cancel(work.generation)
+        if work in self._queue:
+            self._queue.remove(work)
+            _wake([work], is_ended=True)
 
     def _round(self) -> None:
         """Take messages, wait for one if there is nothing to do, and advance all sequences."""
         try:
-            if not self._continued and not self._searches:
+            if not self._continued and not self._queue:
                 self._inbox.get(timeout=_WAIT_SECONDS)()
             while not self._inbox.empty():
                 self._inbox.get()()
@@ -204,11 +191,24 @@ class EngineLoop:
             for engine in self._engines:
                 engine.wait()
             return
+        self._begin()
         for engine in self._engines:
             if engine.num_active or engine.num_waiting:
-                self._report(engine.step(begins=not self._searches))
-        if self._searches and not any(engine.num_active for engine in self._engines):
-            self._search(self._searches.popleft())
+                self._report(engine.step())
+
+    def _begin(self) -> None:
+        """Begin work in the order in which it came, up to a search, which needs all places."""
+        while self._queue:
+            work = self._queue[0]
+            if isinstance(work, BeamSearch):
+                if not self._continued:
+                    self._queue.popleft()
+                    self._search(work)
+                return
+            self._queue.popleft()
+            if isinstance(work, Continuation):
+                self._continued[work.generation] = work
+                work.engine.add(work.generation)
 
     def _search(self, search: BeamSearch) -> None:
         """Run a search; an error of it ends its request alone."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
@@ -95,10 +96,12 @@ class Submission:
     def __init__(self, server: ModelServer, request: Request, *, works: Sequence[Awaited]) -> None:
         self._server, self._request, self._works = server, request, works
         self._is_late = False
+        self._changed, self._is_changed = set[int](), asyncio.Event()
         prompts = sum(len(w.generation.prompt) for w in works if isinstance(w, Continuation))
         self._count(len(works), prompt_tokens=prompts)
-        for work in works:
+        for number, work in enumerate(works):
             work.on_end = lambda: self._count(-1)
+            work.on_change = partial(self._note_change, number)
             server.engine_loop.submit(work)
         self._watcher = asyncio.create_task(self._watch())
 
@@ -117,30 +120,19 @@ class Submission:
         Raises:
             RequestError: a work ended without a result.
         """
-        waiting: dict[asyncio.Task[None], int] = {}
+        left = {*range(len(self._works))}
         try:
-            if len(self._works) == 1:  # a task for each token would take longer than the rest
-                work = self._works[0]
-                is_ended = False
-                while not is_ended:
-                    await work.change()
-                    is_ended = work.is_ended
-                    self._check(work)
-                    yield 0
-                return
-            for number, work in enumerate(self._works):
-                waiting[asyncio.create_task(work.change())] = number
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for number in sorted(waiting.pop(task) for task in done):
+            while left:
+                await self._is_changed.wait()
+                self._is_changed.clear()
+                changed, self._changed = self._changed, set()
+                for number in sorted(changed & left):
                     work = self._works[number]
                     self._check(work)
-                    if not work.is_ended:
-                        waiting[asyncio.create_task(work.change())] = number
+                    if work.is_ended:
+                        left.remove(number)
                     yield number
         finally:
-            for task in waiting:
-                task.cancel()
             self.cancel()
 
     def cancel(self) -> None:
@@ -149,6 +141,10 @@ class Submission:
         for work in self._works:
             if not work.is_ended:
                 self._server.engine_loop.cancel(work)
+
+    def _note_change(self, number: int) -> None:
+        self._changed.add(number)
+        self._is_changed.set()
 
     def _check(self, work: Awaited) -> None:
         if self._is_late:

@@ -1,13 +1,15 @@
 """`/v1/completions`, `/v1/chat/completions` and `/v1/models`, as in OpenAI's API."""
 
-import json
+import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -88,11 +90,11 @@ class _OpenAIAnswer:
         if self._style.body.stream:
             return StreamingResponse(self._events(submission), media_type="text/event-stream")
         await submission.ended()
-        choices = [self._style.choice(choice) for choice in self._choices]
+        choices = [await self._composed(self._style.choice, choice) for choice in self._choices]
         head = {**self._head, "object": self._style.object}
         return JSONResponse({**head, "choices": choices, "usage": self._usage})
 
-    async def _events(self, submission: Submission) -> AsyncIterator[str]:
+    async def _events(self, submission: Submission) -> AsyncIterator[bytes]:
         head = {**self._head, "object": self._style.chunk_object}
         options = self._style.body.stream_options
         usage: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
@@ -101,13 +103,23 @@ class _OpenAIAnswer:
                 choice = self._choices[number]
                 text, tokens = choice.news()
                 if text or choice.finish:
-                    chunk = self._style.chunk(choice, text, tokens=tokens)
+                    compose = partial(self._style.chunk, text=text, tokens=tokens)
+                    chunk = await self._composed(compose, choice)
                     yield _event({**head, "choices": [chunk], **usage})
             if usage:
                 yield _event({**head, "choices": [], "usage": self._usage})
-            yield "data: [DONE]\n\n"
+            yield b"data: [DONE]\n\n"
         except RequestError as error:  # the status is sent already
             yield _event(error.body)
+
+    async def _composed(
+        self, compose: Callable[[Choice], dict[str, Any]], choice: Choice
+    ) -> dict[str, Any]:
+        """A choice or a part of it."""
+        if self._style.body.logprobs is None or choice.is_begun:
+            return compose(choice)
+        # Texts of a whole prompt's tokens take so long that other requests would wait.
+        return await asyncio.to_thread(compose, choice)
 
     @property
     def _usage(self) -> dict[str, int]:
@@ -120,8 +132,8 @@ class _OpenAIAnswer:
         }
 
 
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(content)
 
 
 def openai_routes(server: ModelServer) -> APIRouter:

@@ -18,12 +18,14 @@ class Choice:
         continuation: the sequence.
         is_begun: whether a part of it was sent.
         texts: gives the text that each token adds.
+        finish: why it ended, as of the latest news; None as long as it goes on.
         offset: characters of the tokens that were sent.
     """
 
     def __init__(self, index: int, continuation: Continuation, *, texts: TextStream) -> None:
         self.index, self.continuation, self.texts = index, continuation, texts
         self.is_begun, self.offset = False, 0
+        self.finish: str | None = None
         self._num_characters = self._num_tokens = 0
 
     @property
@@ -33,19 +35,15 @@ class Choice:
         end = [] if generation.end_token is None else [generation.end_token]
         return [*generation.tokens, *end]
 
-    @property
-    def finish(self) -> str | None:
-        """Why it ended; None as long as it goes on."""
-        if not self.continuation.is_ended:
-            return None
-        return "stop" if self.continuation.generation.finish in ("eod", "stop") else "length"
-
     def news(self) -> tuple[str, range]:
         """Text and tokens since the last call. Tokens without text wait for text or the end."""
         num_characters, num_tokens = self.continuation.published
         text = self.continuation.text.text[self._num_characters : num_characters]
         tokens = range(self._num_tokens, self._num_tokens)
-        if text or self.continuation.is_ended:
+        if self.continuation.is_ended:
+            is_stopped = self.continuation.generation.finish in ("eod", "stop")
+            self.finish = "stop" if is_stopped else "length"
+        if text or self.finish:
             tokens = range(self._num_tokens, num_tokens)
         self._num_characters += len(text)
         self._num_tokens = tokens.stop
@@ -80,7 +78,7 @@ class Style(ABC):
         for place in tokens:
             score, token = generation.scores[place], new[place]
             text = choice.texts.add(token)
-            if choice.continuation.is_ended and place == len(new) - 1:
+            if choice.finish and place == len(new) - 1:
                 text += choice.texts.finish()
             before = sequence[: first + place]
             yield text, score.log_probability, self.model.alternatives(score, token, before=before)
@@ -93,7 +91,8 @@ class TextStyle(Style):
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A whole choice."""
-        return self.chunk(choice, choice.continuation.text.text, tokens=range(len(choice.tokens)))
+        text, tokens = choice.news()
+        return self.chunk(choice, text, tokens=tokens)
 
     def chunk(self, choice: Choice, text: str, *, tokens: range) -> dict[str, Any]:
         """A part of a choice."""
@@ -145,11 +144,12 @@ class ChatStyle(Style):
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A whole choice."""
+        text, tokens = choice.news()
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.continuation.text.text},
+            "message": {"role": "assistant", "content": text},
             "finish_reason": choice.finish,
-            "logprobs": self._logprobs(choice, range(len(choice.tokens))),
+            "logprobs": self._logprobs(choice, tokens),
         }
 
     def chunk(self, choice: Choice, text: str, *, tokens: range) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
+from tokamake.runtime.cores import num_threads
 from tokamake.serve.limits import Limits
 from tokamake.serve.token_file import read_token
 
@@ -188,6 +189,7 @@ def _serve(
     from tokamake.serve.server_metrics import ServerMetrics
     from tokamake.train.stopping.stop_signals import on_signals
 
+    _leave_core_to_http()
     metrics = ServerMetrics()
     engine_loop = EngineLoop([model.engine for model in models], metrics)
     http = HttpThread(ModelServer(models, engine_loop, limits, metrics), listener, token=token)
@@ -198,6 +200,15 @@ def _serve(
             engine_loop.run()
         finally:
             http.end()
+
+
+def _leave_core_to_http() -> None:
+    """Let the model compute with all cores but one, unless OMP_NUM_THREADS is set."""
+    import torch
+
+    # Threads of torch spin between operations: on all cores, they would delay the HTTP thread.
+    if num_threads(1):
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
 def _announce(models: "list[ServedModel]", listener: socket.socket) -> None:

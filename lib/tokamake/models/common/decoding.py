@@ -18,6 +18,8 @@ from tokamake.parallel.tensor import RMSNorm
 
 _LONGEST = 1024
 """Tokens of the longest sequence; beyond, torch's threads are worth their start."""
+_MOST = 8192
+"""Tokens of all sequences, each as long as the longest one, likewise."""
 
 
 def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> bool:
@@ -28,6 +30,7 @@ def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> 
         and this.width == 1
         and set(this.counts) == {1}
         and this.span <= _LONGEST
+        and this.span * len(this.counts) <= _MOST
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and not torch.is_grad_enabled()
