@@ -41,3 +41,12 @@ def test_one_rank_has_the_whole_model(tasks: Any) -> None:
 
 def test_ranks_that_the_layout_does_not_fit_share_the_weights() -> None:
     assert options(6, parallel=PARALLEL) == ["--fsdp"]
+
+
+def test_evaluation_has_the_batch_size_of_the_config() -> None:
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
+    )
+    layouts = LayoutCheck(read_config(evaluate={"batch_size": 32}), snakemake)
+    alone = layouts.evaluation_options(SMOKE, [], resources={"tasks": 1})
+    assert alone == ["--batch-size=32"]

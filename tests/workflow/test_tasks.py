@@ -20,7 +20,8 @@ TASKS = {
 def add_tasks(folder: Path, **config: object) -> None:
     """Files of the tasks, and a config with them: other.yaml."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in PASSAGES)
-    (folder / "passages.jsonl").write_text(lines)
+    for name in ("passages.jsonl", "{a}.jsonl"):
+        (folder / name).write_text(lines)
     (folder / "wiki.tokens").write_text(" = Title = \n\n A guest @-@ star , he said . \n")
     (folder / "other.yaml").write_text(yaml.safe_dump({**CONFIG, **config}))
 
@@ -49,6 +50,11 @@ def test_the_models_of_a_finished_run_are_scored(built: Path, tmp_path: Path) ->
     add_tasks(folder, evaluate=again)
     planned = jobs(snakemake(folder, "-n", *OTHER, "report"))
     assert planned == {"evaluate_task": 1, "plot": 1, "report": 1}
+    # Other data are other scores, of the tasks that read them.
+    add_tasks(folder, evaluate={**CONFIG["evaluate"], "tasks": TASKS})
+    (folder / "wiki.tokens").write_text(" = Title = \n\n Another guest . \n")
+    planned = jobs(snakemake(folder, "-n", *OTHER, "results/smoke/tasks/wiki.json"))
+    assert planned == {"evaluate_task": 1}
 
 
 def test_each_segment_is_scored(tmp_path: Path) -> None:
@@ -66,6 +72,10 @@ def test_each_segment_is_scored(tmp_path: Path) -> None:
         ({"nope": {"data": ["a"]}}, "evaluate.tasks.nope.name: 'nope': unknown name; choose one"),
         ({"lambada": {}}, "data: empty; name the files of lambada"),
         ({"lambada": {"data": ["none.jsonl"]}}, "evaluate.tasks.lambada: none.jsonl: no such file"),
+        (
+            {"books": {"name": "text", "data": ["{a}.jsonl"]}},
+            "evaluate.tasks.books: {a}.jsonl: braces",
+        ),
         ({"lambada": {"data": ["a"], "stride": 1}}, "stride: 1: lambada does not use it, only"),
         ({"h": {"name": "lm_eval"}}, "evaluate.tasks.h: tasks: name at least one task of lm-eval"),
         ({"a.b": {"name": "text", "data": ["a"]}}, "evaluate.tasks.a.b"),

@@ -27,7 +27,7 @@ rule evaluate:
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
         dtype=run_settings.value("evaluate.dtype"),
-        layout=layouts.inference_options,
+        layout=layouts.evaluation_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
@@ -64,6 +64,7 @@ if task_rules.names:
         input:
             model=segments.evaluated_inputs,
             tokenizer=CONFIG.tokenizer_files,
+            data=task_rules.local_inputs,
             fetched=task_rules.fetched_inputs,
         output:
             f"{RUN}/tasks/{{task}}{{segment}}.json",
@@ -82,7 +83,7 @@ if task_rules.names:
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
-            layout=layouts.inference_options,
+            layout=layouts.evaluation_options,
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
             " tokamake evaluate-task {params.plug_in} --checkpoint {params.model}"

@@ -24,6 +24,8 @@ class EvaluateSettings(Settings):
     """Maximum number of tokens to score per corpus."""
     dtype: InferenceDtype = "fp32"
     """Dtype of weights and computation: fp32, bf16 or fp16. Losses are computed in fp32."""
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    """Sequences per forward pass, also of tasks. It changes memory and time, not the scores."""
     tasks: Tasks = Field(default_factory=dict)
     """Tasks that score the model, after each segment too: name of the task → its settings. The
     setting `name` is a plug-in in evaluate/tasks/, by default the name of the task."""

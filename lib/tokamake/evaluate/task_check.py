@@ -1,4 +1,6 @@
-"""Checks of a task that need no model."""
+"""Checks of a task that need no model, and its files."""
+
+from pathlib import Path
 
 from tokamake import plugins
 from tokamake.config.tasks import FOLDER, TaskSettings
@@ -11,6 +13,18 @@ def check_task(task: TaskSettings) -> None:
     Raises:
         UserError: a file does not exist, or a setting is wrong.
     """
-    expand([each for each in task.data if each not in task.addresses])
+    local_files(task)
     if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
         plugins.load(FOLDER, task.name).check(task)
+
+
+def local_files(task: TaskSettings) -> list[Path]:
+    """Return the local files that a task reads: its data, and those that the plug-in itself names.
+
+    Raises:
+        UserError: a file does not exist.
+    """
+    files = expand([each for each in task.data if each not in task.addresses])
+    if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
+        files += plugins.load(FOLDER, task.name).files(task)
+    return files

@@ -73,6 +73,12 @@ class LayoutCheck:
         options = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size > 1]
         return [*options, "--fsdp"] if train.zero_stage else options
 
+    def evaluation_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:
+        """`inference_options`, and the number of sequences per forward pass."""
+        batch_size = self._config.runs[wildcards.run].evaluate.batch_size
+        layout = self.inference_options(wildcards, output, resources=resources)
+        return [*layout, f"--batch-size={batch_size}"]
+
     def _check_spare_nodes(self) -> None:
         if self._spare_nodes != "0" and self._launch.parent.name == "local":
             raise UserError(

@@ -1,14 +1,17 @@
 """Tasks that models are scored on, as functions for rules. Wildcards: run, task, segment."""
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
-from tokamake.evaluate.task_check import check_task
+from tokamake.evaluate.task_check import check_task, local_files
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import SegmentRules
+from tokamake.workflow.snakemake_internals import has_wildcard
 
 
 class TaskRules:
@@ -39,6 +42,7 @@ class TaskRules:
             for key, task in run.evaluate.tasks.items():
                 try:
                     check_task(task)
+                    _check_braces(local_files(task))
                 except UserError as error:
                     raise UserError(f"run {name}: evaluate.tasks.{key}: {error}") from None
 
@@ -54,6 +58,10 @@ class TaskRules:
         settings = self._task(wildcards).model_dump(mode="json")
         del settings["name"]
         return json.dumps(settings, sort_keys=True)
+
+    def local_inputs(self, wildcards: Any) -> list[str]:
+        """Local files of a task: the task is done again if one of them changes."""
+        return list(map(str, local_files(self._task(wildcards))))
 
     def fetched_inputs(self, wildcards: Any) -> list[str]:
         """The file that exists once the data of a task are downloaded."""
@@ -82,3 +90,11 @@ class TaskRules:
             for task, value in settings.evaluate.tasks.items()
             if ".fetched" not in output or value.is_fetched
         ]
+
+
+def _check_braces(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if has_wildcard(path):
+            raise UserError(
+                f"{path}: braces in a path are wildcards of Snakemake; rename the file or folder"
+            )

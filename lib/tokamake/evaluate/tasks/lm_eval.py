@@ -51,6 +51,13 @@ def check(settings: "TaskSettings") -> None:
         raise UserError("lm_eval is not installed; pip install 'tokamake[lm-eval]'")
 
 
+def files(settings: "TaskSettings") -> list[Path]:
+    """Return the files of the folder `include`: tasks, and data beside them."""
+    include = settings.own["include"]
+    paths = sorted(Path(include).rglob("*")) if include else []
+    return [path for path in paths if path.is_file() and path.parent.name != "__pycache__"]
+
+
 def fetch(settings: "TaskSettings") -> None:
     """Download the datasets of the tasks into the cache of the Hub.
 
