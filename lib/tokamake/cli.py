@@ -187,7 +187,7 @@ _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""
 
 EXTRAS = {
-    "serve": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "serve": ("fastapi", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": ("deepspeed", "jinja2", "mpi4py", "tensorboard", "torch"),
     "workflow": ("matplotlib", "snakemake"),
 }

@@ -194,6 +194,7 @@ def test_a_rank_that_differs_is_named(tmp_path: Path, script: str, message: str)
     assert ("all-reduce" in out) == ("torch on hosts" not in line)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_a_missing_rank_is_reported(tmp_path: Path) -> None:
     def run_rank(number: int, **more: str) -> subprocess.CompletedProcess[str]:

@@ -3,14 +3,15 @@
 import struct
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from torch import tensor
 
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.paths import bin_path, idx_path
+
+if TYPE_CHECKING:  # importing megatron.core takes seconds, of every start of pytest
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
 
 def write_dataset(prefix: Path, lengths: list[int], *, first_token: int = 0) -> Path:
@@ -30,6 +31,9 @@ def write_megatron_dataset(
     prefix: Path, documents: list[list[int]], dtype: type = np.uint16, *, longest: int = 1 << 30
 ) -> Path:
     """Write a dataset with megatron-core; sequences have at most `longest` tokens."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from torch import tensor
+
     prefix.parent.mkdir(exist_ok=True)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for tokens in documents:
@@ -55,8 +59,10 @@ def random_lengths(seed: int, num_documents: int) -> list[int]:
 
 def config(
     *, sequence_length: int, seed: int, split: str, blend: tuple[list[str], list[float] | None]
-) -> GPTDatasetConfig:
+) -> "GPTDatasetConfig":
     """Configure megatron-core like tokamake; it caches its indexes beside the data."""
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
     return GPTDatasetConfig(
         random_seed=seed,
         sequence_length=sequence_length,
@@ -84,6 +90,8 @@ def assert_identical(array: np.ndarray, expected: np.ndarray) -> None:
 
 def megatron_merge(prefixes: list[Path], output: Path, dtype: type) -> Path:
     """Merge datasets as Megatron's merge_datasets.py does."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
     builder = IndexedDatasetBuilder(f"{output}.bin", dtype=dtype)
     for prefix in prefixes:
         builder.add_index(str(prefix))

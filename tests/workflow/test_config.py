@@ -300,7 +300,7 @@ def read_start(
 ) -> WorkflowConfig:
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
-    start = SimpleNamespace(architecture=architecture)
+    start = SimpleNamespace(architecture=architecture, notes={})
     monkeypatch.setattr(initial_checkpoints, "open_initial_checkpoint", lambda *_, **__: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}

@@ -45,6 +45,7 @@ def train_twice(config: Path, precisions: list[str], number: int) -> dict[str, l
     return losses
 
 
+@pytest.mark.grid
 def test_low_precision_stays_close_to_fp32(config: Path) -> None:
     (losses,) = spawn(train_twice, 1, config, ["fp32", *BANDS], STEPS, timeout=500)
     exact = np.array(losses["fp32"])
