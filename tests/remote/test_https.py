@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -202,6 +203,19 @@ def test_a_file_that_another_job_finishes_before_the_lock_is_not_downloaded_agai
 def cache(file: RemoteFile) -> Path:
     """Folder of a download in the cache."""
     return (cache_folder() / "tokamake" / Path(file.path).relative_to("results/raw")).parent
+
+
+def test_an_unknown_host_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    asked: list[int] = []
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    message = r"^https://hugingface\.co/a\.jsonl: no host has the name hugingface\.co; fix the"
+    with pytest.raises(UserError, match=message):
+        list_files("https://hugingface.co/a.jsonl")
+    assert len(asked) == 2  # by HEAD, then by GET; no attempt is repeated
 
 
 def test_mistakes_are_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

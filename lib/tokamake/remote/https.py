@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -266,7 +267,13 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
             f"{address}: the server answers {error.code} {error.reason}; {remedy}"
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _CutError(f"no connection ({getattr(error, 'reason', error)})") from None
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
+            raise UserError(
+                f"{address}: no host has the name {urlsplit(url).hostname}; fix the address, or "
+                "check the network"
+            ) from None
+        raise _CutError(f"no connection ({reason})") from None
     except ValueError as error:
         raise UserError(f"{address}: {error}; fix the address") from None
     with response:
