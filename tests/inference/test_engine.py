@@ -75,6 +75,15 @@ def test_a_sequence_that_joins_later_gets_the_same_tokens(led: LedModel) -> None
     assert [first.tokens, second.tokens] == [each.tokens for each in alone]
 
 
+def test_new_sequences_do_not_stop_active_ones(led: LedModel) -> None:
+    running, long = engine(led), Generation(PROMPTS[2], GREEDY, 20)
+    running.add(long)
+    for number in range(20):
+        running.add(Generation(PROMPTS[number % 3], GREEDY, 1))
+        running.step()
+    assert len(long.tokens) == 11  # one to begin with, then one every other step
+
+
 def test_scores_are_those_of_the_models_own_logits(
     led: LedModel, oracle: transformers.LlamaForCausalLM
 ) -> None:

@@ -1,5 +1,6 @@
 """The command: its address, names of models, signals, ranks and mistakes."""
 
+import http.client
 import json
 import os
 import re
@@ -36,12 +37,18 @@ class Running:
         assert found, line
         self.url = found[0]
 
-    def ask(self, path: str, body: Any = None) -> Any:
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         headers = {"Content-Type": "application/json"}
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, content, headers)
+        request = urllib.request.Request(self.url + path, content, headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it continues no sequence."""
+        with urllib.request.urlopen(f"{self.url}/metrics") as reply:
+            return b"tokamake_sequences 0.0" in reply.read()
 
 
 @contextmanager
@@ -76,12 +83,43 @@ def test_requests_in_flight_end_after_a_signal(
             target=lambda: replies.append(running.ask("/v1/completions", body))
         )
         asked.start()
-        while b"tokamake_sequences 0.0" in urllib.request.urlopen(f"{running.url}/metrics").read():
+        while running.is_idle:
             pass
         running.process.send_signal(number)
         asked.join()
         assert len(replies[0]["choices"]) == 16
         assert running.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_kill_under_load_loses_only_the_requests_in_flight(
+    tiny: Path, chat_tokenizer: Path
+) -> None:
+    arguments = (tiny, "--tokenizer", chat_tokenizer)
+    body = {"prompt": "The", "max_tokens": 40, "temperature": 1, "seed": 1}
+    done, failures = list[Any](), list[Exception]()
+
+    def ask_until_it_fails() -> None:
+        try:
+            while True:
+                done.append(running.ask("/v1/completions", body)["choices"])
+        except (OSError, http.client.HTTPException) as error:
+            failures.append(error)
+
+    with started(*arguments) as running:
+        clients = [threading.Thread(target=ask_until_it_fails) for _ in range(4)]
+        for client in clients:
+            client.start()
+        while len(done) < 8:
+            pass
+        running.process.kill()
+        for client in clients:
+            client.join()
+    assert len(failures) == 4
+    assert all(choices == done[0] for choices in done)
+    port = int(running.url.rpartition(":")[2])
+    with started(*arguments, port=port) as again:
+        assert again.ask("/v1/completions", body)["choices"] == done[0]
 
 
 @pytest.mark.grid
@@ -90,10 +128,33 @@ def test_requests_in_flight_end_after_a_signal(
 def test_ranks_serve_the_same_model(tiny: Path, chat_tokenizer: Path) -> None:
     arguments = (tiny, "--tokenizer", chat_tokenizer)
     body = {"prompt": ["The", "def "], "max_tokens": 8, "temperature": 0.7, "seed": 1}
+    scored = {**body, "temperature": 0, "logprobs": 2, "echo": True}
+    searched = {"prompts": ["The"], "tokens_to_generate": 4, "beam_width": 3}
     with started(*arguments) as alone:
         expected = alone.ask("/v1/completions", body)["choices"]
+        scores = alone.ask("/v1/completions", scored)["choices"]
+        beams = alone.ask("/api", searched, method="PUT")
     layout = ("--tensor-parallel-size", 2)
     with started(*arguments, *layout, command=TWO_RANKS) as shared:
+        assert shared.ask("/v1/completions", body)["choices"] == expected
+        for ours, theirs in zip(
+            shared.ask("/v1/completions", scored)["choices"], scores, strict=True
+        ):
+            assert ours["text"] == theirs["text"]
+            pairs = (each["logprobs"]["token_logprobs"][1:] for each in (ours, theirs))
+            assert next(pairs) == pytest.approx(next(pairs), abs=1e-4)
+        found = shared.ask("/api", searched, method="PUT")
+        assert found["text"] == beams["text"]
+        assert found["scores"] == pytest.approx(beams["scores"], abs=1e-4)
+        # A client that leaves frees the place on both ranks.
+        long = json.dumps({**body, "stream": True, "max_tokens": 40}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{shared.url}/v1/completions", long, headers)
+        ) as reply:
+            reply.readline()
+        while not shared.is_idle:
+            pass
         assert shared.ask("/v1/completions", body)["choices"] == expected
         shared.process.send_signal(signal.SIGTERM)
         shared.process.wait(60)

@@ -52,12 +52,12 @@ def settings(**train: Any) -> TrainSettings:
         (
             {"trackers": {"names": ["wandb"]}},
             "trackers.names: wandb",
-            "pip install 'wandb>=0.18'",
+            "pip install 'tokamake[trackers]'",
         ),
         (
             {"trackers": {"names": ["mlflow"]}},
             "trackers.names: mlflow",
-            "pip install 'mlflow' 'alembic>=1.10' 'sqlalchemy>=2'",
+            "pip install 'tokamake[trackers]'",
         ),
     ],
 )

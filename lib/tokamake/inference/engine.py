@@ -85,6 +85,7 @@ class Engine:
         self._model, self._num_rows, self._vocab_size = model, num_rows, vocab_size
         self.capacity = min(capacity or context, context)
         self._waiting: deque[Generation] = deque()
+        self._has_begun = False
         self._active: list[Generation] = []
         self.renew_cache()
 
@@ -151,6 +152,8 @@ class Engine:
     def step(self) -> list[Generation]:
         """Begin waiting sequences if there is room, else give each active one a token.
 
+        Active sequences get a token after each beginning, so that new ones do not stop them.
+
         Returns:
             Sequences that got a token or ended.
 
@@ -160,7 +163,9 @@ class Engine:
         cancelled = [each for each in (*self._waiting, *self._active) if each.finish]
         self._waiting = deque(each for each in self._waiting if not each.finish)
         self._remove_finished()
-        if begun := self._next_to_begin():
+        begun = [] if self._has_begun and self._active else self._next_to_begin()
+        self._has_begun = bool(begun)
+        if begun:
             first = len(self._active)
             self._active += begun
             advanced = self._begin(begun, first)

@@ -20,6 +20,7 @@ FAULTS = re.compile(
 Others, such as an illegal memory access or NCCL's "unhandled system error", may have their cause in
 the program, or on another host.
 """
+_NOTE = "This host is noted as faulty."
 
 
 def host_name() -> str:
@@ -31,13 +32,17 @@ def host_name() -> str:
 def noted_device_faults(ranks: Ranks) -> Iterator[None]:
     """Note this host as faulty if its device reports that it is broken; the error goes on.
 
+    An error that passes several of these is noted once.
+
     Raises:
         RuntimeError: any that occurs; torch's errors of devices are such.
     """
     try:
         yield
     except RuntimeError as error:
-        if fault := FAULTS.search(str(error)):
+        fault = FAULTS.search(str(error))
+        if fault and _NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_NOTE)
             host = host_name()
             note_faulty_hosts([host])
             text = f"tokamake train: rank {ranks.rank} on {host}: its device is faulty: {fault[0]}"

@@ -81,6 +81,13 @@ class Continuation(Awaited):
             self.failure = f"token {token} has no text: {error}"
             return False
 
+    def finish_text(self) -> None:
+        """Add what the text still holds back; an error of it ends this sequence alone."""
+        try:
+            self.text.finish()
+        except Exception as error:  # of the tokenizer's package
+            self.failure = f"the last tokens have no text: {error}"
+
     def publish(self) -> None:
         """Let the request see the tokens so far, and their text."""
         generation = self.generation
@@ -231,7 +238,7 @@ class EngineLoop:
             if number and generation.finish not in ("cancelled", "eod"):
                 work.latest = self._metrics.token(work.latest, is_first=number == 1)
             if generation.finish:
-                work.text.finish()
+                work.finish_text()
                 del self._continued[generation]
                 work.publish()
                 ended.append(work)

@@ -60,6 +60,8 @@ def train(
         _exit_on_signals(ranks),
         noted_device_faults(ranks),
         process_group(ranks) as device,
+        # Before the process group ends: with a broken device, this may hang.
+        noted_device_faults(ranks),
     ):
         with raise_on_all_ranks():
             run = read_decision(config, read_run(config))

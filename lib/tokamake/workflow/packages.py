@@ -28,6 +28,8 @@ def check_packages(train: TrainSettings) -> None:
         packages = plugins.constant(kind, name, "PACKAGES", default=())
         if missing := [package for package in packages if find_spec(package) is None]:
             specs = " ".join(f"'{each}{required(each)}'" for each in missing)
+            if kind == TRACKERS:  # mlflow is there as mlflow-skinny and what it lacks
+                specs = "'tokamake[trackers]'"
             raise UserError(
                 f"train.{setting}: {name}: needs {', '.join(missing)}, which this Python "
                 f"environment lacks; run `pip install {specs}`, or change the setting"

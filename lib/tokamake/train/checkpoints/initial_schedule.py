@@ -61,6 +61,12 @@ def _differences(schedule: dict[str, Any], train: "TrainSettings") -> Iterator[s
     if _STYLES.get(style) != train.schedule.name:
         yield f"train.schedule.name {_STYLES.get(style, style)} -> {train.schedule.name}"
         return  # lengths have another meaning
+    decay, decay_style = train.optimizer, schedule.get("wd_incr_style")
+    changes = decay.weight_decay_at(0.0) != decay.weight_decay_at(1.0)
+    if changes and decay_style not in (None, decay.weight_decay_schedule):
+        yield (
+            f"train.optimizer.weight_decay_schedule {decay_style} -> {decay.weight_decay_schedule}"
+        )
     for name, key, value in _values(train, has_minimum=style != "constant"):
         recorded = schedule.get(key)
         if "steps" in key and schedule.get(key.replace("steps", "tokens")):

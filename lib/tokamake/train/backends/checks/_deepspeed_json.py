@@ -3,6 +3,7 @@
 The tables name every setting of DeepSpeed 0.19. Their keys are paths: `zero_optimization.stage`.
 """
 
+import math
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,8 @@ PASSED: dict[str, tuple[type, tuple[int, int]]] = {
     "log_level": (str, _ALL),
     "memory_breakdown": (bool, _ALL),
     "steps_per_print": (int, _ALL),
-    "timers.throughput.enabled": (bool, _ALL),
-    "timers.throughput.synchronized": (bool, _ALL),
     "wall_clock_breakdown": (bool, _ALL),
-    f"{_ZERO}.allgather_bucket_size": (int, (1, 3)),
-    f"{_ZERO}.allgather_partitions": (bool, _STAGES_1_2),
+    f"{_ZERO}.allgather_bucket_size": (int, _STAGES_1_2),
     f"{_ZERO}.contiguous_gradients": (bool, (1, 3)),
     f"{_ZERO}.enable_sanity_checks": (bool, _STAGE_3),
     f"{_ZERO}.ignore_unused_parameters": (bool, _STAGE_2),
@@ -49,6 +47,17 @@ PASSED: dict[str, tuple[type, tuple[int, int]]] = {
     f"{_ZERO}.use_multi_rank_bucket_allreduce": (bool, _STAGES_1_2),
 }
 """Settings that DeepSpeed gets: type, and the lowest and highest ZeRO stage with an effect."""
+
+OF_BUCKETS = {
+    f"{_ZERO}.{name}"
+    for name in (
+        *("contiguous_gradients", "parameter_alignment", "reduce_bucket_size", "reduce_scatter"),
+        "use_multi_rank_bucket_allreduce",
+    )
+}
+"""Settings of gradients in buckets."""
+_NO_BUCKETS = (1, "bf16", "none")
+"""ZeRO stage, precision and offload of DeepSpeed's optimizer without buckets."""
 
 OWN = {
     "activation_checkpointing": "recompute_granularity",
@@ -116,6 +125,7 @@ REFUSED = {
     "seq_parallel_communication_data_type": "sequence parallelism is tokamake's",
     "sparse_attention": _REMOVED,
     "sparse_gradients": _REMOVED,
+    "timers": "the log and metrics.jsonl have the throughput",
     "use_data_before_expert_parallelism": _NO_MOE,
     "vocabulary_size": "tokamake pads the vocabulary",
     "weight_quantization": "it is for inference",
@@ -124,6 +134,7 @@ REFUSED = {
     **{
         f"{_ZERO}.{name}": reason
         for name, reason in {
+            "allgather_partitions": "DeepSpeed reads it, but does not use it",
             "compute_grad_norm": "checks of bad steps need the gradient norm",
             "cpu_offload_use_pin_memory": "DeepSpeed deprecates it; use offload_*.pin_memory",
             "elastic_checkpoint": _CHECKPOINTS,
@@ -177,7 +188,7 @@ def check_json(values: dict[str, Any], train: "TrainSettings", *, prefix: str = 
     """Refuse settings of DeepSpeed's JSON file that it does not get, and values of other types.
 
     Args:
-        values: settings of a section, by name.
+        values: settings of a section, by name; numbers such as 5e8 become whole ones.
         train: settings of the run.
         prefix: path of the section, with a dot at its end; empty at the top.
 
@@ -199,7 +210,20 @@ def check_json(values: dict[str, Any], train: "TrainSettings", *, prefix: str = 
             remedy = f"did you mean {close[0]}?" if close else "remove it"
             raise ValueError(f"deepspeed: {key}: DeepSpeed has no such setting; {remedy}")
         else:
-            _check_value(key, value, train=train)
+            values[name] = _whole(value) if PASSED[key][0] is int else value
+            _check_value(key, values[name], train=train)
+
+
+def _whole(value: Any) -> Any:
+    """A whole number that is written as in DeepSpeed's documentation, such as 5e8; else the value.
+
+    YAML reads 5e8 as text, and JSON as a fraction.
+    """
+    try:
+        number = float(value) if isinstance(value, str | float) else math.nan
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() else value
 
 
 def _check_value(key: str, value: Any, *, train: "TrainSettings") -> None:
@@ -214,6 +238,12 @@ def _check_value(key: str, value: Any, *, train: "TrainSettings") -> None:
     if section.startswith("offload_") and getattr(train, section) == "none":
         raise ValueError(
             f"deepspeed: {key}: has no effect without train.{section}; set that, or remove this"
+        )
+    has_buckets = (train.zero_stage, train.precision, train.offload_optimizer) != _NO_BUCKETS
+    if key in OF_BUCKETS and not has_buckets:
+        raise ValueError(
+            f"deepspeed: {key}: has no effect with zero_stage 1 in bf16, which has no buckets; "
+            "remove it, or set zero_stage 2"
         )
     if type(value) is not kind:
         raise ValueError(f"deepspeed: {key}: {value!r}: give {_TYPES[kind]}")
