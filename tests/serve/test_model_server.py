@@ -122,7 +122,7 @@ def test_beam_searches_and_sequences_run_in_the_order_in_which_they_came(
             body = {"prompts": ["def "], "tokens_to_generate": 5, "beam_width": 2}
             replies[number] = running.ask("PUT", "/api", body).json["scores"]
 
-        # The latest sequence does not overtake the searches, nor they all sequences.
+        # No sequence overtakes a search that came before it, and no search a sequence.
         works = [sample, beam, beam, sample, beam]
         threads = []
         for number, work in enumerate(works):

@@ -82,6 +82,11 @@ def test_ranks_in_an_image_have_packages_of_their_own(monkeypatch: pytest.Monkey
     packages.check_packages(settings(backend="deepspeed"))
 
 
+@pytest.mark.usefixtures("_base")
+def test_a_job_in_an_image_of_the_profile_has_packages_of_its_own() -> None:
+    packages.check_packages(settings(backend="deepspeed"), image="tokamake.sif")
+
+
 @pytest.mark.slow
 def test_the_dry_run_names_it(tmp_path: Path) -> None:
     """A folder without `torchao` stands for an environment that lacks it."""

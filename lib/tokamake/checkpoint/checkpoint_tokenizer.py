@@ -9,6 +9,7 @@ from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_confi
 from tokamake.errors import UserError
 
 _OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
+"""Patterns of further files of a tokenizer that transformers reads."""
 
 
 def read_tokenizer(

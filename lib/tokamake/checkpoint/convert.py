@@ -33,7 +33,6 @@ else:
 
 _MAX_NAMED = 5
 """Number of tensors that a message names."""
-"""Patterns of further files of a tokenizer that transformers reads."""
 
 
 def convert(

@@ -58,9 +58,9 @@ def train(
     with (
         report_from_rank_0(ranks),
         _exit_on_signals(ranks),
-        noted_device_faults(ranks),
+        noted_device_faults(ranks),  # of the start of the process group
         process_group(ranks) as device,
-        # Before the process group ends: with a broken device, this may hang.
+        # Its end may hang with a broken device, so faults of the training are noted before.
         noted_device_faults(ranks),
     ):
         with raise_on_all_ranks():

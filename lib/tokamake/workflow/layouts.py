@@ -23,8 +23,7 @@ class LayoutCheck:
         self._is_main_process = snakemake.is_main_process
         # An expression has a value only once the job is scheduled.
         self._num_ranks = int(tasks) if tasks.isdecimal() else None
-        image = resources.get("container") or snakemake.default_resource("container")
-        self._has_image = bool(image)
+        self._image = resources.get("container") or snakemake.default_resource("container")
         self._spare_nodes = str(resources.get("spare_nodes", 0))
         self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))
 
@@ -44,8 +43,7 @@ class LayoutCheck:
         if not self._is_main_process or is_trained:
             return
         try:
-            if not self._has_image:
-                check_packages(train)
+            check_packages(train, image=self._image)
         except UserError as error:
             raise UserError(f"run {wildcards.run}: {error}") from None
         if self._num_ranks is None:

@@ -11,29 +11,34 @@ from tokamake.doctor.environment import required
 from tokamake.errors import UserError
 
 
-def check_packages(train: TrainSettings) -> None:
+def check_packages(train: TrainSettings, *, image: str | None = None) -> None:
     """Check that the packages of the back end, the optimizer and the trackers are installed.
 
     Ranks in the image of a container have packages of their own, so then nothing is checked.
 
     Args:
         train: settings of a run that is to be trained.
+        image: the resource `container` of its job, if the profile sets it.
 
     Raises:
         UserError: one is missing.
     """
-    if _has_image():
+    if image or _has_image():
         return
     for setting, kind, name in _plug_ins(train):
         packages = plugins.constant(kind, name, "PACKAGES", default=())
         if missing := [package for package in packages if find_spec(package) is None]:
-            specs = " ".join(f"'{each}{required(each)}'" for each in missing)
-            if kind == TRACKERS:  # mlflow is there as mlflow-skinny and what it lacks
-                specs = "'tokamake[trackers]'"
+            # The extra has mlflow-skinny, and what that lacks, in place of mlflow.
+            specs = ["tokamake[trackers]"] if kind == TRACKERS else map(_requirement, missing)
+            command = "pip install " + " ".join(f"'{spec}'" for spec in specs)
             raise UserError(
                 f"train.{setting}: {name}: needs {', '.join(missing)}, which this Python "
-                f"environment lacks; run `pip install {specs}`, or change the setting"
+                f"environment lacks; run `{command}`, or change the setting"
             )
+
+
+def _requirement(package: str) -> str:
+    return f"{package}{required(package)}"
 
 
 def _plug_ins(train: TrainSettings) -> Iterator[tuple[str, str, str]]:
