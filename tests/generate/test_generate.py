@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.llamas import write_confident
 from tokamake.errors import UserError
 from tokamake.generate.generate import Ends, generate
@@ -66,6 +67,18 @@ def test_greedy_equals_transformers(
     assert [(sample["text"], sample["num_new_tokens"]) for sample in samples] == expected
     assert [sample["prompt"] for sample in samples] == list(prompts)
     assert len({sample["text"] for sample in samples}) == len(prompts)
+
+
+def test_prompts_begin_as_those_of_transformers(model: Path, sampled: Path, tmp_path: Path) -> None:
+    texts = sorted((sampled / "raw/docs").glob("*.jsonl"))
+    (tmp_path / "tokenizer").mkdir()
+    write_bos_tokenizer(texts, tmp_path / "tokenizer")
+    samples = draw(model, tmp_path, tmp_path / "a.json", temperature=0.0)
+    for prompt, sample in zip(PROMPTS, samples, strict=True):
+        text, num_tokens = continue_with_transformers(model, tmp_path, prompt, 20)
+        # transformers decodes new tokens alone, without the space before them.
+        assert sample["text"].lstrip() == text
+        assert sample["num_new_tokens"] == num_tokens
 
 
 def test_only_a_checkpoint_and_a_prompt_are_needed(

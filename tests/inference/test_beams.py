@@ -60,6 +60,14 @@ def test_the_context_ends_beams(led: LedModel) -> None:
     assert not best.is_ended
 
 
+def test_a_search_that_nobody_waits_for_does_not_begin(
+    led: LedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(led, "extend", lambda *_, **__: pytest.fail("a pass"))
+    options = {"beams": BeamSettings(2), "end_token": END, "vocab_size": 100}
+    assert search(led, [1], max_new_tokens=3, is_wanted=lambda: False, **options) == []
+
+
 def test_predictions_that_are_not_finite_are_refused(
     led: LedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

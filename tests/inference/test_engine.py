@@ -107,6 +107,24 @@ def test_scores_are_those_of_the_models_own_logits(
         )
 
 
+def test_padding_of_the_vocabulary_is_scored_but_never_chosen(
+    led: LedModel, oracle: transformers.LlamaForCausalLM
+) -> None:
+    tokens = [token for token in prompt(4, 20) if token < 60]
+    scored = Generation(tokens, GREEDY, 12, num_alternatives=60, scores_prompt=True)
+    Engine(led, num_rows=1, vocab_size=60).run([scored])
+    assert max(scored.tokens) < 60
+    whole = [*tokens, *scored.tokens]
+    with torch.no_grad():
+        logits = oracle(torch.tensor([whole])).logits[0]
+    assert logits[len(tokens) - 1 :].argmax(-1).max() >= 60
+    expected = logits.log_softmax(-1)
+    for place, score in enumerate(scored.prompt_scores + scored.scores):
+        value = float(expected[place, whole[place + 1]])
+        assert score.log_probability == pytest.approx(value, abs=1e-4)
+        assert max(token for token, _ in score.alternatives) < 60
+
+
 def test_a_prompt_can_be_scored_without_new_tokens(led: LedModel) -> None:
     scored = Generation(PROMPTS[6], GREEDY, 0, scores_prompt=True)
     engine(led).run([scored])

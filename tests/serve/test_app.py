@@ -26,6 +26,17 @@ def test_all_paths_are_in_the_schema(server: Served) -> None:
     assert server.ask("GET", "/healthz").json == {"status": "ok"}
 
 
+def test_an_error_of_the_server_is_json_too(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(server.server, "model", fail)
+    message = server.refusal("/v1/completions", {"prompt": "a"}, status=500)
+    assert message == "POST /v1/completions: the server has failed; its log says why"
+
+
 _VALUES = [
     None, True, 0, -1, 1, 2**31, 2**31 + 1, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308,
     5e-324, "", "\0", "a" * 3000, "\N{PILE OF POO}", [], [[]], [""], [0], [-1], [2**64], [[0], []],

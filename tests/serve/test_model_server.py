@@ -196,3 +196,23 @@ def test_a_failing_model_fails_the_requests(tiny: Path, sampled: Path, *, stream
             assert (later.status, later.json["message"]) == (500, "the server stops")
     finally:
         threading.excepthook = before
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_failing_search_ends_the_server_only_if_it_has_several_ranks(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch, *, num_ranks: int
+) -> None:
+    """The other ranks may wait for a call that never comes, so that the server could only hang."""
+
+    def broken(*_: object, **__: object) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(Engine, "num_ranks", num_ranks)
+    with served({"tiny": tiny}, sampled / "tokenizer") as running:
+        running.server.models[0].engine.search = broken
+        body = {"prompts": ["a"], "tokens_to_generate": 5, "beam_width": 2}
+        reply = running.ask("PUT", "/api", body)
+        assert (reply.status, "out of memory" in reply.json["message"]) == (500, True)
+        later = running.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert later.status == (200 if num_ranks == 1 else 500)

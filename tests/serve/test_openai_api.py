@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.served import TEMPLATE, Served, served
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.generate.generate import Ends, generate
@@ -237,6 +238,8 @@ def test_bad_conversations_are_refused(server: Served) -> None:
     assert "messages: " in server.refusal(path, {"messages": [{**user, "content": 1}]})
     message = server.refusal(path, {"messages": [user], "top_logprobs": 1})
     assert message == "top_logprobs: set logprobs to true, too"
+    message = server.refusal(path, {"messages": [user], "stream_options": {}})
+    assert message == "stream_options: set stream to true, too"
 
 
 def test_an_unknown_model_is_named(server: Served) -> None:
@@ -254,6 +257,27 @@ def test_without_a_template_there_is_no_chat(tiny: Path, sampled: Path) -> None:
         body = {"messages": [{"role": "user", "content": "a"}]}
         message = plain.refusal("/v1/chat/completions", body)
         assert message.startswith("messages: chat: the tokenizer has no chat_template")
+
+
+def test_text_prompts_begin_as_those_of_transformers(
+    tiny: Path, sampled: Path, tmp_path: Path
+) -> None:
+    folder = write_bos_tokenizer(sorted((sampled / "raw/docs").glob("*.jsonl")), tmp_path)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    with served({"tiny": tiny}, folder) as running:
+        options = {"echo": True, "logprobs": 1, **GREEDY}
+        (by_text,) = running.complete(prompt="The words", **options)["choices"]
+        (by_ids,) = running.complete(prompt=tokenizer.encode("The words"), **options)["choices"]
+        (bare,) = running.complete(prompt=tokenizer.encode("The words")[1:], **options)["choices"]
+        assert by_text == by_ids
+        assert by_text["text"] != bare["text"]
+        assert by_text["text"].startswith("The words")
+        scores = by_text["logprobs"]
+        assert "".join(scores["tokens"]) == by_text["text"]
+        assert scores["text_offset"][:2] == [0, 0]
+        asked = {"prompt": "The words", "add_special_tokens": True}
+        tokens = running.ask("POST", "/tokenize", asked).json["tokens"]
+        assert tokens == tokenizer.encode("The words")
 
 
 def test_the_client_of_openai_reads_all_replies(server: Served) -> None:

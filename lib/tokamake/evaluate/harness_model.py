@@ -46,9 +46,13 @@ class HarnessModel(TemplateLM):
         """Part of the names of caches."""
         return self._scorer.tokenizer.fingerprint
 
-    def tok_encode(self, string: str, **_: Any) -> list[int]:
-        """Tokens of a text; special tokens are never added."""
-        return self._scorer.encode(string)
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Tokens of a text, which begin as lm-eval's own model class begins them."""
+        if add_special_tokens is False:
+            return self._scorer.encode(string)
+        return self._scorer.tokenizer.encode_prompt(string)
 
     def chat_template(self, _: bool | str = False) -> str | None:
         """The chat template, for the names of caches."""
@@ -131,10 +135,13 @@ class HarnessModel(TemplateLM):
         tokens = self.tok_encode(context)[-(self.max_length - limit) :] or [self.prefix_token_id]
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else until
-        text = TextStream(self._scorer.tokenizer.decode, tokens, stops=[*filter(None, stops)])
+        # lm-eval decodes new tokens alone, so that a SentencePiece text begins without a space, and
+        # leaves special tokens out.
+        text = TextStream(self._scorer.tokenizer.decode, [], stops=[*filter(None, stops)])
 
         def accept(token: int) -> bool:
-            text.add(token)
+            if token not in self._scorer.tokenizer.special_tokens:
+                text.add(token)
             return not text.is_stopped
 
         values = {key: settings[key] for key in _SAMPLING & settings.keys()}

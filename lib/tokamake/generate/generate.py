@@ -54,7 +54,8 @@ def generate(
     """Continue prompts with a model.
 
     A sample depends on the model, its prompt, the seed and the settings, but not on other prompts.
-    A repeated prompt gets a different sample. An empty prompt begins a new document.
+    A repeated prompt gets a different sample. An empty prompt begins a new document. Prompts begin
+    with BOS where transformers adds it, as for Llama's tokenizers.
 
     A model that is too large for one device is shared by several ranks, as for `evaluate`.
 
@@ -93,7 +94,7 @@ def generate(
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
             texts = [_message(each, text_tokenizer) for each in prompts] if chat else prompts
-            encoded = _encode(texts, opened, tokenizer=text_tokenizer)
+            encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=chat)
         part = InferenceModel(opened, layout, peers=ranks)
         model = LedModel(part, ranks.ranks.world_size)
         with ranks.together(), model.led() as leads:
@@ -271,7 +272,7 @@ def _printer(prompt: str) -> Callable[[str], None]:
 
 
 def _encode(
-    texts: Sequence[str], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer"
+    texts: Sequence[str], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer", chat: bool
 ) -> list[list[int]]:
     """Tokens of each prompt.
 
@@ -281,7 +282,9 @@ def _encode(
     context_length = checkpoint.architecture.max_position_embeddings
     encoded = []
     for text in texts:
-        tokens = tokenizer.encode_batch([text])[0] or [tokenizer.eod]
+        # A chat template writes the first token itself.
+        tokens = tokenizer.encode_batch([text])[0] if chat else tokenizer.encode_prompt(text)
+        tokens = tokens or [tokenizer.eod]
         if len(tokens) > context_length:
             raise UserError(
                 f"prompts: {text[:40]!r}: {len(tokens)} tokens, but the model sees only "

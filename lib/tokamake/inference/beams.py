@@ -54,15 +54,16 @@ def search(
     num_beams, length_penalty = beams.num_beams, beams.length_penalty
     limit = model.architecture.max_position_embeddings
     max_new_tokens = min(max_new_tokens, limit + 1 - len(prompt))
+    if not is_wanted():
+        return []
     model.new_cache(num_beams, min(len(prompt) + max_new_tokens, limit))
     logits = model.extend([prompt])
     running = [Beam([], 0.0, is_ended=False)]
     finished: list[Beam] = []
     for length in range(1, max_new_tokens + 1):
-        logits = logits[:, :vocab_size]
-        check_finite(logits)
+        check_finite(logits[:, :vocab_size])
         totals = torch.tensor([beam.score for beam in running], device=logits.device)
-        scores = (logits.log_softmax(-1) + totals[:, None]).flatten()
+        scores = (logits.log_softmax(-1)[:, :vocab_size] + totals[:, None]).flatten()
         # Half of twice as many candidates could end, and W of the others still go on.
         values, places = scores.topk(min(2 * num_beams, len(scores)))
         kept, sources = list[Beam](), list[int]()

@@ -95,6 +95,11 @@ class Engine:
         self._model.new_cache(self._num_rows, self.capacity)
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that share the model."""
+        return self._model.world_size
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that have no row yet."""
         return len(self._waiting)
@@ -193,27 +198,29 @@ class Engine:
         ]
         rows = [each.prompt for each in begun]
         logits = self._model.extend(rows, first=first, predicting=predicting)
-        parts = logits[:, : self._vocab_size].split([len(kept) for kept in predicting])
+        parts = logits.split([len(kept) for kept in predicting])
         for each, part in zip(begun, parts, strict=True):
             if each.scores_prompt:
-                each.prompt_scores = _scores(part[:-1], each.prompt[1:], each.num_alternatives or 0)
+                number = each.num_alternatives or 0
+                each.prompt_scores = self._scores(part[:-1], each.prompt[1:], number)
         self._choose(begun, torch.stack([part[-1] for part in parts]))
         return [*begun]
 
     def _continue(self, active: Sequence[Generation]) -> None:
         logits = self._model.extend([each.tokens[-1:] for each in active])
-        self._choose(active, logits[:, : self._vocab_size])
+        self._choose(active, logits)
 
     def _choose(self, generations: Sequence[Generation], logits_NV: Tensor) -> None:
         """Give each sequence its next token, or end it."""
-        check_finite(logits_NV)
-        choices = self._choices(generations, logits_NV)
+        known_NV = logits_NV[:, : self._vocab_size]
+        check_finite(known_NV)
+        choices = self._choices(generations, known_NV)
         for row, (each, token) in enumerate(zip(generations, choices, strict=True)):
             if not each.max_new_tokens:
                 each.finish = "max_new_tokens"
                 continue
             if each.num_alternatives is not None:
-                each.scores += _scores(logits_NV[row, None], [token], each.num_alternatives)
+                each.scores += self._scores(logits_NV[row, None], [token], each.num_alternatives)
             if token in each.end_tokens:
                 each.end_token, each.finish = token, "eod"
                 continue
@@ -234,6 +241,23 @@ class Engine:
             if not (each.sampling.is_plain_greedy or each.sampling.is_unfiltered):
                 tokens[row] = each.chooser.choose(logits_NV[row])
         return tokens
+
+    def _scores(
+        self, logits_NV: Tensor, tokens: Sequence[int], num_alternatives: int
+    ) -> list[TokenScore]:
+        """Scores of tokens, with the most likely ones beside them.
+
+        Padding entries of the model take their share, as in training.
+        """
+        log_probabilities = logits_NV.log_softmax(-1)[:, : self._vocab_size]
+        targets = torch.tensor([*tokens], device=logits_NV.device)
+        chosen = log_probabilities.gather(-1, targets[:, None])[:, 0].tolist()
+        values, places = log_probabilities.topk(min(num_alternatives, self._vocab_size))
+        pairs = zip(places.tolist(), values.tolist(), strict=True)
+        return [
+            TokenScore(score, [*zip(*pair, strict=True)])
+            for score, pair in zip(chosen, pairs, strict=True)
+        ]
 
     def _finish(self, generation: Generation, token: int) -> Finish | None:
         if not generation.accept(token):
@@ -264,17 +288,3 @@ def _without_forbidden(generations: Sequence[Generation], logits_NV: Tensor) -> 
         for row in rows:
             logits_NV[row, generations[row].forbidden_after[lasts[row]]] = -torch.inf
     return logits_NV
-
-
-def _scores(logits_NV: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[TokenScore]:
-    """Scores of tokens, with the most likely ones beside them."""
-    log_probabilities = logits_NV.log_softmax(-1)
-    targets = torch.tensor([*tokens], device=logits_NV.device)
-    chosen = log_probabilities.gather(-1, targets[:, None])[:, 0].tolist()
-    values, places = log_probabilities.topk(min(num_alternatives, logits_NV.shape[-1]))
-    return [
-        TokenScore(score, [*zip(*pair, strict=True)])
-        for score, pair in zip(
-            chosen, zip(places.tolist(), values.tolist(), strict=True), strict=True
-        )
-    ]

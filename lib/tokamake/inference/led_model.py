@@ -51,7 +51,7 @@ class LedModel:
     """
 
     def __init__(self, model: InferenceModel, world_size: int) -> None:
-        self._model, self._world_size = model, world_size
+        self._model, self.world_size = model, world_size
         self.architecture, self.device = model.architecture, model.device
         self._cache = model.new_cache(1, 1)
 
@@ -134,7 +134,7 @@ class LedModel:
     # ---- All ranks ----
 
     def _send(self, *numbers: int) -> None:
-        if self._world_size == 1:
+        if self.world_size == 1:
             return
         message = torch.zeros(_MESSAGE, dtype=torch.int64)
         message[0] = len(numbers)

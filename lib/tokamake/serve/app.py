@@ -59,6 +59,7 @@ def make_app(server: ModelServer, *, token: str) -> Any:
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _failed)
+    app.add_exception_handler(Exception, _broken)
     return Gate(app, token=token, max_body=server.limits.max_body, metrics=server.metrics)
 
 
@@ -76,6 +77,12 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
     except RequestError as old:
         refusal = old
     return await _refused(request, refusal)
+
+
+async def _broken(request: Request, _: Any) -> JSONResponse:
+    """Errors of the server itself, whose traces its log has."""
+    message = f"{request.method} {request.url.path}: the server has failed; its log says why"
+    return await _refused(request, RequestError(message, status=500))
 
 
 async def _failed(request: Request, error: Any) -> JSONResponse:

@@ -156,6 +156,7 @@ class EngineLoop:
 
         Raises:
             UserError: the logits of a model are not finite.
+            Exception: a search has failed on one of several ranks.
         """
         failure = "the server stops"
         try:
@@ -218,7 +219,7 @@ class EngineLoop:
                 work.engine.add(work.generation)
 
     def _search(self, search: BeamSearch) -> None:
-        """Run a search; an error of it ends its request alone."""
+        """Run a search; an error of it ends its request alone, unless ranks are out of step."""
         try:
             search.beams = search.run(lambda: search.is_wanted)
         except UserError:  # the logits are not finite
@@ -226,6 +227,8 @@ class EngineLoop:
             raise
         except Exception as error:
             search.failure = f"beam search has failed: {error}"
+            if any(engine.num_ranks > 1 for engine in self._engines):
+                raise
         finally:
             _wake([search], is_ended=True)
 

@@ -166,8 +166,8 @@ class _MegatronAnswer:
     def _newline_after_colon(self) -> dict[int, int]:
         if not self._body.prevent_newline_after_colon:
             return {}
-        colon, newline = (self._tokens(text)[-1] for text in (":", "\n"))
-        return {colon: newline}
+        colon, newline = self._model.tokenizer.encode_batch([":", "\n"])
+        return {colon[-1]: newline[-1]} if colon and newline else {}
 
     async def searched(self, request: Request) -> dict[str, Any]:
         """All beams of the only prompt, the best one first."""

@@ -36,6 +36,9 @@ class _OpenAIAnswer:
         max_new_tokens: for each prompt.
         num_alternatives: tokens beside each new token; None: no scores.
         scores_prompt: whether the tokens of prompts have scores.
+
+    Raises:
+        RequestError: there are options of a stream without one.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class _OpenAIAnswer:
     ) -> None:
         self._server, self._style, self._prompts = server, style, prompts
         body: OpenAIRequest = style.body
+        _check_stream(body)
         model, seed = style.model, body.seed
         if seed is None:
             seed = secrets.randbits(64)
@@ -116,7 +120,7 @@ class _OpenAIAnswer:
         self, compose: Callable[[Choice], dict[str, Any]], choice: Choice
     ) -> dict[str, Any]:
         """A choice or a part of it."""
-        if self._style.body.logprobs is None or choice.is_begun:
+        if choice.continuation.generation.num_alternatives is None or choice.is_begun:
             return compose(choice)
         # Texts of a whole prompt's tokens take so long that other requests would wait.
         return await asyncio.to_thread(compose, choice)
@@ -200,10 +204,15 @@ def openai_routes(server: ModelServer) -> APIRouter:
     return routes
 
 
+def _check_stream(body: OpenAIRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("set stream to true, too", field="stream_options")
+
+
 def _prompts(model: ServedModel, body: CompletionRequest) -> list[Tokens]:
     """Tokens of each prompt."""
     return [
-        model.encode(prompt, field="prompt")
+        model.encode(prompt, field="prompt", adds_bos=True)
         if isinstance(prompt, str)
         else model.check(prompt, field="prompt")
         for prompt in body.prompts

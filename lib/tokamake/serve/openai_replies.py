@@ -99,7 +99,7 @@ class TextStyle(Style):
         generation = choice.continuation.generation
         echo = ""
         if self.body.echo and not choice.is_begun:
-            echo = self.model.tokenizer.decode([*generation.prompt])
+            echo = "".join(self.model.prompt_texts(generation.prompt))
         logprobs = None
         if self.body.logprobs is not None:
             logprobs = self._logprobs(choice, tokens)
@@ -115,7 +115,7 @@ class TextStyle(Style):
         rows: list[tuple[str, float | None, list[tuple[str, float]]]] = []
         prompt = choice.continuation.generation.prompt
         if self.body.echo and not choice.is_begun:
-            texts = self.model.token_texts(prompt)
+            texts = self.model.prompt_texts(prompt)
             rows.append((texts[0], None, []))
             scores = choice.continuation.generation.prompt_scores
             for place, score in enumerate(scores, 1):

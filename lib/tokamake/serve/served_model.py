@@ -30,8 +30,13 @@ class ServedModel:
         """Longest sequence in tokens. The last new token needs no place."""
         return self.engine.capacity + 1
 
-    def encode(self, text: str, *, field: str) -> list[int]:
+    def encode(self, text: str, *, field: str, adds_bos: bool = False) -> list[int]:
         """Tokens of a prompt; that of an empty one is the end-of-document token.
+
+        Args:
+            text: the prompt.
+            field: where it stands in the request.
+            adds_bos: whether it begins as texts of transformers do.
 
         Raises:
             RequestError: the text is no Unicode text, or too long.
@@ -40,9 +45,9 @@ class ServedModel:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError("holds half a surrogate pair; remove it", field=field) from None
-        return self.check(
-            self.tokenizer.encode_batch([text])[0] or [self.tokenizer.eod], field=field
-        )
+        tokenizer = self.tokenizer
+        tokens = tokenizer.encode_prompt(text) if adds_bos else tokenizer.encode_batch([text])[0]
+        return self.check(tokens or [tokenizer.eod], field=field)
 
     def check(self, tokens: list[int], *, field: str) -> list[int]:
         """Return tokens of a prompt.
@@ -80,6 +85,11 @@ class ServedModel:
     def token_texts(self, tokens: Sequence[int], *, before: Sequence[int] = ()) -> list[str]:
         """The text that each token adds after others."""
         return token_texts(self.tokenizer.decode, tokens, before=before)
+
+    def prompt_texts(self, prompt: Sequence[int]) -> list[str]:
+        """The text of each token of a prompt; a first token that encoding adds has none."""
+        num_added = int(self.tokenizer.adds_bos and prompt[0] == self.tokenizer.bos)
+        return [""] * num_added + self.token_texts(prompt[num_added:])
 
     def alternatives(
         self, score: TokenScore, token: int, *, before: Sequence[int]

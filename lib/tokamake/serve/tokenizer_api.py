@@ -14,9 +14,9 @@ class TokenizeRequest(Body):
 
     prompt: Annotated[str, Field(description="a text")]
     model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
-    add_special_tokens: Annotated[bool, Field(description="true or false; none is ever added")] = (
-        False
-    )
+    add_special_tokens: Annotated[
+        bool, Field(description="true, for the token that begins texts, or false")
+    ] = False
 
 
 class DetokenizeRequest(Body):
@@ -45,7 +45,10 @@ def tokenizer_routes(server: ModelServer) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Tokens of a text."""
         model = server.model(body.model)
-        tokens = model.encode(body.prompt, field="prompt") if body.prompt else []
+        adds_bos = body.add_special_tokens
+        tokens = []
+        if body.prompt:
+            tokens = model.encode(body.prompt, field="prompt", adds_bos=adds_bos)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.capacity}
 
     @routes.post("/detokenize")

@@ -8,6 +8,7 @@ import sentencepiece
 import tokenizers
 import transformers
 
+from tests.support.bos_tokenizers import write_bos_tokenizer
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
@@ -134,6 +135,28 @@ def test_sentencepiece_agrees_with_its_package(tmp_path: Path) -> None:
         300,
     )
     assert reference.bos_id() not in tokenizer.encode_batch(["a"])[0]
+
+
+def test_prompts_begin_as_those_of_transformers(sampled: Path, tmp_path: Path) -> None:
+    folder = write_bos_tokenizer(sorted((sampled / "raw/docs").glob("*.jsonl")), tmp_path)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.adds_bos
+    for text in ("The words", "", "<s>The words"):
+        own = reference.encode(text, add_special_tokens=not text.startswith("<s>"))
+        assert tokenizer.encode_prompt(text) == own
+    assert tokenizer.encode_batch(["The"])[0] == tokenizer.encode_prompt("The")[1:]
+    assert not open_tokenizer(sampled / "tokenizer").adds_bos
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_the_config_decides_how_prompts_begin(
+    sampled: Path, tmp_path: Path, *, adds_bos: bool
+) -> None:
+    folder = write_bos_tokenizer(sorted((sampled / "raw/docs").glob("*.jsonl")), tmp_path)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "add_bos_token": adds_bos}))
+    assert open_tokenizer(folder).adds_bos == adds_bos
 
 
 def test_vocab_size_includes_added_tokens(sampled: Path, tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ class Tokenizer:
     """End-of-document token."""
     bos: int | None = None
     """Token that can begin a document; None if the tokenizer has none."""
+    adds_bos: bool = False
+    """Whether transformers begins each text with `bos`."""
+    special_tokens: frozenset[int] = frozenset()
+    """Tokens that transformers can leave out of texts."""
     encode_batch: BatchEncoder
     """Texts to token ids, by the tokenizer's own package."""
     decode: Callable[[list[int]], str]
@@ -63,6 +67,13 @@ class Tokenizer:
     """Jinja template that turns messages into a prompt; empty if there is none."""
     special_texts: Mapping[str, str] = field(default_factory=dict)
     """Texts of special tokens by their names in the config files, such as bos_token."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encode a text to continue, as transformers does: `bos` comes first where it adds it."""
+        tokens = self.encode_batch([text])[0]
+        if not self.adds_bos or self.bos is None or tokens[:1] == [self.bos]:
+            return tokens
+        return [self.bos, *tokens]
 
 
 def tokenizer_files(path: Path) -> tuple[str, list[Path]]:

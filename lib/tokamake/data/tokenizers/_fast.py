@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def wrap(
-    fast: "tokenizers.Tokenizer", path: Path, *, eos: str, bos: str = "", has_text: bool = True
+    fast: "tokenizers.Tokenizer",
+    path: Path,
+    *,
+    eos: str,
+    bos: str = "",
+    adds_bos: bool | None = None,
+    has_text: bool = True,
 ) -> Tokenizer:
     """Turn a `tokenizers.Tokenizer` into a `Tokenizer`.
 
@@ -22,6 +28,7 @@ def wrap(
         path: its file, for messages.
         eos: text of the end-of-document token; must be in the vocabulary.
         bos: text of the token that begins documents, or empty.
+        adds_bos: whether `bos` begins prompts; None: as the post-processor does.
         has_text: False: text is token ids.
 
     Raises:
@@ -39,6 +46,8 @@ def wrap(
     fast.no_padding()
 
     vocab_size = max(vocabulary.values()) + 1
+    if adds_bos is None:
+        adds_bos = bool(bos) and fast.encode("").ids == [vocabulary[bos]]
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         try:
@@ -54,6 +63,10 @@ def wrap(
         has_text=has_text,
         eod=vocabulary[eos],
         bos=vocabulary[bos] if bos else None,
+        adds_bos=adds_bos,
+        special_tokens=frozenset(
+            number for number, token in fast.get_added_tokens_decoder().items() if token.special
+        ),
         encode_batch=encode_batch,
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",

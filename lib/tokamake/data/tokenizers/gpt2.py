@@ -5,7 +5,7 @@ tokenizer_config.json or special_tokens_map.json in the same folder may name oth
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer, in_folder, special_token, with_configs
+from tokamake.data.tokenizers import Tokenizer, in_folder, setting, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
 from tokamake.data.tokenizers._tokenizers_internals import inner_tokenizer
 
@@ -26,4 +26,5 @@ def load(paths: list[Path]) -> Tokenizer:
     eos = special_token(paths, "eos_token") or _EOD_TOKEN
     bos = special_token(paths, "bos_token") or (_EOD_TOKEN if _EOD_TOKEN in vocabulary else "")
     fast.add_special_tokens([token for token in dict.fromkeys((eos, bos)) if token in vocabulary])
-    return wrap(fast, paths[0], eos=eos, bos=bos)
+    adds_bos = setting(paths, "add_bos_token")
+    return wrap(fast, paths[0], eos=eos, bos=bos, adds_bos=adds_bos)

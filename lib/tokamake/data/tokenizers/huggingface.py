@@ -35,4 +35,11 @@ def load(paths: list[Path]) -> Tokenizer:
             "add the file that came with the tokenizer"
         )
     bos = special_token(paths, "bos_token") or special_token(paths, "cls_token")
-    return wrap(fast, paths[0], eos=eos, bos=bos, has_text=not setting(paths, IDS_KEY))
+    return wrap(
+        fast,
+        paths[0],
+        eos=eos,
+        bos=bos,
+        adds_bos=setting(paths, "add_bos_token"),
+        has_text=not setting(paths, IDS_KEY),
+    )

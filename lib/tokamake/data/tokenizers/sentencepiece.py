@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer
+from tokamake.data.tokenizers import Tokenizer, setting
 from tokamake.errors import UserError
 
 
@@ -31,6 +31,7 @@ def load(paths: list[Path]) -> Tokenizer:
         vocab_size=processor.get_piece_size(),
         eod=processor.eos_id(),
         bos=processor.bos_id() if processor.bos_id() >= 0 else None,
+        adds_bos=setting(paths, "add_bos_token") is not False,  # the default of transformers
         encode_batch=encode_batch,
         decode=lambda ids: processor.decode(ids),
         package="sentencepiece",
