@@ -17,6 +17,7 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim import _optimizer_base
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters, part_of
+from tokamake.runtime.torch_internals import group_timeout, set_group_timeouts
 
 NOT_ELEMENTWISE = [name for name in NAMES if not plugins.load("optim", name).ELEMENTWISE]
 NOT_ELEMENTWISE.remove("adamw_8bit")
@@ -238,6 +239,27 @@ def test_parts_travel_once_to_the_owners_and_back() -> None:
         assert {computed for _, computed in counts} == {num_elements // 6}
         expected = 2 * 4 * num_elements * 5 / 6
         assert 0.99 * expected < sum(sent for sent, _ in counts) < 1.01 * expected
+
+
+def joined_timeouts() -> list[float]:
+    """Time-outs in seconds of the groups that owners of matrices need."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    set_group_timeouts(77)  # as a run does before its first step
+    parameter = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
+    whole = WholeParameters()
+    whole.on_owners([parameter], [parameter.to_local()], function=torch.neg)
+    (joined,) = whole._joined.values()
+    assert dist.get_process_group_ranks(joined) == [0, 1, 2, 3]
+    return [group_timeout(group).total_seconds() for group in (joined, mesh.get_group("data"))]
+
+
+@pytest.mark.ranks
+def test_the_group_of_all_holders_has_the_timeout_of_the_others() -> None:
+    assert spawn(joined_timeouts, 4) == [[77, 77]] * 4
 
 
 @pytest.mark.parametrize(("name", "length"), [("muon", 4), ("lamb", 1)])

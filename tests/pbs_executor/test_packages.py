@@ -2,43 +2,62 @@
 
 import os
 import shutil
-import tomllib
+import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import scikit_build_core.build
 from setuptools import build_meta
 
 from tests.support.paths import ROOT
 
 EXECUTORS = sorted(path.name for path in (ROOT / "lib").glob("snakemake_executor_plugin_*"))
+IGNORED = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "*.so")
 
 
-def build(name: str, folder: Path) -> zipfile.ZipFile:
-    """Build the wheel of an executor from a copy of its folder, as pip and `build` do."""
-    source = shutil.copytree(
-        ROOT / "lib" / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info")
-    )
+def build(hook: Any, source: Path, *options: Any) -> Path:
+    """Call a hook that builds a file of a source tree in the folder above it; return the file."""
     before = Path.cwd()
     os.chdir(source)
     try:
-        wheel = build_meta.build_wheel(str(folder))
+        return source.parent / hook(str(source.parent), *options)
     finally:
         os.chdir(before)
-    return zipfile.ZipFile(folder / wheel)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_a_wheel_holds_the_modules_of_its_executor(name: str, tmp_path: Path) -> None:
-    with build(name, tmp_path) as wheel:
+def test_sdist_and_wheel_hold_the_modules_of_their_executor(name: str, tmp_path: Path) -> None:
+    """As `python -m build` does: the sdist from the folder, and the wheel from the sdist."""
+    executor = ROOT / "lib" / name
+    modules = {path.name for path in executor.glob("*.py")}
+    source = shutil.copytree(executor, tmp_path / name, ignore=IGNORED)
+    sdist = build(build_meta.build_sdist, source)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    packed = {path for path in packed if ".egg-info/" not in path}
+    assert packed == modules | {"README.md", "pyproject.toml", "PKG-INFO", "setup.cfg"}
+
+    with zipfile.ZipFile(build(build_meta.build_wheel, unpacked)) as wheel:
         packed = {path for path in wheel.namelist() if ".dist-info/" not in path}
         (metadata,) = (path for path in wheel.namelist() if path.endswith("METADATA"))
         text = wheel.read(metadata).decode()
-    modules = {f"{name}/{path.name}" for path in (ROOT / "lib" / name).glob("*.py")}
-    assert packed == modules
+    assert packed == {f"{name}/{module}" for module in modules}
     assert f"Name: {name.replace('_', '-')}\n" in text
+    assert "Requires-Dist: tokamake" not in text
 
 
-def test_the_wheel_of_tokamake_holds_no_executor() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert settings["tool"]["scikit-build"]["wheel"]["packages"] == ["lib/tokamake"]
+def test_the_wheel_of_tokamake_holds_no_executor(tmp_path: Path) -> None:
+    """Built without C++."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "lib", source / "lib", ignore=IGNORED)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    wheel = build(scikit_build_core.build.build_wheel, source, {"wheel.cmake": "false"})
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {path for path in archive.namelist() if ".dist-info/" not in path}
+    assert {path.partition("/")[0] for path in packed} == {"tokamake"}
+    assert {"tokamake/cli.py", "tokamake/serve/page.html"} <= packed

@@ -1,12 +1,16 @@
 """A host whose device reports that it is broken is noted for the next job."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
 from tokamake.errors import FAULTY_HOSTS_VARIABLE
+from tokamake.inference.layout import peers
 from tokamake.runtime.device_faults import noted_device_faults
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.train import train
@@ -73,3 +77,27 @@ def test_training_notes_it(
     with pytest.raises(RuntimeError, match="ECC"):
         train(config=config)
     assert faulty.read_text() == f"{socket.gethostname()}\n"
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_one_rank_of_inference_notes_it(faulty: Path) -> None:
+    with pytest.raises(RuntimeError, match="ECC"), peers():
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    assert faulty.read_text() == "nid0042\n"
+
+
+def broken_rank(faulty: Path) -> str:
+    """What a rank of two notes whose second one has a broken device."""
+    os.environ[FAULTY_HOSTS_VARIABLE] = str(faulty)
+    rank = dist.get_rank()
+    os.environ |= {"SLURMD_NODENAME": f"nid{rank}", "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    error = "UR_RESULT_ERROR_DEVICE_LOST" if rank else "a peer has closed the connection"
+    with pytest.raises(RuntimeError, match=error), peers():
+        raise RuntimeError(error)
+    return faulty.read_text() if rank else ""
+
+
+@pytest.mark.ranks
+def test_of_several_ranks_of_inference_only_the_broken_one_notes_it(tmp_path: Path) -> None:
+    assert spawn(broken_rank, 2, tmp_path / "faulty") == ["", "nid1\n"]

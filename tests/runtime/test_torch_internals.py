@@ -199,7 +199,9 @@ def timeouts_of_groups() -> list[float]:
     torch_internals.set_group_timeouts(77)
     own = [group for group in groups if isinstance(group, dist.ProcessGroup)]
     backends = [group._get_backend(torch.device("cpu")) for group in own]
-    return [backend.options._timeout.total_seconds() for backend in backends]
+    seconds = [backend.options._timeout.total_seconds() for backend in backends]
+    assert [torch_internals.group_timeout(group).total_seconds() for group in own] == seconds
+    return seconds
 
 
 @pytest.mark.ranks

@@ -23,7 +23,7 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
-from tokamake.train.memory import _cgroup_limits, estimate
+from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import changed_settings, startup_log
 
@@ -194,21 +194,6 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
         line for line in changed_settings(sgd_run.train, run.train) if line.startswith("optimizer")
     ]
     assert changed == ["optimizer.name sgd", "optimizer.momentum 0.8"]
-
-
-def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    assert min(_cgroup_limits(tmp_path)) == math.inf
-    write("proc/self/cgroup", "0::/slurm/job_7\n")
-    write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
-    write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
-    assert min(_cgroup_limits(tmp_path)) == 16e9
-    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
-    write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
-    assert min(_cgroup_limits(tmp_path)) == 8e9
 
 
 def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

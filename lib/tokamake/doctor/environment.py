@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tokamake.doctor.launcher import SECONDS, Launcher, ask_in_job
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.process_group import BACKENDS
+from tokamake.runtime.requirements import required
 
 RECIPE = "see `An environment of your own` in the README of the profiles"
 
@@ -73,12 +73,6 @@ def _owner(folder: Path) -> str:
         return folder.owner()
     except KeyError:
         return f"user {folder.stat().st_uid}"
-
-
-def required(package: str) -> SpecifierSet:
-    """Versions of a package that tokamake supports."""
-    requirements = map(Requirement, metadata.requires("tokamake") or [])
-    return next((r.specifier for r in requirements if r.name == package), SpecifierSet())
 
 
 def check_torch() -> list[Result]:

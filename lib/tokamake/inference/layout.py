@@ -105,14 +105,25 @@ class Peers:
 
 @contextmanager
 def peers() -> Iterator[Peers]:
-    """Join the other ranks of this command, if a launcher started several; leave them on exit."""
+    """Join the other ranks of this command, if a launcher started several; leave them on exit.
+
+    A host whose device reports that it is broken is noted for the next job.
+    """
+    from tokamake.runtime.device_faults import noted_device_faults
     from tokamake.runtime.process_group import choose_device, process_group
     from tokamake.runtime.rank_errors import leave, report_from_rank_0
 
     ranks = Ranks.find()
     if ranks.world_size == 1:
-        yield Peers(ranks, choose_device(ranks))
+        with noted_device_faults(ranks):
+            yield Peers(ranks, choose_device(ranks))
         return
-    with report_from_rank_0(ranks), process_group(ranks) as device:
+    with (
+        report_from_rank_0(ranks),
+        noted_device_faults(ranks),  # of the start of the process group
+        process_group(ranks) as device,
+        # Its end may hang with a broken device, so faults of the work are noted before.
+        noted_device_faults(ranks),
+    ):
         yield Peers(ranks, device)
     leave(ranks, 0)

@@ -5,6 +5,7 @@ sequences, with FSDP also the weights. Each rank reads only its part of a checkp
 Shape suffixes: B sequences, L tokens, N predicted tokens, D hidden size, V vocabulary.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,13 +20,13 @@ from tokamake.checkpoint.load_model import verify
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.chunks import OpenFiles, read_tensor
 from tokamake.inference.layout import InferenceLayout, Peers
+from tokamake.inference.memory import DTYPES, memory_warning, weight_bytes
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.loss import token_losses
 from tokamake.parallel.tensor import placements
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from tokamake.runtime.device_memory import device_memory
 
 
 class InferenceModel:
@@ -55,13 +56,23 @@ class InferenceModel:
             self.mesh = mesh.build(
                 layout.settings, peers.ranks.world_size, device=peers.device, shard=layout.fsdp
             )
-        self._dtype = _DTYPES[layout.dtype]
+        self._dtype = DTYPES[layout.dtype]
         self.is_sharded = layout.fsdp and self.mesh.data.size > 1
         self._sent: tuple[Tensor, Any] | None = None
+        if peers.is_first:
+            self._check_memory(layout)
         with peers.together():
             verify(checkpoint, rank=peers.ranks.rank, world_size=peers.ranks.world_size)
         with peers.together():
             self._module = self._load(checkpoint, layout)
+
+    def _check_memory(self, layout: InferenceLayout) -> None:
+        """Say that the weights do not fit, before they are read."""
+        ranks = self._peers.ranks
+        needed = weight_bytes(self.architecture, layout, world_size=ranks.world_size)
+        available = device_memory(self.device, ranks)
+        if warning := memory_warning(needed, available, layout=layout):
+            print(warning, file=sys.stderr, flush=True)
 
     def _load(self, checkpoint: Checkpoint, layout: InferenceLayout) -> Any:
         """Build this rank's stage and read its weights."""

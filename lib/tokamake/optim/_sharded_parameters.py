@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from tokamake.runtime.torch_internals import local_shape_and_offset
+from tokamake.runtime.torch_internals import group_timeout, local_shape_and_offset
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,9 @@ class WholeParameters:
             for group in groups:
                 ranks = list(itertools.chain(*self.all_gather_object(ranks, group)))
             # Other pipeline stages and replicas do not wait.
-            joined = dist.new_group(sorted(ranks), use_local_synchronization=True)
+            joined = dist.new_group(
+                sorted(ranks), timeout=group_timeout(groups[0]), use_local_synchronization=True
+            )
             assert joined is not None
             self._joined[groups] = joined
         return self._joined[groups]

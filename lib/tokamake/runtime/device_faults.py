@@ -45,6 +45,6 @@ def noted_device_faults(ranks: Ranks) -> Iterator[None]:
             error.add_note(_NOTE)
             host = host_name()
             note_faulty_hosts([host])
-            text = f"tokamake train: rank {ranks.rank} on {host}: its device is faulty: {fault[0]}"
+            text = f"tokamake: rank {ranks.rank} on {host}: its device is faulty: {fault[0]}"
             print(text, file=sys.stderr, flush=True)
         raise

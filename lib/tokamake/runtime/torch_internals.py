@@ -142,3 +142,10 @@ def set_group_timeouts(seconds: float) -> None:
             backend = group._get_backend(device)
             if hasattr(backend, "_set_default_timeout"):  # that of XPUs may have none
                 backend._set_default_timeout(timedelta(seconds=seconds))
+
+
+def group_timeout(group: Any) -> Any:
+    """Time-out of a process group, a timedelta; None if its back end has none."""
+    (device, *_) = group._device_types
+    options = getattr(group._get_backend(device), "options", None)
+    return getattr(options, "_timeout", None)

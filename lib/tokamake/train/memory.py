@@ -4,10 +4,6 @@ Parameters are counted on models of torch's `meta` device, which allocate nothin
 follow from the settings. Sizes in bytes.
 """
 
-import math
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +15,6 @@ from tokamake.config.training import TrainSettings
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import stages_of_rank
-from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of
 
 _FP32_BYTES = 4
@@ -255,41 +250,3 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     has_flash = setup.device_type == "cuda" and setup.dtype_bytes < _FP32_BYTES
     masked = train.reset_attention_mask and setup.device_type != "cpu" and not has_flash
     return num_pairs * train.micro_batch_size * masked
-
-
-def device_memory(device: torch.device, ranks: Ranks) -> float:
-    """Bytes that this rank may use of its device; the ranks of a host share its memory."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[1])
-    if device.type == "xpu":
-        return float(torch.xpu.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(physical, *_cgroup_limits()) / ranks.local_size
-
-
-def _cgroup_limits(root: Path = Path("/")) -> list[float]:
-    """Memory limits of this process's control groups, which batch systems and containers set.
-
-    Args:
-        root: folder that contains proc and sys.
-    """
-    limits = [math.inf]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return limits
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base, name = root / "sys/fs/cgroup", "memory.max"  # version 2: no controllers listed
-        if controllers:
-            if "memory" not in controllers.split(","):
-                continue
-            base, name = base / "memory", "memory.limit_in_bytes"
-        inner = base / path.lstrip("/")
-        # A parent's limit also holds for its children.
-        for folder in (inner, *inner.parents):
-            with suppress(OSError, ValueError):  # "max": no limit
-                limits.append(float((folder / name).read_text()))
-            if folder == base:
-                break
-    return limits

@@ -15,8 +15,9 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.runtime.console import counted
+from tokamake.runtime.device_memory import device_memory
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.memory import device_memory, estimate
+from tokamake.train.memory import estimate
 from tokamake.train.numerics import precision_of
 from tokamake.units import in_bytes
 

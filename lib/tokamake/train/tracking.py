@@ -4,7 +4,6 @@ A tracker that is slow, unreachable or broken does not delay or end training. tr
 output folder has the id of the run for each tracker, so that later jobs continue the same run.
 """
 
-import importlib.util
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from tokamake import files, plugins
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.trackers import FOLDER
-from tokamake.errors import UserError
 from tokamake.train.metrics import Record
 from tokamake.train.trackers._base import FollowedRun, Tracker
 
@@ -24,22 +22,6 @@ FILE = "trackers.json"
 """Name of the file in the output folder of a run."""
 CLOSE_SECONDS = 20.0
 """Time that trackers have at the end of a job to send what is left."""
-
-
-def check_packages(names: tuple[str, ...]) -> None:
-    """Check that the packages of trackers are installed.
-
-    Raises:
-        UserError: one is missing.
-    """
-    for name in names:
-        packages: tuple[str, ...] = plugins.constant(FOLDER, name, "PACKAGES")
-        missing = [each for each in packages if importlib.util.find_spec(each) is None]
-        if missing:
-            raise UserError(
-                f"train.trackers.names: {name}: not installed; run `pip install "
-                f"{' '.join(missing)}`, or leave the tracker out"
-            )
 
 
 class Tracking:

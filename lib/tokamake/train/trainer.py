@@ -32,6 +32,7 @@ from tokamake.train.checkpoints.summary import write_summary
 from tokamake.train.checks import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import deterministic_algorithms, with_precision
+from tokamake.train.packages import check_packages
 from tokamake.train.stability.heartbeat import Heartbeat, watched
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.stability.stragglers import Stragglers
@@ -41,7 +42,6 @@ from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
 from tokamake.train.stopping.stopping import Stopping, describe
-from tokamake.train.tracking import check_packages
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 
@@ -83,7 +83,7 @@ def train_run(
         with raise_on_all_ranks():
             index = read_index(run.index)
             check_run(run, index=index, world_size=ranks.world_size, device=device)
-            check_packages(run.train.trackers.names)
+            check_packages(run.train)
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training continues.

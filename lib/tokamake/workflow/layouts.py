@@ -1,14 +1,16 @@
 """Layouts of runs against the ranks that the profile gives their jobs, before any job runs."""
 
 import math
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tokamake.errors import UserError
 from tokamake.train.checks import check_ranks
+from tokamake.train.packages import check_packages
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.packages import check_packages
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.snakemake_internals import Snakemake
 
@@ -42,10 +44,12 @@ class LayoutCheck:
         is_trained = Path(f"{run}/train{wildcards.segment}.json").exists()
         if not self._is_main_process or is_trained:
             return
-        try:
-            check_packages(train, image=self._image)
-        except UserError as error:
-            raise UserError(f"run {wildcards.run}: {error}") from None
+        # Ranks in an image have packages of their own.
+        if not (self._image or _has_image()):
+            try:
+                check_packages(train)
+            except UserError as error:
+                raise UserError(f"run {wildcards.run}: {error}") from None
         if self._num_ranks is None:
             return
         self._check_spare_nodes()
@@ -86,3 +90,14 @@ class LayoutCheck:
                 f"resources of the rule train: spare_nodes: {self._spare_nodes}: {self._launch} "
                 "has one machine; leave it out, or use a cluster's profile"
             )
+
+
+def _has_image() -> bool:
+    """Whether ranks run in an image: the user file of an executor, or the environment, names it."""
+    if os.environ.get("JOB_CONTAINER"):
+        return True
+    if find_spec("snakemake_executor_plugin_pbs") is None:
+        return False
+    from snakemake_executor_plugin_pbs.personal import has_value
+
+    return has_value("container")

@@ -9,7 +9,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.support.engines import RATES, assert_equal, build, coming, go, states, weights
+from tests.support.engines import (
+    RATES,
+    assert_equal,
+    buffer,
+    build,
+    coming,
+    fragments,
+    go,
+    parts,
+    states,
+    weights,
+    whole,
+)
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
@@ -29,12 +41,16 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [{}],
     2: [{"zero_stage": 2}, parallel(tp=2, sp=True), parallel(cp=2)],
 }
-OWNED = [
-    parallel(tp=2),
-    {"zero_stage": 3} | parallel(tp=2, sp=True),
-    {"micro_batch_size": 2} | parallel(replicas=2),
-]
-"""Layouts of four ranks: two axes of them divide a matrix, or one divides each of two copies."""
+OWNED: dict[int, list[dict[str, Any]]] = {
+    4: [
+        parallel(tp=2),
+        {"zero_stage": 3} | parallel(tp=2, sp=True),
+        {"micro_batch_size": 2} | parallel(replicas=2),
+    ],
+    8: [{"zero_stage": 1, "micro_batch_size": 2} | parallel(tp=2, pp=2)],
+}
+"""Layouts in which two axes of ranks divide a matrix, or one divides each of two copies; with
+pipelines, the ranks of each stage divide the matrices of that stage."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +95,8 @@ def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict
     assert_equal(weights(loaded), weights(engine))
     assert_equal(states(loaded), states(engine))
     assert {key.split()[1] for key in states(engine)} <= set(engine._state_kinds)
-    return {"losses": losses, "validation": validation}
+    chunks = [part for each in fragments(engine) for part in parts(each, buffer(each))]
+    return {"losses": losses, "validation": validation, "weights": chunks}
 
 
 @pytest.mark.grid
@@ -106,13 +123,18 @@ def train_muon(config: Path, layouts: list[dict[str, Any]], folder: Path) -> lis
 
 @pytest.mark.grid
 @pytest.mark.ranks
-def test_owners_of_matrices_train_the_same(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", OWNED)
+def test_owners_of_matrices_train_the_same(config: Path, tmp_path: Path, size: int) -> None:
     ((alone,),) = spawn(train_muon, 1, config, LAYOUTS[1], tmp_path / "1")
-    of_ranks = spawn(train_muon, 4, config, OWNED, tmp_path / "4")
-    for layout, *results in zip(OWNED, *of_ranks, strict=True):
+    of_ranks = spawn(train_muon, size, config, OWNED[size], tmp_path / str(size))
+    expected = whole([alone["weights"]])
+    for layout, *results in zip(OWNED[size], *of_ranks, strict=True):
         for result in results:
             for key in ("losses", "validation"):
                 assert result[key] == pytest.approx(alone[key], rel=ROUNDS["muon"]), layout
+        for name, actual in whole(result["weights"] for result in results).items():
+            difference = (actual - expected[name]).norm() / expected[name].norm()
+            assert difference < ROUNDS["muon"], (name, layout)
 
 
 def hessian(config: Path) -> None:

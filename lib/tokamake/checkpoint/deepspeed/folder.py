@@ -177,5 +177,5 @@ def client_state(
 
 
 def warnings(checkpoint: Checkpoint) -> list[str]:
-    """Return a warning if Megatron-DeepSpeed has no argument for a setting of the model."""
-    return argument_warnings(checkpoint.architecture, is_megatron_lm=False)
+    """Return warnings about settings for which Megatron-DeepSpeed has no argument."""
+    return argument_warnings(checkpoint, is_megatron_lm=False)

@@ -275,7 +275,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
     """Return warnings: states that cannot be loaded, settings that Megatron-LM lacks."""
     return [
         *adam.unloadable_states_warnings(checkpoint),
-        *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
+        *argument_warnings(checkpoint, is_megatron_lm=True),
     ]
 
 

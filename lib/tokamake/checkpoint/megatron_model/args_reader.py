@@ -60,6 +60,7 @@ class Description:
         is_described = getattr(self.args, "tokamake", None) is not None
         # Only tokamake writes them.
         kept = {key: getattr(self.args, key, None) for key in EXPORT_NOTES}
+        kept["dropout"] = kept["dropout"] or _dropout(self.args, self.file)
         return Checkpoint(
             format,
             folder,
@@ -127,6 +128,22 @@ def _required(args: Any, name: str, *, file: Path) -> Any:
     if value is None:
         raise UserError(f"{file}: args.{name}: missing; give a checkpoint that Megatron wrote")
     return value
+
+
+def _dropout(args: Any, file: Path) -> dict[str, float] | None:
+    """Rates of dropout in training; None without. Megatron has one for hidden states and embedding.
+
+    Raises:
+        UserError: a rate is not a number.
+    """
+    rates = []
+    for name in ("hidden_dropout", "attention_dropout"):
+        rate = getattr(args, name, None) or 0.0
+        if not isinstance(rate, int | float):
+            raise UserError(f"{file}: args.{name}: {rate!r}: not a rate; correct it")
+        rates.append(float(rate))
+    hidden, attention = rates
+    return {"hidden": hidden, "attention": attention, "embedding": hidden} if any(rates) else None
 
 
 def _key_value_heads(args: Any, file: Path) -> int | None:

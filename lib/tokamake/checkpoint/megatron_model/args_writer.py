@@ -23,6 +23,9 @@ def megatron_arguments(
     args = _model_arguments(architecture)
     for key in EXPORT_NOTES:
         setattr(args, key, checkpoint.notes.get(key))
+    rates = checkpoint.notes.get("dropout", {})
+    args.hidden_dropout = rates.get("hidden", 0.0)
+    args.attention_dropout = rates.get("attention", 0.0)
     stages = layout.pipeline_parallel_size
     args.padded_vocab_size = padded_vocab_size
     args.tensor_model_parallel_size = layout.tensor_parallel_size
@@ -84,13 +87,19 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def argument_warnings(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
-    """Return a warning if Megatron-LM or Megatron-DeepSpeed has no argument for a setting."""
-    settings = inexpressible(architecture, is_megatron_lm=is_megatron_lm)
-    if not settings:
-        return []
-    title = "Megatron-LM" if is_megatron_lm else "Megatron-DeepSpeed"
-    return [
-        f"{title} has no argument for {', '.join(settings)}: it would compute a different model; "
-        "tokamake reads the checkpoint back without loss"
-    ]
+def argument_warnings(checkpoint: Checkpoint, *, is_megatron_lm: bool) -> list[str]:
+    """Return warnings about what Megatron-LM or Megatron-DeepSpeed has no argument for."""
+    title, warnings = "Megatron-LM" if is_megatron_lm else "Megatron-DeepSpeed", []
+    if settings := inexpressible(checkpoint.architecture, is_megatron_lm=is_megatron_lm):
+        warnings.append(
+            f"{title} has no argument for {', '.join(settings)}: it would compute a different "
+            "model; tokamake reads the checkpoint back without loss"
+        )
+    rates = checkpoint.notes.get("dropout", {})
+    hidden = rates.get("hidden", 0.0)
+    if (embedding := rates.get("embedding", hidden)) != hidden:
+        warnings.append(
+            f"{title} has no argument for dropout of the embedding, here {embedding:g}: a training "
+            f"there uses its hidden_dropout, {hidden:g}"
+        )
+    return warnings

@@ -209,7 +209,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
     return [
         *([] if adam.has_states(checkpoint) else [missing]),
         *adam.unloadable_states_warnings(checkpoint),
-        *argument_warnings(checkpoint.architecture, is_megatron_lm=True),
+        *argument_warnings(checkpoint, is_megatron_lm=True),
     ]
 
 

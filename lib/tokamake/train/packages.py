@@ -1,30 +1,27 @@
-"""Optional packages that plug-ins of a config need: does this Python environment have them?"""
+"""Optional packages that plug-ins of a training need: does this Python environment have them?
 
-import os
+The dry run asks before any job, and a job asks as it starts.
+"""
+
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from tokamake import plugins
 from tokamake.config.trackers import FOLDER as TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
-from tokamake.doctor.environment import required
 from tokamake.errors import UserError
+from tokamake.runtime.requirements import required
 
 
-def check_packages(train: TrainSettings, *, image: str | None = None) -> None:
+def check_packages(train: TrainSettings) -> None:
     """Check that the packages of the back end, the optimizer and the trackers are installed.
 
-    Ranks in the image of a container have packages of their own, so then nothing is checked.
-
     Args:
-        train: settings of a run that is to be trained.
-        image: the resource `container` of its job, if the profile sets it.
+        train: settings of a run.
 
     Raises:
         UserError: one is missing.
     """
-    if image or _has_image():
-        return
     for setting, kind, name in _plug_ins(train):
         packages = plugins.constant(kind, name, "PACKAGES", default=())
         if missing := [package for package in packages if find_spec(package) is None]:
@@ -47,14 +44,3 @@ def _plug_ins(train: TrainSettings) -> Iterator[tuple[str, str, str]]:
     yield "optimizer.name", "optim", train.optimizer.name
     for tracker in train.trackers.names:
         yield "trackers.names", TRACKERS, tracker
-
-
-def _has_image() -> bool:
-    """Whether ranks run in an image: the user file of an executor, or the environment, names it."""
-    if os.environ.get("JOB_CONTAINER"):
-        return True
-    if find_spec("snakemake_executor_plugin_pbs") is None:
-        return False
-    from snakemake_executor_plugin_pbs.personal import has_value
-
-    return has_value("container")

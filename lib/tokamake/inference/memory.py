@@ -1,0 +1,65 @@
+"""Memory of the weights that a rank needs for inference, against what its device has.
+
+Parameters are counted on torch's `meta` device, which allocates nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokamake import plugins
+from tokamake.inference.layout import InferenceLayout
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.mesh import Mesh
+from tokamake.units import in_bytes
+
+if TYPE_CHECKING:
+    from tokamake.config.architecture import Architecture
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of weights by their names in a layout."""
+
+
+def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world_size: int) -> int:
+    """Most bytes of weights on a rank at one time.
+
+    Without FSDP, those of the largest pipeline stage. With FSDP, the rank's shard of these, and the
+    largest layer and all outside layers, which a pass gathers.
+    """
+    tensor, pipeline = layout.tensor_parallel_size, layout.pipeline_parallel_size
+    mesh = Mesh(tensor=Axis(0, tensor))
+    shards = world_size // (tensor * pipeline) if layout.fsdp else 1
+    family = plugins.load("models/*/model", architecture.family)
+    most = 0
+    for stage in layout.settings.layers_of_stages(architecture.num_hidden_layers):
+        with torch.device("meta"):
+            module = family.Model(architecture, mesh, stage=stage)
+        total = _num_parameters(module)
+        if shards > 1:
+            layers = [_num_parameters(layer) for layer in module.layers.values()]
+            total = -(-total // shards) + max(layers) + total - sum(layers)
+        most = max(most, total)
+    return most * DTYPES[layout.dtype].itemsize
+
+
+def _num_parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def memory_warning(needed: float, available: float, *, layout: InferenceLayout) -> str:
+    """A line that says that weights do not fit, with the remedy; empty if they fit.
+
+    Args:
+        needed: bytes of weights on a rank.
+        available: bytes of its device.
+        layout: how ranks share the model.
+    """
+    if needed <= available:
+        return ""
+    narrower = "set --dtype bf16 (in a workflow evaluate.dtype and generate.dtype), or "
+    return (
+        f"warning: weights in {layout.dtype} need {in_bytes(round(needed))} a rank, but the device "
+        f"has {in_bytes(round(available))}: {narrower * (layout.dtype == 'fp32')}share the model "
+        "over more ranks with --fsdp, --tensor-parallel-size or --pipeline-parallel-size (in a "
+        "workflow nodes and tasks of the rule, in the profile)"
+    )

@@ -1,0 +1,52 @@
+"""Memory of the device of a rank; on CPUs, what the host and its control groups give the rank."""
+
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokamake.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+
+def device_memory(device: "torch.device", ranks: Ranks) -> float:
+    """Bytes that this rank may use of its device; the ranks of a host share its memory."""
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    if device.type == "xpu":
+        return float(torch.xpu.get_device_properties(device).total_memory)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, *_cgroup_limits()) / ranks.local_size
+
+
+def _cgroup_limits(root: Path = Path("/")) -> list[float]:
+    """Memory limits of this process's control groups, which batch systems and containers set.
+
+    Args:
+        root: folder that contains proc and sys.
+    """
+    limits = [math.inf]
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return limits
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base, name = root / "sys/fs/cgroup", "memory.max"  # version 2: no controllers listed
+        if controllers:
+            if "memory" not in controllers.split(","):
+                continue
+            base, name = base / "memory", "memory.limit_in_bytes"
+        inner = base / path.lstrip("/")
+        # A parent's limit also holds for its children.
+        for folder in (inner, *inner.parents):
+            with suppress(OSError, ValueError):  # "max": no limit
+                limits.append(float((folder / name).read_text()))
+            if folder == base:
+                break
+    return limits

@@ -1,0 +1,65 @@
+"""Optional packages that a config needs are named by the dry run, before any job."""
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.workflow_configs import read_config, train, wildcards
+from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
+from tokamake.train import packages
+from tokamake.workflow import layouts
+from tokamake.workflow.layouts import LayoutCheck
+
+
+def check(monkeypatch: pytest.MonkeyPatch, **resources: str) -> None:
+    """Check a run with DeepSpeed, as a dry run on a machine without optional packages and PBS."""
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(layouts, "find_spec", lambda _: None)
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: resources, default_resource=lambda _: None, is_main_process=True
+    )
+    config = read_config(train=train(backend="deepspeed"))
+    LayoutCheck(config, snakemake).check(wildcards(run="smoke", segment=""))
+
+
+@pytest.mark.usefixtures("workspace_here")
+def test_only_ranks_in_an_image_have_packages_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JOB_CONTAINER", raising=False)
+    with pytest.raises(SystemExit):
+        check(monkeypatch)
+    assert "run smoke: train.backend: deepspeed: needs deepspeed" in capsys.readouterr().err
+    check(monkeypatch, container="tokamake.sif")
+    monkeypatch.setenv("JOB_CONTAINER", "tokamake.sif")
+    check(monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_dry_run_names_it(tmp_path: Path) -> None:
+    """A folder without `torchao` stands for an environment that lacks it."""
+    folder = make_workspace(tmp_path)
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'torchao' else find(name, *rest)\n"
+    )
+    train = {**CONFIG["train"], "optimizer": {"name": "adamw_8bit"}}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
+    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+
+    def dry_run(target: str) -> subprocess.CompletedProcess[str]:
+        command = (*SNAKEMAKE, "-n", *MINE, target)
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+    result = dry_run("train")
+    assert result.returncode == 2
+    assert "tokamake: run smoke: train.optimizer.name: adamw_8bit: needs torchao" in result.stderr
+    assert dry_run("data").returncode == 0  # data need no package of training
