@@ -14,6 +14,7 @@ TESTED_THROUGH = {
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
         *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
+        "models/bert/megatron",
     ],
     "checkpoint/test_convert_optimizer_states.py": [
         *("checkpoint/deepspeed/folder", "checkpoint/megatron_model/optimizer_states"),

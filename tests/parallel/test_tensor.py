@@ -50,7 +50,7 @@ class Shared(nn.Module):
         super().__init__()
         self.at = at
         self.embedding = tensor.VocabParallelEmbedding(vocabulary, D, mesh=at)
-        self.positions = tensor.PositionEmbedding(L, D, mesh=at)
+        self.positions = tensor.ReplicatedEmbedding(L, D, mesh=at)
         self.rms, self.norm = tensor.RMSNorm(D, at, eps=1e-5), tensor.LayerNorm(D, at, eps=1e-5)
         self.column = tensor.ColumnParallelLinear(D, E, mesh=at, bias=True)
         self.row = tensor.RowParallelLinear(E, D, mesh=at, bias=True)

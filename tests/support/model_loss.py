@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tokamake.models.common.language_model import logits_and_auxiliary_loss
+from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 from tokamake.train.batch import inputs_and_labels
 
@@ -22,6 +22,6 @@ def mean_loss(
     mask = None if loss_mask is None else loss_mask.numpy()
     inputs, labels = map(torch.from_numpy, inputs_and_labels(tokens.numpy(), mask))
     size = model.architecture.vocab_size
-    logits, _ = logits_and_auxiliary_loss(model(inputs))
+    logits = predictions(model(inputs)).logits
     total = cross_entropy(logits, labels, mesh=model.mesh, size=size)
     return total / (labels != NO_LABEL).sum().clamp(min=1)

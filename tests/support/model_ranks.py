@@ -1,5 +1,6 @@
 """Losses and gradients of a model on tensor-parallel ranks, compared with one process."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +28,18 @@ def tokens_of(architecture: Architecture, length: int) -> Tensor:
     return torch.randint(architecture.vocab_size, (2, length), generator=generator)
 
 
-def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[str, Tensor]]:
+Loss = Callable[[Any], Tensor]
+"""Loss of a model, as the trainer computes it."""
+
+
+def loss_of_tokens(model: Any) -> Tensor:
+    """Mean loss of random tokens."""
+    return mean_loss(model, tokens_of(model.architecture, 33))
+
+
+def gradients_of(
+    architecture: Architecture, mesh: Mesh, loss_of: Loss = loss_of_tokens
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and whole gradients of a model of this mesh."""
     weights = random(architecture, 1)
     model = plugins.load("models/*/model", architecture.family).Model(architecture, mesh)
@@ -36,7 +48,7 @@ def gradients_of(architecture: Architecture, mesh: Mesh) -> tuple[float, dict[st
         for name, parameter in model.named_parameters():
             weight = weights[model.tensor_name(name)]
             parameter.copy_(cut(weight, placement_of[name], mesh.tensor))
-    loss = mean_loss(model, tokens_of(architecture, 33))
+    loss = loss_of(model)
     loss.backward()
     gradients = {}
     for name, parameter in model.named_parameters():
@@ -59,22 +71,24 @@ def _gathered(gradient: Tensor, dim: int, size: int, axis: Axis) -> Tensor:
     return all_gather(padded, axis, dim=dim).narrow(dim, 0, size)
 
 
-def _on_ranks(architectures: Architectures) -> dict[str, Any]:
+def _on_ranks(architectures: Architectures, loss_of: Loss) -> dict[str, Any]:
     """Losses and gradients on this rank, with and without sequence parallelism."""
     axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     return {
-        f"{name}-{sequence}": gradients_of(shape, Mesh(tensor=axis, sequence_parallel=sequence))
+        f"{name}-{sequence}": gradients_of(
+            shape, Mesh(tensor=axis, sequence_parallel=sequence), loss_of
+        )
         for name, shape in architectures.items()
         for sequence in (False, True)
     }
 
 
 def assert_tensor_parallel_equals_one_process(
-    architectures: Architectures, world_size: int
+    architectures: Architectures, world_size: int, *, loss_of: Loss = loss_of_tokens
 ) -> None:
-    ranks = spawn(_on_ranks, world_size, architectures)
+    ranks = spawn(_on_ranks, world_size, architectures, loss_of)
     for name, shape in architectures.items():
-        loss, gradients = gradients_of(shape, Mesh())
+        loss, gradients = gradients_of(shape, Mesh(), loss_of)
         largest = max(gradient.abs().max() for gradient in gradients.values())
         for rank in ranks:
             for case in (f"{name}-False", f"{name}-True"):

@@ -21,7 +21,7 @@ from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.train.batch import to_batch
 from tokamake.train.checks import check_run
 from tokamake.train.numerics import with_precision
-from tokamake.train.pipeline_stages import PipelineStages
+from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
     rows[1, -5:] = -1  # no tokens, hence no labels
     batch = to_batch(rows, run, device=CPU)
     num_labels = int((batch.labels != NO_LABEL).sum())
-    stages.forward_backward([batch], 1 / num_labels)
+    stages.forward_backward([batch], LossFactors(1 / num_labels))
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     cross_entropy = mean_loss(model, torch.from_numpy(rows))

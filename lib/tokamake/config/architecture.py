@@ -219,6 +219,19 @@ class Architecture(Settings):
         return self.position_embedding == "alibi"
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """Objectives that the family learns by."""
+        names: tuple[str, ...] = plugins.constant(
+            _KIND, self.family, "OBJECTIVES", default=("causal",)
+        )
+        return names
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the family predicts the next token, as text is generated; encoders do not."""
+        return "causal" in self.objectives
+
+    @property
     def position_fields(self) -> tuple[str, ...]:
         """Fields about positions that a trained model may change: no weight depends on them."""
         if self.position_embedding != "rotary":
@@ -238,13 +251,30 @@ class Architecture(Settings):
         """Check that `size` ranks can share a sequence.
 
         Raises:
-            UserError: the positions do not allow it.
+            UserError: the positions or the attention do not allow it.
         """
+        if size > 1 and not self.is_causal:
+            raise UserError(
+                f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
+                f"compute causal attention, and {self.family} attends in both directions; set 1"
+            )
         if size > 1 and self.has_position_bias:
             raise UserError(
                 f"train.parallel.context_parallel_size: {size}: position_embedding "
                 f"{self.position_embedding} is a bias of attention, which ranks that share a "
                 "sequence do not support; set 1"
+            )
+
+    def check_pipeline_parallel(self, size: int) -> None:
+        """Check that `size` ranks can divide the layers.
+
+        Raises:
+            UserError: the family needs more than the states that a pipeline passes on.
+        """
+        if size > 1 and not self.is_causal:
+            raise UserError(
+                f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes states and "
+                f"labels of tokens, and {self.family} has labels of samples, too; set 1"
             )
 
 

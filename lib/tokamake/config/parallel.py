@@ -176,6 +176,7 @@ class ParallelSettings(Settings):
             unit="intermediate_size",
             number=architecture.intermediate_size,
         )
+        architecture.check_pipeline_parallel(self.pipeline_parallel_size)
         architecture.check_context_parallel(context)
         if context > 1:
             _divides(

@@ -39,6 +39,11 @@ class InferenceLayout:
         Raises:
             UserError: the sizes do not fit the number of ranks, the heads or the layers.
         """
+        if not architecture.is_causal:
+            raise UserError(
+                f"the checkpoint is of family {architecture.family}, an encoder, which cannot "
+                "continue text; give a checkpoint of another family"
+            )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if (size := getattr(self, name)) < 1:
                 raise UserError(f"{name}: {size}: too small; give 1 or more")

@@ -1,7 +1,8 @@
-"""Causal attention, with the tokens of a sequence on one rank or over context-parallel ranks.
+"""Attention, with the tokens of a sequence on one rank or over context-parallel ranks.
 
-A layer of the model passes the queries, keys and values of this rank's tokens. On one rank this is
-torch's own attention. `context` describes how ranks share tokens.
+It is causal unless the mask says otherwise: encoders read a sequence in both directions. A layer of
+the model passes the queries, keys and values of this rank's tokens. On one rank this is torch's own
+attention. `context` describes how ranks share tokens.
 Shape suffixes: B batch, L tokens of a rank, S tokens attended to, H query heads, G key and value
 heads, K width of a head, C ranks.
 """
@@ -20,6 +21,7 @@ from tokamake.parallel.context import (
     Documents,
     Method,
     PackedDocuments,
+    Unmasked,
     by_rank,
     check_heads,
     in_order,
@@ -28,7 +30,7 @@ from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 from tokamake.runtime.torch_internals import not_compiled
 
-AttentionMask = Tensor | PackedDocuments | Documents | None
+AttentionMask = Tensor | PackedDocuments | Documents | Unmasked | None
 """The mask argument of `attention`."""
 
 
@@ -42,7 +44,7 @@ def attention(
     mask: AttentionMask = None,
     drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Compute causal attention: a token attends to itself and all tokens before it.
+    """Compute attention: a token attends to itself and all tokens before it, or as `mask` says.
 
     This is a collective: all ranks of the axis must call it, in forward and in backward.
 
@@ -54,8 +56,9 @@ def attention(
         axis: the context-parallel ranks.
         method: "ring" passes keys and values from rank to rank; "ulysses" (arXiv 2309.14509)
             exchanges tokens for heads and back.
-        mask: limits attention further: the result of `context.document_mask`, or on one rank a
-            (B, 1, L, S) bool mask or score bias. None: causal only.
+        mask: None: causal. The result of `context.document_mask` limits attention further. On one
+            rank, a (B, 1, L, S) bool mask or score bias replaces the causal mask, and `UNMASKED`
+            lets a token attend to all tokens.
         drop: drops some of the (B, H, S, S) weights; not with "ring". Without it, no weights exist.
 
     Returns:
@@ -74,6 +77,7 @@ def attention(
     if axis.size == 1:
         assert not isinstance(mask, Documents)
         return _on_one_rank(q_BHLK, k_BGSK, v_BGSK, mask, drop)
+    assert not isinstance(mask, Unmasked), "ranks that share a sequence compute causal attention"
     return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
 
 
@@ -81,7 +85,7 @@ def _on_one_rank(
     q_BHLK: Tensor,
     k_BGSK: Tensor,
     v_BGSK: Tensor,
-    mask: Tensor | PackedDocuments | None,
+    mask: Tensor | PackedDocuments | Unmasked | None,
     drop: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     if drop:
@@ -97,7 +101,7 @@ def _on_one_rank(
         q_BHLK,
         k_BGSK,
         v_BGSK,
-        attn_mask=mask,
+        attn_mask=None if isinstance(mask, Unmasked) else mask,
         is_causal=mask is None and length > 1,
         enable_gqa=q_BHLK.shape[1] != k_BGSK.shape[1],
     )
@@ -107,7 +111,7 @@ def _dropped(
     q_BHSK: Tensor,
     k_BGSK: Tensor,
     v_BGSK: Tensor,
-    mask: Tensor | PackedDocuments | None,
+    mask: Tensor | PackedDocuments | Unmasked | None,
     drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Attention whose weights exist, so that some can be dropped: memory grows with S squared."""
@@ -119,10 +123,9 @@ def _dropped(
         mask = mask.mask
     if mask is None:
         mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril()
-    if mask.dtype == torch.bool:
-        scores_BHSS = scores_BHSS.masked_fill(~mask, -torch.inf)
-    else:
-        scores_BHSS = scores_BHSS + mask
+    if not isinstance(mask, Unmasked):
+        is_bias = mask.is_floating_point()
+        scores_BHSS = scores_BHSS + mask if is_bias else scores_BHSS.masked_fill(~mask, -torch.inf)
     return drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
 
 
@@ -142,7 +145,7 @@ def _on_ranks(
         assert mask is None or isinstance(mask, Documents)
         assert drop is None, "ring attention drops no weights"
         return ring(q_BHLK, k_BGLK, v_BGLK, axis=axis, documents=mask)
-    assert not isinstance(mask, Documents)
+    assert not isinstance(mask, Documents | Unmasked)
     return _ulysses(q_BHLK, k_BGLK, v_BGLK, axis=axis, mask=mask, drop=drop)
 
 

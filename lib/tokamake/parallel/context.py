@@ -125,15 +125,26 @@ class Documents:
         return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(dtype).min / 2)[:, None]
 
 
+class Unmasked:
+    """Mask of attention in both directions: each token attends to all tokens of its sequence."""
+
+
+UNMASKED = Unmasked()
+
+
 class PackedDocuments:
     """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
 
+    Attributes:
+        causal: whether a token attends only to itself and earlier tokens of its document.
+
     Args:
         ids_BL: document id of each token, integers; tokens of a document are consecutive.
+        causal: see the attribute.
     """
 
-    def __init__(self, ids_BL: Tensor) -> None:
-        self._ids_BL = ids_BL
+    def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
+        self._ids_BL, self.causal = ids_BL, causal
 
     @cached_property
     def bounds(self) -> Tensor:
@@ -151,13 +162,17 @@ class PackedDocuments:
 
     @cached_property
     def mask(self) -> Tensor:
-        """(B, 1, L, L) bool: whether a query attends to a key: same document, not later."""
+        """(B, 1, L, L) bool: whether a query attends to a key: same document, and not later."""
         length = self._ids_BL.shape[1]
         same_BLL = self._ids_BL[:, :, None] == self._ids_BL[:, None, :]
-        return (same_BLL & same_BLL.new_ones(length, length).tril())[:, None]
+        if self.causal:  # else later ones, too
+            same_BLL = same_BLL & same_BLL.new_ones(length, length).tril()
+        return same_BLL[:, None]
 
 
-def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> PackedDocuments | Documents:
+def document_mask(
+    ids_BL: Tensor, *, axis: Axis, method: Method, causal: bool = True
+) -> PackedDocuments | Documents:
     """Make the mask with which `attention` keeps each document separate.
 
     This is a collective: all ranks of the axis call it, once per forward pass.
@@ -166,13 +181,16 @@ def document_mask(ids_BL: Tensor, *, axis: Axis, method: Method) -> PackedDocume
         ids_BL: (B, L) integers, the document id of each token of this rank's `share`.
         axis: the context-parallel ranks.
         method: the method of `attention`.
+        causal: whether a token attends only to itself and earlier tokens of its document; several
+            ranks support nothing else.
 
     Returns:
         `Documents` for "ring" on several ranks, else `PackedDocuments` with the tokens of all
         ranks.
     """
     if axis.size == 1:
-        return PackedDocuments(ids_BL)
+        return PackedDocuments(ids_BL, causal=causal)
+    assert causal, "context-parallel ranks compute causal attention only"
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
     dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
     ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)

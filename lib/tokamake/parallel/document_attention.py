@@ -28,13 +28,13 @@ _WIDEST = 256
 def by_document(
     q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
 ) -> Tensor:
-    """Compute causal attention in which tokens attend only to their own document.
+    """Compute attention in which tokens attend only to their own document.
 
     Args:
         q_BHLK: (B, H, L, K) floating-point queries.
         k_BGLK: (B, G, L, K) keys, same dtype; H is a multiple of G.
         v_BGLK: (B, G, L, K) values, same dtype.
-        documents: the documents of all tokens.
+        documents: the documents of all tokens, and whether attention is causal.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
@@ -84,8 +84,8 @@ def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocumen
     from torch.nn.attention import varlen  # not above: the import takes long
 
     longest = max(documents.lengths)
-    # Causal: any number of earlier tokens, no later ones.
-    options: dict[str, Any] = {"window_size": (-1, 0)}
+    # Any number of earlier tokens; if causal, no later ones.
+    options: dict[str, Any] = {"window_size": (-1, 0 if documents.causal else -1)}
     if "enable_gqa" in _arguments():  # torch 2.11 takes grouped heads without being told
         options["enable_gqa"] = q_THK.shape[1] != k_TGK.shape[1]
     bounds = documents.bounds
@@ -99,7 +99,7 @@ def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDo
     heads_first = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
     splits = (x.split(documents.lengths, 2) for x in heads_first)
     values = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        F.scaled_dot_product_attention(q, k, v, is_causal=documents.causal, enable_gqa=grouped)
         for q, k, v in zip(*splits, strict=True)
     ]
     return torch.cat(values, 2)[0].transpose(0, 1)

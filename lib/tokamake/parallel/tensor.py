@@ -156,6 +156,24 @@ class ReplicatedLinear(_LoadedLinear):
         return linear(input, self.weight[self.rows], bias)
 
 
+class WholeLinear(_LoadedLinear):
+    """A linear layer that every rank has whole, without a `shared_input`.
+
+    Args:
+        in_features: D.
+        out_features: E.
+        partial: whether ranks compute it for different tokens, so that gradients must be summed.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, partial: bool = False) -> None:
+        super().__init__(in_features, out_features)
+        self.placements = {name: Placement(partial=partial) for name in ("weight", "bias")}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., D) to (..., E)."""
+        return linear(input, self.weight, self.bias)
+
+
 class JoinedLinear(nn.Module):
     """Linear layers of the same input as one product, for inference.
 
@@ -233,8 +251,11 @@ class LayerNorm(nn.LayerNorm):
         self.placements = {"weight": whole, "bias": whole}
 
 
-class PositionEmbedding(_LoadedEmbedding):
-    """Learned positions, replicated on all ranks; sequence parallelism makes gradients partial."""
+class ReplicatedEmbedding(_LoadedEmbedding):
+    """An embedding that all ranks have whole, such as that of positions.
+
+    Sequence parallelism makes its gradients partial.
+    """
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, *, mesh: Mesh = SINGLE_RANK
@@ -248,6 +269,20 @@ def own_tokens(x: Tensor, mesh: Mesh) -> Tensor:
     if not mesh.sequence_parallel:
         return x
     return x.chunk(mesh.tensor.size, dim=_SEQUENCE)[mesh.tensor.rank]
+
+
+def first_token(x_BLD: Tensor, mesh: Mesh) -> Tensor:
+    """States of the first token of each sequence, (B, D), on all ranks.
+
+    Args:
+        x_BLD: of this rank's `own_tokens`. Every rank has the whole gradient of the result; under
+            sequence parallelism, that of the states stays on the rank that has the token.
+        mesh: the mesh.
+    """
+    first_BD = x_BLD[:, 0]
+    if not mesh.sequence_parallel:
+        return first_BD
+    return add(first_BD * (mesh.tensor.rank == 0), mesh.tensor)
 
 
 @torch.no_grad()

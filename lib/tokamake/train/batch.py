@@ -19,9 +19,14 @@ from tokamake.data.samples.loader import Rows, StepBatch, steps
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.train.masked_rows import MaskedRows, masked_rows
 
 TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens; one below 0 fills up a row and is no token."""
+
+SampleRows = npt.NDArray[Any] | MaskedRows
+"""A micro batch as the loader makes it: rows of tokens, or masked samples, also as the records that
+`masked_rows` takes."""
 
 
 class StepSamples(NamedTuple):
@@ -44,7 +49,9 @@ class MicroBatch(NamedTuple):
     """(B, L) tokens to predict, `NO_LABEL` where there is no loss."""
     further_inputs: dict[str, Tensor]
     """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
-    documents apart; (B,) sample_numbers, from which masks of dropout follow."""
+    documents apart; (B, L) token_types; (B,) sample_numbers, from which masks of dropout follow."""
+    sample_labels: Tensor | None = None
+    """(B,) int64 class of each sample, of masked samples."""
 
 
 def inputs_and_labels(
@@ -66,7 +73,7 @@ def inputs_and_labels(
 
 
 def to_batch(
-    rows: TokenRows,
+    rows: SampleRows,
     run: Run,
     *,
     device: torch.device,
@@ -76,22 +83,52 @@ def to_batch(
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
     Args:
-        rows: (B, L + 1) tokens.
+        rows: (B, L + 1) tokens, or masked samples.
         run: its settings say whether documents of a row are kept apart.
         device: device of the model.
         mesh: this rank among its peers.
         sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
     """
-    loss_mask, document_arrays = _documents(rows, run)
-    inputs, labels = inputs_and_labels(rows, loss_mask)
+    rows, sample_labels = with_fields(rows), None
+    if isinstance(rows, MaskedRows):
+        inputs, labels, arrays = rows.tokens, rows.labels, _inputs_of_encoder(rows)
+        sample_labels = to_device(rows.is_random, device)
+    else:
+        loss_mask, arrays = _documents(rows, run)
+        inputs, labels = inputs_and_labels(rows, loss_mask)
 
     def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
         return share(to_device(array, device), axis=mesh.context)
 
-    further = {name: rank_tensor(array) for name, array in document_arrays.items()}
+    further = {name: rank_tensor(array) for name, array in arrays.items()}
     if sample_numbers is not None and any(run.train.dropout.rates):
         further["sample_numbers"] = to_device(sample_numbers, device)
-    return MicroBatch(rank_tensor(inputs), rank_tensor(labels), further)
+    return MicroBatch(rank_tensor(inputs), rank_tensor(labels), further, sample_labels)
+
+
+def with_fields(rows: SampleRows) -> TokenRows | MaskedRows:
+    """Masked samples by their fields; rows of tokens as they are."""
+    if isinstance(rows, np.ndarray) and rows.dtype.names:
+        return masked_rows(rows)
+    return rows
+
+
+def input_shape(rows: SampleRows) -> tuple[int, int]:
+    """Samples and tokens of the inputs of a micro batch."""
+    rows = with_fields(rows)
+    if isinstance(rows, MaskedRows):
+        num_samples, length = rows.tokens.shape
+        return num_samples, length
+    num_samples, width = rows.shape  # the last token is a label alone
+    return num_samples, width - 1
+
+
+def _inputs_of_encoder(rows: MaskedRows) -> dict[str, npt.NDArray[Any]]:
+    arrays: dict[str, npt.NDArray[Any]] = {"token_types": rows.types}
+    if not rows.padding_mask.all():
+        # Padding is a document of its own. Without any, kernels need no mask.
+        arrays["document_ids"] = (~rows.padding_mask).astype(np.int64)
+    return arrays
 
 
 def _documents(
@@ -133,7 +170,7 @@ def concatenated(batches: list[MicroBatch]) -> MicroBatch:
 
 
 def label_draws(
-    rows: Sequence[TokenRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
+    rows: Sequence[SampleRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
 ) -> list[Tensor]:
     """Random numbers in [0, 1) that draw a label for each token of this rank, (B, L) fp32 each.
 
@@ -145,8 +182,7 @@ def label_draws(
         step: number of the step.
         mesh: this rank among its peers.
     """
-    num_samples, width = rows[0].shape
-    shape = (len(rows), mesh.data.size, num_samples, width - 1)
+    shape = (len(rows), mesh.data.size, *input_shape(rows[0]))
     # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
     all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
     of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
@@ -189,6 +225,7 @@ def num_micro_batches(train: TrainSettings, mesh: Mesh) -> int:
     return train.global_batch_size // (train.micro_batch_size * mesh.data.size)
 
 
-def has_masked_labels(train: TrainSettings) -> bool:
+def has_masked_labels(train: TrainSettings, batches: Sequence[MicroBatch]) -> bool:
     """Whether some tokens of training samples may have no loss."""
-    return train.fim.rate > 0 or any(getattr(train, name) for name in PACKING_SETTINGS)
+    has_gaps = train.fim.rate > 0 or any(getattr(train, name) for name in PACKING_SETTINGS)
+    return has_gaps or any(batch.sample_labels is not None for batch in batches)

@@ -62,6 +62,7 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
 def check_index(run: Run, index: Index) -> None:
     """Compare sequence length, index settings and number of samples with model and index."""
     train = run.train
+    check_objective(run, index)
     check_sequence_length(train, run.architecture)
     for name in INDEX_SETTINGS:
         setting = getattr(train, name)
@@ -76,6 +77,18 @@ def check_index(run: Run, index: Index) -> None:
         raise UserError(
             f"{run.index}: has {num_samples} training samples, train.train_steps take "
             f"{train.num_samples}; run `tokamake index` again"
+        )
+
+
+def check_objective(run: Run, index: Index) -> None:
+    """Check that the samples are those that the family learns from."""
+    objective = (index.get("objective") or {}).get("name", "causal")
+    if objective not in run.architecture.objectives:
+        wanted = " or ".join(run.architecture.objectives)
+        raise UserError(
+            f"{run.index}: has samples of objective {objective}, and family "
+            f"{run.architecture.family} learns from samples of objective {wanted}; choose another "
+            "model or other samples"
         )
 
 

@@ -5,20 +5,17 @@ and asks for losses and gradients.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.nn import functional as F
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.models.common.language_model import (
-    DropoutRates,
-    Output,
-    logits_and_auxiliary_loss,
-)
+from tokamake.models.common.language_model import DropoutRates, Output, predictions
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -33,6 +30,21 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
 
 
+class LossFactors(NamedTuple):
+    """Factors of the sums of losses of a global batch; a reciprocal of its count makes a mean."""
+
+    tokens: float = 1.0
+    """Of all tokens."""
+    samples: float = 1.0
+    """Of the classes of all samples."""
+
+    def times(self, factor: float) -> "LossFactors":
+        return LossFactors(self.tokens * factor, self.samples * factor)
+
+
+TOKENS_ALONE = LossFactors(samples=0.0)
+
+
 class PipelineStages:
     """This rank's stages; without a pipeline, the whole model. Weights are empty at first.
 
@@ -40,6 +52,8 @@ class PipelineStages:
         chunks: this rank's part of each parameter.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
+        sample_losses: (2,) sum of the losses of the classes of samples, and their number, for each
+            micro batch since `take_sample_loss`; without gradients.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -56,7 +70,7 @@ class PipelineStages:
         device: torch.device,
         shard: bool = True,
     ) -> None:
-        self._run, self._mesh, self._train = run, mesh, run.train
+        self._run, self._mesh, self._train, self._device = run, mesh, run.train, device
         self._vocab_size = run.architecture.vocab_size
         family = plugins.load("models/*/model", run.architecture.family)
         self.embedding_name: str = family.Model.embedding_name
@@ -90,7 +104,8 @@ class PipelineStages:
         ]
         if self._rounds:
             sharding.keep_master_weights(self.chunks, self._dtype)
-        self._scale = 1.0
+        self._factors = LossFactors()
+        self.sample_losses: list[Tensor] = []
         self.row_losses: list[Tensor] | None = [] if run.train.log_corpus_losses else None
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -142,9 +157,9 @@ class PipelineStages:
         """Whether this rank has the last stage."""
         return self._pipeline is None or self._pipeline.has_last
 
-    def _loss(self, output: Output, labels: Tensor) -> Tensor:
+    def _loss(self, output: Output, labels: Tensor, sample_labels: Tensor | None = None) -> Tensor:
         assert self._vocab_size is not None
-        logits, auxiliary_loss = logits_and_auxiliary_loss(output)
+        logits, auxiliary_loss, sample_logits = predictions(output)
         total = cross_entropy(
             logits,
             labels,
@@ -156,23 +171,34 @@ class PipelineStages:
         if auxiliary_loss is not None and torch.is_grad_enabled():
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()
-        return total * self._scale
+        total = total * self._factors.tokens
+        if sample_logits is None or sample_labels is None:
+            return total
+        of_samples = F.cross_entropy(sample_logits.float(), sample_labels, reduction="sum")
+        count = torch.full_like(of_samples, len(sample_labels))
+        self.sample_losses.append(torch.stack((of_samples.detach(), count)))
+        return total + of_samples * self._factors.samples
+
+    def take_sample_loss(self) -> Tensor:
+        """(2,) sum of the losses of classes of samples since the last call, and their number."""
+        losses, self.sample_losses = self.sample_losses, []
+        return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], scale: float, *, draws: Sequence[Tensor] = ()
+        self, batches: Sequence[MicroBatch], factors: LossFactors, *, draws: Sequence[Tensor] = ()
     ) -> Tensor:
         """Add up the gradients of micro batches.
 
         Args:
             batches: this rank's micro batches of a step.
-            scale: factor of the sum of the losses of all tokens.
+            factors: factors of the sums of losses.
             draws: random numbers of each micro batch that draw labels from the model, see
                 `label_draws`; empty: the labels of the batches. Not for pipelines.
 
         Returns:
-            Sum of the losses times `scale`; 0 on ranks without the last stage.
+            Sum of the losses times their factors; 0 on ranks without the last stage.
         """
-        self._scale = scale
+        self._factors = factors
         if self._pipeline:
             joined = concatenated([*batches])
             return self._pipeline.train(
@@ -184,7 +210,7 @@ class PipelineStages:
         for number, batch in enumerate(batches, 1):
             if isinstance(module, FSDPModule):
                 self._set_communication(module, is_last=number == len(batches))
-            loss = self.loss(batch, scale, draws[number - 1] if draws else None)
+            loss = self.loss(batch, factors, draws[number - 1] if draws else None)
             loss.backward()
             total += loss.detach()
             if self._rounds:
@@ -200,25 +226,28 @@ class PipelineStages:
         # Only stage 3 frees weights that the next micro batch needs again.
         module.set_reshard_after_backward(is_last or self._train.zero_stage == 3)
 
-    def loss(self, batch: MicroBatch, scale: float, draws: Tensor | None = None) -> Tensor:
-        """Sum of the losses of a micro batch's tokens, times `scale`; not for pipelines.
+    def loss(self, batch: MicroBatch, factors: LossFactors, draws: Tensor | None = None) -> Tensor:
+        """Sum of the losses of a micro batch, times their factors; not for pipelines.
 
         With `draws`, labels are drawn from the model itself, except where there are none.
         """
-        self._scale = scale
+        self._factors = factors
         (module,) = self.modules.values()
         output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
         if draws is not None:
             assert self._vocab_size is not None
-            logits, _ = logits_and_auxiliary_loss(output)
+            logits = predictions(output).logits
             model_labels = drawn(logits, draws.to(logits.device), self._mesh, size=self._vocab_size)
             return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
-        return self._loss(output, labels)
+        return self._loss(output, labels, batch.sample_labels)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage."""
-        self._scale = 1.0
+        """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage.
+
+        `take_sample_loss` has those of the classes of samples.
+        """
+        self._factors = TOKENS_ALONE
         if self._pipeline:
             joined = concatenated([*batches])
             return self._pipeline.evaluate(
@@ -229,7 +258,7 @@ class PipelineStages:
                 **joined.further_inputs,
             )
         sharding.round_master_weights(self.chunks)
-        return torch.stack([self.loss(batch, 1.0) for batch in batches]).sum()
+        return torch.stack([self.loss(batch, TOKENS_ALONE) for batch in batches]).sum()
 
     def _empty_states(self, tokens: Tensor) -> Tensor:
         """Buffer for the states of a micro batch that one stage sends to the next."""

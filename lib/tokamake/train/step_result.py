@@ -38,6 +38,9 @@ class StepResult(NamedTuple):
     """Norm of the gradient of each layer, then of all other parameters; empty: not measured."""
     corpus_losses: tuple[tuple[float, float], ...] = ()
     """Sum of the losses in nats, and number of tokens, of each corpus; empty: not measured."""
+    sample_loss: float | None = None
+    """Part of `loss`: mean over the samples of the loss of their classes, such as the order of
+    sentences; None: they have none."""
 
 
 NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)

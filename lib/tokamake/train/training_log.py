@@ -137,6 +137,7 @@ class TrainingLog:
             "loss": result.loss,
             "learning_rate": learning_rate,
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
+            **_parts_of_loss(result),
             **_layer_norms(result),
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
@@ -191,6 +192,13 @@ def _corpus_losses(interval: _Interval) -> Record:
         for corpus, (nats, tokens) in sorted(interval.corpora.items())
         if tokens
     }
+
+
+def _parts_of_loss(result: StepResult) -> Record:
+    """The two parts of the loss of masked samples."""
+    if result.sample_loss is None:
+        return {}
+    return {"token_loss": result.loss - result.sample_loss, "sample_loss": result.sample_loss}
 
 
 def _layer_norms(result: StepResult) -> Record:

@@ -11,12 +11,22 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
 )
+from tokamake.errors import UserError
 
 _TIED_EMBEDDING = "tied_modules.embed"
 
 
 def layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
-    """Yield a rank's tensors of each pipeline layer, in order."""
+    """Yield a rank's tensors of each pipeline layer, in order.
+
+    Raises:
+        UserError: the model has heads, for which Megatron-DeepSpeed has no pipeline.
+    """
+    if rank.heads():
+        raise UserError(
+            f"format: Megatron-DeepSpeed has no pipeline of a {rank.architecture.family}; choose "
+            "mds, megatron or another format"
+        )
     yield rank.embedding()
     for number in range(rank.architecture.num_hidden_layers):
         yield rank.layer(number)

@@ -58,6 +58,13 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
         for family in plugins.names(_FAMILIES)
         for model_format in plugins.load(_FAMILIES, family).HUGGING_FACE
     }
+    for family in plugins.names(_FAMILIES):
+        refused = getattr(plugins.load(_FAMILIES, family), "REFUSED", {})
+        if model_type in refused:
+            raise UserError(
+                f"{file}: model_type: {model_type!r} is not supported: {refused[model_type]}; "
+                f"choose a model of type {', '.join(sorted(formats))}"
+            )
     if model_type not in formats:
         raise UserError(
             f"{file}: model_type: {model_type!r} is not known; choose a model of type "

@@ -49,7 +49,6 @@ NEAR_MISSES: Mapping[tuple[str, ...], str] = {
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model", f"{CHAT_TEMPLATES}/*.jinja"),
@@ -85,22 +84,27 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
     stored = _stored_tensors(architecture, model_format)
-    head = extents.pop(_HEAD, None) if architecture.tie_word_embeddings else None
+    copies = {name: model_format.name(ours) for name, ours in model_format.copies.items()}
+    extra = {
+        name: extents.pop(name)
+        for name in copies
+        if name in extents and architecture.tie_word_embeddings
+    }
     model_tensors.check_names(extents, stored, where=str(folder))
     for name, (shape, _) in stored.items():
         _check(name, extents[name], shape=shape)
     located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
-    embedding = model_format.name(_EMBEDDING)
-    if head:
-        located.append(replace(head, chunks=stored[embedding].chunks, is_replica=True))
+    for name, extent in extra.items():
+        located.append(replace(extent, chunks=stored[copies[name]].chunks, is_replica=True))
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
     source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
-    if head and not _is_same(head, extents[embedding]):
-        raise UserError(
-            f"{head.file}: tensor lm_head.weight differs from {embedding}, but "
-            "config.json says tie_word_embeddings; set it to false"
-        )
+    for name, extent in extra.items():
+        if not _is_same(extent, extents[copies[name]]):
+            raise UserError(
+                f"{extent.file}: tensor {name} differs from {copies[name]}, but config.json says "
+                "tie_word_embeddings; set it to false"
+            )
     config = files.read_json(folder / "config.json", REMEDY)
     noted = ("model_type", "bos_token_id", "eos_token_id")
     notes = {key: config[key] for key in noted if key in config}
@@ -123,7 +127,7 @@ def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
 
     def full_name(name: str) -> str:
         # A base model, saved without its output layer, has names without the prefix.
-        return name if has_prefix or name.startswith("lm_head.") else prefix + name
+        return name if has_prefix or model_format.is_outside(name) else prefix + name
 
     return {full_name(name): extent for name, extent in extents.items()}
 

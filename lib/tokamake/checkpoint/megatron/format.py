@@ -73,6 +73,16 @@ def find(path: Path) -> Path | None:
     )
 
 
+def _is_model(key: Any) -> bool:
+    """Return whether the value of a file's key is a stage of the model."""
+    return bool(re.fullmatch(r"model\d*", str(key)))
+
+
+def _tensor_names(state: Mapping[str, Any]) -> frozenset[str]:
+    models = [state[key] for key in state if _is_model(key)]
+    return frozenset[str]().union(*map(module_tree.current_names, models))
+
+
 def _rank_folders(folder: Path) -> list[re.Match[str]]:
     """Return the names of the ranks' folders that have a file."""
     names = (file.parent.name for file in folder.glob(f"mp_rank_*/{_FILE}"))
@@ -95,20 +105,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     first = rank_file.read(first_file)
     args: Any = first.get("args")
     rows = module_tree.vocabulary_rows(first_file, first) * tensor
-    models = [first[name] for name in first if re.fullmatch(r"model\d*", str(name))]
+    models = [first[name] for name in first if _is_model(name)]
     is_core = any(map(module_tree.is_core, models))
-    description = Description(first_file, first, args, rows, is_core)
-    architecture = description.architecture
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
-    virtual = sum(1 for name in first if re.fullmatch(r"model\d+", str(name))) or 1
-    is_distributed = first_file.with_name(DISTRIBUTED).is_file()
-    layout = ParallelLayout(tensor, pipeline, virtual, zero_stage=int(is_distributed))
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.
     contents = {first_file: first}
     for stage in range(pipeline):
         file = _file(folder, 0, stage, pipeline)
         contents[file] = contents.get(file) or rank_file.read(file)
+    names = _tensor_names(contents[_file(folder, 0, pipeline - 1, pipeline)])
+    description = Description(first_file, first, args, rows, is_core, names)
+    architecture = description.architecture
+    virtual = max(1, len(models))
+    is_distributed = first_file.with_name(DISTRIBUTED).is_file()
+    layout = ParallelLayout(tensor, pipeline, virtual, zero_stage=int(is_distributed))
     layers = _stored_layers(folder, contents, architecture=architecture, layout=layout)
     weights, reader = list[Extent](), OptimizerReader()
     first_version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)

@@ -35,6 +35,8 @@ class Description:
     """Rows of the stored embedding on all ranks."""
     is_core: bool = False
     """Whether the model is megatron.core's."""
+    names: frozenset[str] = frozenset()
+    """Names of the tensors of the last stage, as current versions of Megatron have them."""
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -44,6 +46,7 @@ class Description:
             self.file,
             padded_vocab_size=self.padded_vocab_size,
             is_core=self.is_core,
+            names=self.names,
         )
 
     def checkpoint(
@@ -77,7 +80,12 @@ class Description:
 
 
 def architecture_of(
-    args: Any, file: Path, *, padded_vocab_size: int, is_core: bool = False
+    args: Any,
+    file: Path,
+    *,
+    padded_vocab_size: int,
+    is_core: bool = False,
+    names: frozenset[str] = frozenset(),
 ) -> Architecture:
     """Return the architecture that a checkpoint's arguments describe.
 
@@ -86,6 +94,7 @@ def architecture_of(
         file: where they come from, for messages.
         padded_vocab_size: rows of the stored embedding; the vocabulary size if none is known.
         is_core: whether the model is megatron.core's.
+        names: of the tensors of the last stage.
 
     Raises:
         UserError: an argument is missing, or tokamake has no such model.
@@ -93,7 +102,7 @@ def architecture_of(
     description = getattr(args, "tokamake", None)
     if description is not None:
         return validate(Architecture, description, f"{file}: args.tokamake")
-    values = _settings(args, file, is_core=is_core)
+    values = _settings(args, file, family=family_of(args, file, names=names), is_core=is_core)
     values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
     return validate(Architecture, values, f"{file}: args")
 
@@ -105,9 +114,8 @@ def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
     return size if 0 < size <= padded_vocab_size else None
 
 
-def _settings(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+def _settings(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
     heads = _required(args, "num_attention_heads", file=file)
-    family = family_of(args, file)
     return {
         "family": family,
         "hidden_size": _required(args, "hidden_size", file=file),

@@ -4,7 +4,7 @@ Each argument becomes a field of our architecture or is refused: a model that co
 else with the same weights would be silently wrong. Arguments that add tensors are refused, too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +77,32 @@ _LLAMA3 = {
 """Rope scaling of Megatron-LM, whose arguments state the factor alone."""
 
 
-def family_of(args: Any, file: Path) -> str:
-    """Family whose `ARGUMENTS` a checkpoint has; of several, the one with most arguments.
+def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
+    """Family whose `TENSORS` and `ARGUMENTS` a checkpoint has; of several, the one with most.
+
+    Args:
+        args: of the checkpoint.
+        file: with the arguments, for messages.
+        names: of its tensors.
 
     Raises:
         UserError: no family has such a model; the message names the argument.
     """
-    families = {name: plugins.load(KIND, name).ARGUMENTS for name in plugins.names(KIND)}
+    tensors = {
+        name: getattr(plugins.load(KIND, name), "TENSORS", ()) for name in plugins.names(KIND)
+    }
+    families = {
+        name: plugins.load(KIND, name).ARGUMENTS
+        for name, needed in tensors.items()
+        if {*needed} <= {*names}
+    }
     matches = {
         name: [_matches(args, argument, value=value) for argument, value in arguments.items()]
         for name, arguments in families.items()
     }
     matching = [name for name, each in matches.items() if all(each)]
     if matching:
-        return max(matching, key=lambda name: len(families[name]))
+        return max(matching, key=lambda name: (len(tensors[name]), len(families[name])))
     # Lists begin with the most distinctive argument: the nearest family differs in few, late ones.
     nearest = families[max(matches, key=lambda name: (-matches[name].count(False), matches[name]))]
     argument = next(

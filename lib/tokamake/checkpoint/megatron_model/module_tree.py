@@ -34,7 +34,10 @@ _OLD_NAMES = (
 )
 """Patterns of names in early Megatron versions, and the current names."""
 _CORE_NAMES = (
-    (r"^decoder\.", "language_model.encoder."),
+    (r"^(decoder|encoder)\.", "language_model.encoder."),
+    (r"^pooler\.", "language_model.pooler."),
+    (r"^lm_head\.layer_norm\.", "lm_head.layernorm."),
+    (r"^output_layer\.bias$", "lm_head.bias"),
     (r"^(embedding|output_layer)\.", r"language_model.\1."),
     # Transformer Engine fuses a norm into the projection that follows it.
     (r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
@@ -61,7 +64,7 @@ def stage_tree(
         rank: tensor-parallel rank.
         layers: layers of the stage. Megatron numbers them from 0 in each stage.
         is_first: whether the stage has the embedding.
-        is_last: whether the stage has the last norm and the output layer.
+        is_last: whether the stage has the last norm, the output layer and heads.
     """
     encoder = {
         f"layers.{index}.{name}": tensor
@@ -75,7 +78,13 @@ def stage_tree(
         encoder |= {f"final_layernorm.{name}": tensor for name, tensor in rank.norm().items()}
         if output := rank.output_layer():
             model["output_layer"] = output
-    return {ROOT: model}
+    tree = {ROOT: model}
+    for name, tensor in rank.heads().items() if is_last else ():
+        # Within a head, Megatron's names are dotted.
+        parent = model if name.startswith(f"{ROOT}.") else tree
+        module, _, remainder = name.removeprefix(f"{ROOT}.").partition(".")
+        parent.setdefault(module, {})[remainder] = tensor
+    return tree
 
 
 def rank_trees(
@@ -229,7 +238,13 @@ def is_buffer(name: str) -> bool:
 
 def is_core(module: Any) -> bool:
     """Return whether a module has the names of megatron.core."""
-    return any(name.startswith("decoder.") for name, _ in torch_archive.leaves(module))
+    roots = ("decoder.", "encoder.")
+    return any(name.startswith(roots) for name, _ in torch_archive.leaves(module))
+
+
+def current_names(module: Any) -> frozenset[str]:
+    """Return the names of the tensors in a module, as current versions have them."""
+    return frozenset(_by_current_name(module))
 
 
 def vocabulary_rows(file: Path, module: Any) -> int:

@@ -5,7 +5,8 @@ derived from Megatron's spread these tensors over files. Whole tensors have Hugg
 """
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.models.common.megatron_format import MegatronModule
 from tokamake.parallel.axis import Axis, part
 
 _KINDS = ("weight", "bias")
@@ -74,11 +76,28 @@ class TensorParallelRank:
 
     def layer(self, number: int) -> dict[str, TensorSlice]:
         """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""
+        family = plugins.load("models/*/megatron", self.architecture.family)
+        return self._modules(family.LAYER, f"model.layers.{number}.")
+
+    def heads(self) -> dict[str, TensorSlice]:
+        """Tensors after the last norm beside the output layer, by their names in the model."""
+        family = plugins.load("models/*/megatron", self.architecture.family)
+        return self._modules(getattr(family, "HEADS", ()), "model.")
+
+    def _modules(self, modules: Iterable[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
+        """Tensors of modules; `prefix` is that of our names."""
         slices: dict[str, TensorSlice] = {}
-        for module in plugins.load("models/*/megatron", self.architecture.family).LAYER:
-            ours = [f"model.layers.{number}.{name}" for name in module.ours]
+        for module in modules:
+            ours = [f"{prefix}{name}" for name in module.ours]
             if module.split == "heads":
                 slices |= self._fused_qkv(module.name, *ours)
+            elif module.split == "vocabulary":
+                names = (f"{ours[0]}.{kind}" for kind in _KINDS)
+                slices |= {
+                    f"{module.name}.{name.rpartition('.')[2]}": self._vocabulary(name)
+                    for name in names
+                    if name in self._shapes
+                }
             elif module.split == "rows":
                 slices |= self._rows(module.name, ours)
             elif module.split == "columns":
@@ -212,17 +231,18 @@ class TensorParallelRank:
         return self._copied(name, ours) | {f"{name}.weight": weight}
 
     def _vocabulary(self, ours: str) -> TensorSlice:
-        """Rows of an embedding or output layer; rows beyond the vocabulary are the mean row."""
-        num_tokens, width = self._shapes[ours]
+        """Rows of an embedding, an output layer or its bias; rows of padding are the mean row."""
+        num_tokens, *sizes = self._shapes[ours]
+        columns, width = (*sizes,), math.prod(sizes)
         rows = part(self.padded_vocab_size, self.axis)
         tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
         padding = range(len(tokens), len(rows))
-        chunks = [Chunk(f"model.{ours}", _slices(tokens, (width,)))] if tokens else []
+        chunks = [Chunk(f"model.{ours}", _slices(tokens, columns))] if tokens else []
         if padding:
             # The mean row gives a padding token an average logit. Zeros could be the largest one.
-            slices = _slices(padding, (width,))
+            slices = _slices(padding, columns)
             chunks.append(Chunk(f"model.{ours}", slices, len(tokens) * width, is_mean=True))
-        return TensorSlice((len(rows), width), (*chunks,), split="vocabulary")
+        return TensorSlice((len(rows), *columns), (*chunks,), split="vocabulary")
 
 
 @functools.cache

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from tokamake import plugins
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 _ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
@@ -29,7 +31,7 @@ def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
             f"{num_rows}"
         )
     # The keys of optimizer states have the same ends. Step counts have no rows.
-    keys = [key for key in checkpoint.source if key.endswith(_ROW_PER_TOKEN)]
+    keys = [key for key in checkpoint.source if key.endswith(_names(checkpoint.architecture))]
     keys_with_rows = [key for key in keys if checkpoint.source.shapes[key]]
     return replace(
         checkpoint,
@@ -37,6 +39,13 @@ def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
         source=checkpoint.source.first_rows(keys_with_rows, size),
         is_padding_unknown=False,
     )
+
+
+def _names(architecture: Architecture) -> tuple[str, ...]:
+    """Ends of the names of tensors with a row per token."""
+    heads = getattr(plugins.load("models/*/megatron", architecture.family), "HEADS", ())
+    of_heads = [module.ours[0] for module in heads if module.split == "vocabulary"]
+    return (*_ROW_PER_TOKEN, *(f"model.{name}.bias" for name in of_heads))
 
 
 def unknown_size_warning(checkpoint: Checkpoint) -> str | None:

@@ -43,6 +43,7 @@ from tokamake.checkpoint.torch_dist.sharded_tensors import (
     ShardedTensor,
     match_tensors,
     sharded_tensors,
+    stack_of,
     to_whole_tensors,
 )
 from tokamake.checkpoint.torch_files import (
@@ -122,7 +123,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if _EMBEDDING not in contents.tensors:
         raise UserError(f"{folder}: has no {_EMBEDDING}; give a checkpoint of a language model")
     args, rows = common.value.get("args"), contents.tensors[_EMBEDDING].size[0]
-    description = Description(common.file, common.value, args, rows, is_core=True)
+    names = frozenset(map(module_tree.current_name, contents.tensors))
+    description = Description(common.file, common.value, args, rows, is_core=True, names=names)
     architecture = description.architecture
     stored = {
         key: tensor
@@ -291,11 +293,11 @@ def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
 
 def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the keys of extra states."""
-    layers = checkpoint.architecture.num_hidden_layers
+    layers, stack = checkpoint.architecture.num_hidden_layers, stack_of(checkpoint.architecture)
     for module in _LAYER_MODULES:
         for number in range(layers):
-            yield f"decoder.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
-    yield f"decoder.final_layernorm.{_EXTRA_STATE}/shard_0_1"
+            yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
+    yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
 
 
 def _common_state(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tokamake import plugins
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.optimizer_states import parameter_name
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
@@ -26,11 +27,13 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
-_LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
+_LAYER = re.compile(r"((?:de|en)coder\.layers)\.(?:\d+\.)?(.+)")
 """Name of a tensor of layers; with a number, it holds a single layer."""
 _CORE_NAMES = (
     (r"^language_model\.(embedding|output_layer)\.", r"\1."),
-    (r"^language_model\.encoder\.", "decoder."),
+    (r"^language_model\.pooler\.", "pooler."),
+    (r"^lm_head\.layernorm\.", "lm_head.layer_norm."),
+    (r"^lm_head\.bias$", "output_layer.bias"),
     (r"\binput_layernorm\.", "self_attention.linear_qkv.layer_norm_"),
     (r"\bpost_attention_layernorm\.", "mlp.linear_fc1.layer_norm_"),
     (r"\bself_attention\.query_key_value\.", "self_attention.linear_qkv."),
@@ -62,14 +65,22 @@ def sharded_tensors(architecture: Architecture, *, padded_vocab_size: int) -> li
     tree = module_tree.stage_tree(rank, range(architecture.num_hidden_layers))
     slices: dict[tuple[str, bool], list[TensorSlice]] = {}
     for name, tensor in module_tree.named_slices(tree):
-        key = _core_name(name)
+        key = _core_name(name, stack_of(architecture))
         match = _LAYER.fullmatch(key)
-        stacked = (f"decoder.layers.{match[2]}", True) if match else (key, False)
+        stacked = (f"{match[1]}.{match[2]}", True) if match else (key, False)
         slices.setdefault(stacked, []).append(tensor)
     return [ShardedTensor(key, (*layers,), stacked) for (key, stacked), layers in slices.items()]
 
 
-def _core_name(name: str) -> str:
+def stack_of(architecture: Architecture) -> str:
+    """Return megatron.core's name of the stack of layers."""
+    family = plugins.load("models/*/megatron", architecture.family)
+    name: str = getattr(family, "STACK", "decoder")
+    return name
+
+
+def _core_name(name: str, stack: str) -> str:
+    name = re.sub(r"^language_model\.encoder\.", f"{stack}.", name)
     for pattern, replacement in _CORE_NAMES:
         name = re.sub(pattern, replacement, name)
     return name
@@ -94,12 +105,11 @@ def match_tensors(
     expected = {tensor.key: tensor for tensor in model}
     # Megatron has no layer axis if its layers differ.
     single = {
-        f"decoder.layers.{number}.{tensor.key.removeprefix('decoder.layers.')}": ShardedTensor(
-            f"decoder.layers.{number}", (layer,), is_stacked=False
-        )
+        key: ShardedTensor(key, (layer,), is_stacked=False)
         for tensor in expected.values()
         if tensor.is_stacked
         for number, layer in enumerate(tensor.layers)
+        for key in [re.sub(r"\.layers\.", f".layers.{number}.", tensor.key, count=1)]
     }
     if stored.keys() & single.keys():
         expected = {key: each for key, each in expected.items() if not each.is_stacked} | single

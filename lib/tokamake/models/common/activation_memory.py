@@ -39,6 +39,22 @@ def rms_norm_bytes(width: int, size: int, *, fused: bool) -> int:
     return width * size if fused else 2 * width * 4
 
 
+def plain_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
+    """Bytes per token of a layer with LayerNorms and an MLP without a gate.
+
+    LayerNorm is one kernel on all devices and saves its input. The MLP saves the input and the
+    output of its activation. See `gated_layer` for attention and the arguments.
+    """
+    attention = attention_bytes(architecture, size)
+    inner = architecture.intermediate_size * size
+    return SavedActivations(
+        states=2 * architecture.hidden_size * size,
+        gathered=2 * architecture.hidden_size * size,
+        split=attention + 2 * inner,
+        products=attention + inner,
+    )
+
+
 def gated_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
     """Bytes per token of a layer with RMSNorms and a gated MLP.
 

@@ -51,6 +51,13 @@ class HFFormat:
     """Name of the list of layers."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of modules that differ from ours, by ours."""
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Names of modules outside the prefix, by ours without `model.`."""
+    copies: Mapping[str, str] = field(
+        default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"}
+    )
+    """Tensors that some files have beside our tensors with the same content, if the output layer is
+    tied."""
     fused: str | None = None
     """Name of the module that has query, key and value in one."""
     fused_rows: Literal["stacked", "grouped"] = "grouped"
@@ -72,7 +79,13 @@ class HFFormat:
         if module == "lm_head":
             return ours
         module = module.removeprefix("model.")
+        if module in self.heads:
+            return f"{self.heads[module]}.{kind}"
         return f"{self.prefix}{self.names.get(module, module)}.{kind}"
+
+    def is_outside(self, name: str) -> bool:
+        """Whether a stored tensor has no prefix, even in a whole model."""
+        return name.startswith(("lm_head.", *self.heads.values())) or name in self.copies
 
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
         """Where the rows of our tensor lie in the stored one, before that is transposed.

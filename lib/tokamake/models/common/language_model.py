@@ -16,7 +16,7 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import document_mask, zigzag_indices
+from tokamake.parallel.context import UNMASKED, document_mask, zigzag_indices
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -27,8 +27,20 @@ from tokamake.parallel.tensor import (
     shared_input,
 )
 
-Output = Tensor | tuple[Tensor, Tensor]
-"""Result of `forward`: logits, or logits and an auxiliary loss; see `LanguageModel`."""
+
+class Predictions(NamedTuple):
+    """Result of the last stage."""
+
+    logits: Tensor
+    """(B, L, V) scores of the vocabulary for each token."""
+    auxiliary_loss: Tensor | None = None
+    """See `LanguageModel`."""
+    sample_logits: Tensor | None = None
+    """(B, classes) scores of the class of each sample, of a family that has a head for it."""
+
+
+Output = Tensor | tuple[Tensor, Tensor] | Predictions
+"""Result of `forward`: logits, logits and an auxiliary loss, or `Predictions`."""
 
 
 class DropoutRates(NamedTuple):
@@ -41,7 +53,7 @@ class DropoutRates(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A causal language model, or a stage of one: some of its layers.
+    """A language model, or a stage of one: some of its layers.
 
     The first stage has the embedding, the last one the final norm and the output layer. A tied
     output layer in another stage than the embedding is a copy of it.
@@ -63,6 +75,7 @@ class LanguageModel(nn.Module):
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, unless it is the embedding.
         has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
+        is_causal: whether a token attends to itself and earlier tokens only; not so in encoders.
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
@@ -76,6 +89,7 @@ class LanguageModel(nn.Module):
     lm_head: nn.Linear
     layers: nn.ModuleDict
     has_auxiliary_loss = False
+    is_causal = True
     into_residual: tuple[str, ...] = ("o_proj.weight", "down_proj.weight")
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -130,7 +144,9 @@ class LanguageModel(nn.Module):
         document_ids: Tensor | None = None,
         sample_numbers: Tensor | None = None,
     ) -> Output:
-        """Predict each token's successor; families implement this.
+        """Predict each token's successor, or masked tokens; families implement this.
+
+        Encoders have no cache, and may have further inputs.
 
         Args:
             x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
@@ -224,7 +240,7 @@ class LanguageModel(nn.Module):
     def mask(
         self, document_ids: Tensor | None, cache: KeyValueCache | None = None
     ) -> AttentionMask:
-        """Mask that separates documents, in the form that `attention` takes; None: no mask.
+        """Mask of attention that keeps documents apart, in the form that `attention` takes.
 
         Args:
             document_ids: (B, L) of this rank's tokens.
@@ -233,9 +249,9 @@ class LanguageModel(nn.Module):
         if cache:
             return cache.this_pass.mask
         if document_ids is None:
-            return None
+            return None if self.is_causal else UNMASKED
         axis, method = self.mesh.context, self.mesh.context_method
-        return document_mask(document_ids, axis=axis, method=method)
+        return document_mask(document_ids, axis=axis, method=method, causal=self.is_causal)
 
     def logits(self, x_BLD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Logits (B, L, V) for this rank's part of the vocabulary; only in the last stage.
@@ -257,6 +273,6 @@ class LanguageModel(nn.Module):
         return KeyValueCache(len(self.layers), num_rows, capacity=capacity, is_kept=is_kept)
 
 
-def logits_and_auxiliary_loss(output: Output) -> tuple[Tensor, Tensor | None]:
-    """Separate the result of `forward`; the loss is None if the family has none."""
-    return output if isinstance(output, tuple) else (output, None)
+def predictions(output: Output) -> Predictions:
+    """The result of `forward` by names."""
+    return Predictions(*output) if isinstance(output, tuple) else Predictions(output)

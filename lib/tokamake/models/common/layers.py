@@ -1,4 +1,4 @@
-"""Modules that families share: attention, gated MLP, transformer layer.
+"""Modules that families share: attention, MLPs, transformer layer.
 
 Each maps token states x_BLD to token states x_BLD. Parallel layers hide the ranks.
 Shape suffixes: B batch, L tokens, S tokens attended to (cached ones first), D hidden size,
@@ -27,7 +27,7 @@ from tokamake.parallel.tensor import (
 
 
 class Attention(nn.Module):
-    """Causal self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
+    """Self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
 
@@ -94,13 +94,13 @@ class Attention(nn.Module):
         dropout: Dropout | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Mix tokens: each sees itself and earlier tokens, also those in the cache.
+        """Mix tokens: each sees itself and earlier ones, also in the cache, or those of `mask`.
 
         Args:
             x_BLD: token states.
             cos_LK: cosines of rotary positions; None: heads are not rotated.
             sin_LK: sines of rotary positions.
-            mask: mask from `parallel.context.document_mask`, or a bias of scores; None: no mask.
+            mask: see `parallel.attention.attention`; None: causal.
             dropout: dropout of the weights; None: nothing is dropped.
             cache: keys and values of earlier tokens; these tokens extend it.
         """
@@ -133,6 +133,31 @@ def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
     head = mesh.tensor.rank * groups // mesh.tensor.size
     rows = range(head * width, (head + 1) * width)
     return ReplicatedLinear(hidden, groups * width, mesh=mesh, rows=rows, bias=bias)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""Activations without a gate, by Hugging Face's names."""
+
+
+class MLP(nn.Module):
+    """Feed-forward layer without a gate."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+        super().__init__()
+        self._mesh, self._activation = mesh, ACTIVATIONS[architecture.hidden_act]
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=architecture.mlp_bias)
+        self.down_proj = RowParallelLinear(inner, hidden, mesh=mesh, bias=architecture.mlp_bias)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Transform each token on its own."""
+        x_BLD = shared_input(x_BLD, self._mesh)
+        return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
 class GatedMLP(nn.Module):

@@ -18,9 +18,9 @@ class MegatronModule(NamedTuple):
     """In Megatron's layer."""
     ours: tuple[str, ...]
     """In a layer of Hugging Face's Llama. Those that an architecture lacks are left out."""
-    split: Literal["copied", "rows", "columns", "heads"] = "copied"
-    """How tensor-parallel ranks share it: each has all of it, some outputs, some inputs, or some
-    key and value heads with their query heads."""
+    split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
+    """How tensor-parallel ranks share it: each has all of it, some outputs, some inputs, some key
+    and value heads with their query heads, or some tokens of the padded vocabulary."""
 
 
 ATTENTION = (
@@ -74,6 +74,31 @@ def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
             args, file, name="add_qkv_bias", meaning="biases of queries, keys and values alone"
         )
     return {"attention_bias": has_biases, "mlp_bias": has_biases}
+
+
+def mlp_activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
+    """hidden_act of MLPs without a gate.
+
+    Args:
+        args: Megatron's arguments.
+        file: with the arguments, for messages.
+        biased: whether MLPs have biases.
+        is_core: whether the model is megatron.core's, which ignores some arguments.
+
+    Raises:
+        UserError: Megatron's versions disagree on what the arguments mean.
+    """
+    # Megatron's kernel that fuses the bias approximates GELU by tanh; its plain GELU is exact.
+    fused = getattr(args, "bias_gelu_fusion", None)
+    if biased and (fused is None or fused):
+        if getattr(args, "onnx_safe", False) and not is_core:
+            raise UserError(
+                f"{file}: args.onnx_safe: {args.onnx_safe!r}: Megatron versions use "
+                "different GELUs with it and bias_gelu_fusion; remove the one that had no effect"
+            )
+        return "gelu_new"
+    by_tanh = getattr(args, "openai_gelu", False) and not is_core
+    return "gelu_new" if by_tanh else "gelu"
 
 
 def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:

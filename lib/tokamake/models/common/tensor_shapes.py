@@ -21,6 +21,7 @@ def shapes(
     biased_norms: bool,
     of_attention: Callable[[Architecture], Shapes] = _none,
     of_embeddings: Callable[[Architecture], Shapes] = _none,
+    of_heads: Callable[[Architecture], Shapes] = _none,
 ) -> Shapes:
     """Shape of every tensor by its name.
 
@@ -30,6 +31,7 @@ def shapes(
         biased_norms: whether norms have biases.
         of_attention: further tensors of the attention of a layer.
         of_embeddings: further tensors beside the embedding of tokens.
+        of_heads: further tensors after the last norm.
     """
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
@@ -46,6 +48,7 @@ def shapes(
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
     if not architecture.tie_word_embeddings:
         tensors["lm_head.weight"] = (vocabulary, hidden)
+    tensors |= of_heads(architecture)
     return tensors
 
 

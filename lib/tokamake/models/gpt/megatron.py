@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
-from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import (
     ATTENTION,
     INPUT_NORM,
     MLP,
     MLP_NORM,
     biases,
+    mlp_activation,
     norm_epsilon,
 )
 
@@ -45,22 +45,8 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
         **has_biases,
         "embedding_layernorm": bool(getattr(args, "embed_layernorm", False)),
-        "hidden_act": _activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
+        "hidden_act": mlp_activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
     }
-
-
-def _activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
-    # Megatron's kernel that fuses the bias approximates GELU by tanh; its plain GELU is exact.
-    fused = getattr(args, "bias_gelu_fusion", None)
-    if biased and (fused is None or fused):
-        if getattr(args, "onnx_safe", False) and not is_core:
-            raise UserError(
-                f"{file}: args.onnx_safe: {args.onnx_safe!r}: Megatron versions use "
-                "different GELUs with it and bias_gelu_fusion; remove the one that had no effect"
-            )
-        return "gelu_new"
-    by_tanh = getattr(args, "openai_gelu", False) and not is_core
-    return "gelu_new" if by_tanh else "gelu"
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:

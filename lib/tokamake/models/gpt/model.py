@@ -6,29 +6,16 @@ trainer, evaluation and generation call the model for logits.
 Shape suffixes: B batch, L tokens, D hidden size.
 """
 
-from collections.abc import Callable
-from functools import partial
+from torch import Tensor
 
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from tokamake.config.architecture import Architecture
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import Attention, TransformerLayer
+from tokamake.models.common.layers import MLP, Attention, TransformerLayer
 from tokamake.models.common.positions import alibi, rotary
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.context import PackedDocuments
-from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import (
-    ColumnParallelLinear,
-    LayerNorm,
-    PositionEmbedding,
-    RowParallelLinear,
-    own_tokens,
-    shared_input,
-)
+from tokamake.parallel.tensor import LayerNorm, ReplicatedEmbedding, own_tokens
 
 SETTINGS = {
     "position_embedding": ("learned", "alibi", "rotary"),
@@ -42,29 +29,6 @@ SETTINGS = {
     "tie_word_embeddings": (True, False),
 }
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-class MLP(nn.Module):
-    """Feed-forward layer."""
-
-    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
-        super().__init__()
-        self._mesh, self._activation = mesh, _ACTIVATIONS[architecture.hidden_act]
-        hidden, inner = architecture.hidden_size, architecture.intermediate_size
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=architecture.mlp_bias)
-        self.down_proj = RowParallelLinear(inner, hidden, mesh=mesh, bias=architecture.mlp_bias)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """Transform each token on its own."""
-        x_BLD = shared_input(x_BLD, self._mesh)
-        return self.down_proj(self._activation(self.up_proj(x_BLD)))
 
 
 class Model(LanguageModel):
@@ -84,7 +48,7 @@ class Model(LanguageModel):
         architecture = self.architecture
         if architecture.position_embedding == "learned":
             longest, hidden = architecture.max_position_embeddings, architecture.hidden_size
-            self.embed_positions = PositionEmbedding(longest, hidden, mesh=self.mesh)
+            self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
         if architecture.embedding_layernorm:
             self.embed_layernorm = self.build_norm()
 

@@ -35,8 +35,8 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import (
     MicroBatch,
+    SampleRows,
     StepSamples,
-    TokenRows,
     has_masked_labels,
     num_micro_batches,
     to_batch,
@@ -44,7 +44,7 @@ from tokamake.train.batch import (
 )
 from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.numerics import precision_of
-from tokamake.train.pipeline_stages import PipelineStages
+from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
 
@@ -64,6 +64,8 @@ class Sums(NamedTuple):
     """Norm of the gradient of each layer, then of all other parameters, if they are measured."""
     corpora: tuple[tuple[float, float], ...] = ()
     """Sum of the losses in nats, and tokens, of each corpus, if they are measured."""
+    sample_loss: float | None = None
+    """Mean of the losses of the classes of samples, if they have any."""
 
 
 class EngineBase(ABC):
@@ -201,7 +203,7 @@ class EngineBase(ABC):
         """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
 
     def _batches(
-        self, rows: Sequence[TokenRows], samples: StepSamples | None = None
+        self, rows: Sequence[SampleRows], samples: StepSamples | None = None
     ) -> list[MicroBatch]:
         """Micro batches on the device; without the numbers of samples, nothing is dropped."""
         numbers = [None] * len(rows) if samples is None else samples.numbers
@@ -212,9 +214,15 @@ class EngineBase(ABC):
             for array, of_samples in zip(rows, numbers, strict=True)
         ]
 
+    def _loss_factors(self, batches: Sequence[MicroBatch]) -> LossFactors:
+        """Factors that make means of the sums of losses of this step, over all ranks."""
+        # All data-parallel ranks have as many samples.
+        num_samples = sum(len(batch.inputs) for batch in batches) * self.mesh.data.size
+        return LossFactors(1 / self._num_labels(batches), 1 / num_samples)
+
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
         """Number of tokens with a loss, over all ranks."""
-        if not has_masked_labels(self._run.train):
+        if not has_masked_labels(self._run.train, batches):
             own = sum(batch.labels.numel() for batch in batches)
             return own * self.mesh.data.size * self.mesh.context.size
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
@@ -249,15 +257,23 @@ class EngineBase(ABC):
         # The flags travel with the loss, because a second collective would cost its latency.
         flags = torch.tensor([stop, saved], device=self._device)
         parts = [torch.stack((own, squares)).float(), flags.float()]
-        optional = [part.flatten() for part in (layers, corpora) if part is not None]
+        samples = None
+        if self.stages.sample_losses:
+            samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
+        optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         sums = torch.cat([*parts, *optional])
         dist.all_reduce(sums)
         total, square, num_stops, num_saved, *others = sums.tolist()
         all_saved = num_saved == self._ranks.world_size
         num_layers = 0 if layers is None else len(layers)
         norms = tuple(map(math.sqrt, others[:num_layers]))
+        sample_loss = None
+        if samples is not None:
+            *others, of_samples, num_samples = others
+            sample_loss = of_samples / num_samples
         of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
-        return Sums(total, math.sqrt(square), num_stops > 0, all_saved, norms, of_corpora)
+        stops = num_stops > 0
+        return Sums(total, math.sqrt(square), stops, all_saved, norms, of_corpora, sample_loss)
 
     def _corpus_sums(
         self, batches: Sequence[MicroBatch], samples: StepSamples | None
@@ -289,10 +305,14 @@ class EngineBase(ABC):
         dist.all_gather_object(values, own)
         return bad_ranks(values)
 
-    def mean_loss(self, rows: Iterable[TokenRows]) -> float:
-        """Mean loss over all tokens of the micro batches of all ranks, without training."""
+    def mean_loss(self, rows: Iterable[SampleRows]) -> float:
+        """Mean loss over all tokens of the micro batches of all ranks, without training.
+
+        That of the classes of samples, if they have any, is added to it.
+        """
         self._set_mode("eval")
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self.stages.take_sample_loss()  # of training
+        total = torch.zeros(4, dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
         size = num_micro_batches(self._run.train, self.mesh) if self.stages.is_pipelined else 1
         remaining = iter(rows)
@@ -300,10 +320,12 @@ class EngineBase(ABC):
             batches = self._batches(arrays)
             total[0] += self._losses(batches)
             total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
+            total[2:] += self.stages.take_sample_loss()
         if not self.stages.has_loss or self.mesh.tensor.rank:
             total.zero_()
         dist.all_reduce(total)
-        return float(total[0] / total[1])
+        of_tokens, num_labels, of_samples, num_samples = total.tolist()
+        return float(of_tokens / max(1, num_labels) + of_samples / max(1, num_samples))
 
     # ---- Checkpoints ----
 

@@ -26,8 +26,8 @@ from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
-from tokamake.train.batch import MicroBatch, StepSamples, TokenRows
-from tokamake.train.pipeline_stages import PipelineStages
+from tokamake.train.batch import MicroBatch, SampleRows, StepSamples
+from tokamake.train.pipeline_stages import TOKENS_ALONE, LossFactors, PipelineStages
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
@@ -40,9 +40,9 @@ class _StagesModule(nn.Module):
         # In a list, because torch would search an attribute for parameters.
         self._stages = [stages]
 
-    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
-        """Sum of the losses of a micro batch's tokens, times `scale`; not for pipelines."""
-        return self._stages[0].loss(batch, scale)
+    def forward(self, batch: MicroBatch, factors: LossFactors) -> Tensor:
+        """Sum of the losses of a micro batch, times their factors; not for pipelines."""
+        return self._stages[0].loss(batch, factors)
 
 
 class Engine(EngineBase):
@@ -97,7 +97,7 @@ class Engine(EngineBase):
 
     def train_step(
         self,
-        rows: Sequence[TokenRows],
+        rows: Sequence[SampleRows],
         *,
         learning_rate: float,
         weight_decay: float,
@@ -111,14 +111,14 @@ class Engine(EngineBase):
         batches = self._batches(rows, samples)
         # DeepSpeed averages over these ranks what should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
-        scale = num_averaged / self._num_labels(batches)
+        factors = self._loss_factors(batches).times(num_averaged)
         loss_scale = self._loss_scale.value
         if self._run.train.precision == "fp16":
             self._engine.optimizer.loss_scale = loss_scale
         if self._zero_stage < 2:
-            total = self._reduce_at_end(batches, scale)
+            total = self._reduce_at_end(batches, factors)
         else:
-            total = self._reduce_each(batches, scale)
+            total = self._reduce_each(batches, factors)
         squares = torch.zeros_like(total)
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
@@ -148,12 +148,13 @@ class Engine(EngineBase):
             bad=None if overflowed else judge(loss, norm),
             updated=math.isfinite(loss) and math.isfinite(norm),
             corpus_losses=sums.corpora,
+            sample_loss=sums.sample_loss,
         )
 
-    def _reduce_at_end(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
+    def _reduce_at_end(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""
         value = self._loss_scale.value
-        total = self.stages.forward_backward(batches, scale * value) / value
+        total = self.stages.forward_backward(batches, factors.times(value)) / value
         sharding.add_up_partial(self._chunks, self.mesh.tensor, gradient=self._gradient)
         if self._run.architecture.tie_word_embeddings:
             name = self.stages.embedding_name
@@ -167,12 +168,12 @@ class Engine(EngineBase):
         """DeepSpeed's fp32 sum of a parameter's gradients."""
         return internals.gradient(self._engine.optimizer, chunk.parameter)
 
-    def _reduce_each(self, batches: Sequence[MicroBatch], scale: float) -> Tensor:
+    def _reduce_each(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
         total = torch.zeros((), device=self._device)
         for number, batch in enumerate(batches, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
-            loss = self._engine(batch, scale)
+            loss = self._engine(batch, factors)
             self._engine.backward(loss, scale_wrt_gas=False)
             total += loss.detach()
             if number < len(batches):
@@ -213,7 +214,7 @@ class Engine(EngineBase):
         if self._zero_stage < 3:
             return self.stages.losses(batches)
         # In stage 3, DeepSpeed gathers weights in the forward pass of its own engine.
-        return torch.stack([self._engine(batch, 1.0) for batch in batches]).sum()
+        return torch.stack([self._engine(batch, TOKENS_ALONE) for batch in batches]).sum()
 
     # ---- Checkpoints ----
 

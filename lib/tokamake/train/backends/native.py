@@ -23,7 +23,8 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase, Sums
-from tokamake.train.batch import MicroBatch, StepSamples, TokenRows, label_draws
+from tokamake.train.batch import MicroBatch, SampleRows, StepSamples, label_draws
+from tokamake.train.pipeline_stages import LossFactors
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
@@ -59,7 +60,7 @@ class Engine(EngineBase):
 
     def train_step(
         self,
-        rows: Sequence[TokenRows],
+        rows: Sequence[SampleRows],
         *,
         learning_rate: float,
         weight_decay: float,
@@ -104,10 +105,11 @@ class Engine(EngineBase):
             updated=updates,
             layer_norms=sums.layer_norms,
             corpus_losses=sums.corpora,
+            sample_loss=sums.sample_loss,
         )
 
     def recompute(
-        self, rows: Sequence[TokenRows], *, samples: StepSamples | None = None
+        self, rows: Sequence[SampleRows], *, samples: StepSamples | None = None
     ) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
@@ -125,7 +127,8 @@ class Engine(EngineBase):
     ) -> Sums:
         """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
         loss_scale = self._loss_scale.value
-        total = self.stages.forward_backward(batches, loss_scale / self._num_labels(batches))
+        factors = self._loss_factors(batches).times(loss_scale)
+        total = self.stages.forward_backward(batches, factors)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         layers = None
@@ -151,7 +154,7 @@ class Engine(EngineBase):
         states = (self.optimizer.state.get(chunk.local, {}) for chunk in self._chunks)
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
-    def _update_hessian(self, rows: Sequence[TokenRows], batches: Sequence[MicroBatch]) -> None:
+    def _update_hessian(self, rows: Sequence[SampleRows], batches: Sequence[MicroBatch]) -> None:
         """If it is due, give the optimizer gradients of labels that are drawn from the model."""
         if self._needs_hessian is None:
             return
@@ -160,7 +163,8 @@ class Engine(EngineBase):
             return
         num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
-        self.stages.forward_backward(batches, loss_scale / num_labels, draws=draws)
+        factors = LossFactors(loss_scale / num_labels)
+        self.stages.forward_backward(batches, factors, draws=draws)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)

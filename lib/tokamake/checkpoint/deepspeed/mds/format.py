@@ -69,7 +69,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
     args = deepspeed_folder.megatron_args(first)
     is_core = module_tree.is_core(first.get("module"))
-    description = Description(files[0], first, args, rows, is_core)
+    names = module_tree.current_names(first.get("module"))
+    description = Description(files[0], first, args, rows, is_core, names)
     architecture = description.architecture
     check_rank_counts(args, folder, tensor=size, pipeline=1)
     layers = range(architecture.num_hidden_layers)

@@ -93,7 +93,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size"
     )
     rows = _vocabulary_rows(folder, folder_of, hidden_size=hidden_size)
-    description = Description(file, state, args, rows)
+    description = Description(file, state, args, rows, names=frozenset(folder_of))
     architecture = description.architecture
     states = _states(folder, folder_of, rank=TensorParallelRank(architecture, Axis(0, 1), rows))
     return description.checkpoint(

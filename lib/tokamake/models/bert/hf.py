@@ -1,0 +1,144 @@
+"""How a `bert` is stored: its tensors, and transformers' model type megatron-bert."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import HFFormat
+
+
+def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
+    """Learned positions and token types."""
+    hidden = architecture.hidden_size
+    tensors: tensor_shapes.Shapes = {
+        "model.embed_positions.weight": (architecture.max_position_embeddings, hidden)
+    }
+    if num_types := architecture.setting("type_vocab_size"):
+        tensors["model.embed_token_types.weight"] = (num_types, hidden)
+    return tensors
+
+
+def _heads(architecture: Architecture) -> tensor_shapes.Shapes:
+    """Heads of masked tokens and of the order of sentences."""
+    hidden, vocab_size, head = (
+        architecture.hidden_size,
+        architecture.vocab_size,
+        "masked_token_head",
+    )
+    assert vocab_size is not None
+    tensors: tensor_shapes.Shapes = {f"model.{head}.bias": (vocab_size,)}
+    modules = {f"{head}.dense": (hidden, hidden), f"{head}.layernorm": (hidden,)}
+    if architecture.setting("sentence_order_head"):
+        modules |= {"pooler": (hidden, hidden), "sentence_order_head": (2, hidden)}
+    for module, shape in modules.items():
+        tensors |= tensor_shapes.with_bias(f"model.{module}", shape, has_bias=True)
+    return tensors
+
+
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=False,
+    biased_norms=True,
+    of_embeddings=_embeddings,
+    of_heads=_heads,
+)
+"""Shape of every tensor of an architecture by its name."""
+
+_WITHOUT_ORDER = "MegatronBertForMaskedLM"
+"""transformers' class of models without pooler and head of the order of sentences."""
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        # transformers looks up type 0 in any case.
+        "type_vocab_size": config["type_vocab_size"] or 2,
+        "sentence_order_head": config.get("architectures") != [_WITHOUT_ORDER],
+    }
+
+
+def _keys(architecture: Architecture) -> dict[str, Any]:
+    has_order = architecture.setting("sentence_order_head")
+    return {} if has_order else {"architectures": [_WITHOUT_ORDER]}
+
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="megatron-bert",
+        class_name="MegatronBertForPreTraining",
+        keys={
+            "vocab_size": ("vocab_size",),
+            "hidden_size": ("hidden_size",),
+            "intermediate_size": ("intermediate_size",),
+            "num_hidden_layers": ("num_hidden_layers",),
+            "num_attention_heads": ("num_attention_heads",),
+            "max_position_embeddings": ("max_position_embeddings",),
+            "hidden_act": ("hidden_act",),
+            "head_act": ("hidden_act",),
+            "layer_norm_epsilon": ("layer_norm_eps",),
+            "initializer_range": ("initializer_range",),
+            "tie_word_embeddings": ("tie_word_embeddings",),
+            "type_vocab_size": ("type_vocab_size",),
+        },
+        # Megatron's epsilon is 1e-5; transformers takes a missing one for 1e-12.
+        defaults={
+            "vocab_size": 29056,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 512,
+            "hidden_act": "gelu",
+            "head_act": "gelu",
+            "layer_norm_epsilon": 1e-12,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": True,
+            "type_vocab_size": 2,
+        },
+        implied={"position_embedding": "learned", "attention_bias": True, "mlp_bias": True},
+        supported={
+            "is_decoder": (False,),
+            "add_cross_attention": (False,),
+            "position_embedding_type": ("absolute",),
+        },
+        constants={"is_decoder": False},
+        dropout={"attention_probs_dropout_prob": "attention", "hidden_dropout_prob": "hidden"},
+        extra_fields=_fields,
+        extra_keys=_keys,
+        prefix="bert.",
+        layers="encoder.layer",
+        names={
+            "embed_tokens": "embeddings.word_embeddings",
+            "embed_positions": "embeddings.position_embeddings",
+            "embed_token_types": "embeddings.token_type_embeddings",
+            "input_layernorm": "attention.ln",
+            "self_attn.q_proj": "attention.self.query",
+            "self_attn.k_proj": "attention.self.key",
+            "self_attn.v_proj": "attention.self.value",
+            "self_attn.o_proj": "attention.output.dense",
+            "post_attention_layernorm": "ln",
+            "mlp.up_proj": "intermediate.dense",
+            "mlp.down_proj": "output.dense",
+            "norm": "encoder.ln",
+            "pooler": "pooler.dense",
+        },
+        heads={
+            "masked_token_head": "cls.predictions",
+            "masked_token_head.dense": "cls.predictions.transform.dense",
+            "masked_token_head.layernorm": "cls.predictions.transform.LayerNorm",
+            "sentence_order_head": "cls.seq_relationship",
+        },
+        copies={
+            "cls.predictions.decoder.weight": "model.embed_tokens.weight",
+            "cls.predictions.decoder.bias": "model.masked_token_head.bias",
+        },
+        ignored=r"(bert\.)?embeddings\.position_ids",
+    ),
+)
+"""transformers' model types for this family; the first that fits an architecture is written."""
+
+REFUSED = {
+    "bert": "it norms after attention and MLP, and the family bert, as Megatron, before them",
+}
+"""transformers' model types that resemble this family, and why they are other models."""

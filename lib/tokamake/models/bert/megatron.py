@@ -1,0 +1,99 @@
+"""A `bert` in Megatron's terms: modules of a layer, heads, arguments of its function."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.megatron_format import (
+    ATTENTION,
+    INPUT_NORM,
+    MLP,
+    MLP_NORM,
+    MegatronModule,
+    biases,
+    mlp_activation,
+    norm_epsilon,
+)
+
+ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
+"""Arguments by which a checkpoint's model is known to be of this family."""
+
+TENSORS = ("lm_head.dense.weight",)
+"""Tensors by which it is: the arguments of a GPT are the same."""
+
+STACK = "encoder"
+"""Name of the layers in megatron.core."""
+
+EMBEDDING = {
+    "position_embeddings": "model.embed_positions",
+    "tokentype_embeddings": "model.embed_token_types",
+}
+"""Our names of the embedding's modules beside the word embeddings, in Megatron's order."""
+
+LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
+"""Modules of a layer in the order in which Megatron makes them."""
+
+HEADS = (
+    MegatronModule("language_model.pooler.dense", ("pooler",)),
+    MegatronModule("lm_head", ("masked_token_head",), "vocabulary"),
+    MegatronModule("lm_head.dense", ("masked_token_head.dense",)),
+    MegatronModule("lm_head.layernorm", ("masked_token_head.layernorm",)),
+    MegatronModule("binary_head", ("sentence_order_head",)),
+)
+"""Modules after the last norm, by their names in the model."""
+
+_TANH = ("gelu_new", "gelu_pytorch_tanh")
+
+
+def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    """Fields of an `Architecture` that Megatron's arguments state.
+
+    Args:
+        args: of a checkpoint.
+        file: with the arguments, for messages.
+        is_core: whether the model is megatron.core's, whose head always has an exact GELU.
+
+    Raises:
+        UserError: Megatron's versions disagree on what the arguments mean.
+    """
+    has_biases = biases(args, file, default=True)
+    # Megatron's models without the head of the order of sentences have no token types, either.
+    has_order = bool(getattr(args, "bert_binary_head", True))
+    by_tanh = getattr(args, "openai_gelu", False) and not is_core
+    return {
+        "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
+        **has_biases,
+        "hidden_act": mlp_activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
+        "head_act": "gelu_new" if by_tanh else "gelu",
+        "sentence_order_head": has_order,
+        "type_vocab_size": 2 if has_order else 0,
+    }
+
+
+def arguments(architecture: Architecture) -> dict[str, Any]:
+    """Megatron's arguments of an architecture; the inverse of `fields`."""
+    head_by_tanh = architecture.setting("head_act") in _TANH
+    return {
+        **ARGUMENTS,
+        "layernorm_epsilon": architecture.layer_norm_epsilon,
+        # With openai_gelu, the head and the MLPs have the tanh; Megatron refuses both arguments.
+        "bias_gelu_fusion": architecture.hidden_act in _TANH and not head_by_tanh,
+        "openai_gelu": head_by_tanh,
+        "bert_binary_head": architecture.setting("sentence_order_head"),
+    }
+
+
+def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
+    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
+    mlp, head = architecture.hidden_act, architecture.setting("head_act")
+    settings = ["hidden_act relu"] if mlp == "relu" else []
+    settings += ["head_act relu"] if head == "relu" else []
+    if head in _TANH and (is_megatron_lm or mlp not in _TANH):
+        settings.append(f"head_act {head}")
+    if mlp in _TANH and head not in _TANH and not architecture.mlp_bias:
+        settings.append(f"hidden_act {mlp} without biases")
+    has_order = architecture.setting("sentence_order_head")
+    if (num_types := architecture.setting("type_vocab_size")) != (2 if has_order else 0):
+        order = "with" if has_order else "without"
+        settings.append(f"type_vocab_size {num_types} {order} sentence_order_head")
+    return settings

@@ -1,0 +1,155 @@
+"""BERT as Megatron has it (arXiv 1909.08053): LayerNorm before attention and MLP, learned
+positions, attention in both directions, heads for masked tokens and for the order of sentences.
+
+The original BERT (arXiv 1810.04805) norms after attention and MLP, and its embeddings: it is
+another model. The head of masked tokens is dense, activation, LayerNorm, then the embedding as the
+output layer, with a bias per token of the vocabulary.
+Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.key_value_cache import KeyValueCache
+from tokamake.models.common.language_model import LanguageModel, Output, Predictions
+from tokamake.models.common.layers import ACTIVATIONS, MLP, Attention, TransformerLayer
+from tokamake.parallel.axis import part
+from tokamake.parallel.linear import linear
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.tensor import (
+    LayerNorm,
+    Placement,
+    ReplicatedEmbedding,
+    WholeLinear,
+    first_token,
+    own_tokens,
+    shared_input,
+)
+
+OBJECTIVES = ("masked",)
+"""Objectives that this family learns by."""
+
+SETTINGS = {
+    "position_embedding": ("learned",),
+    "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
+    "head_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
+    "attention_bias": (True, False),
+    "mlp_bias": (True, False),
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": (True,),
+    "type_vocab_size": (2, 0, 1, 3, 4),
+    "sentence_order_head": (True, False),
+}
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
+own: head_act is the activation in the head of masked tokens. Megatron's is gelu, while its MLPs
+have gelu_new unless bias_gelu_fusion is off. type_vocab_size is the number of token types, 0 for
+none. sentence_order_head: whether there are a pooler and a head for the order of sentences."""
+
+
+class MaskedTokenHead(nn.Module):
+    """States of tokens to logits, with the embedding as the output layer."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+        super().__init__()
+        self._mesh, self._activation = mesh, ACTIVATIONS[architecture.setting("head_act")]
+        hidden, vocab_size = architecture.hidden_size, architecture.vocab_size
+        assert vocab_size is not None
+        self.bias = nn.Parameter(torch.zeros(len(part(vocab_size, mesh.tensor))))
+        if mesh.tensor.size > 1:
+            self.placements = {"bias": Placement(0)}
+        # Each rank has the states of all tokens, or under sequence parallelism of its own.
+        self.dense = WholeLinear(hidden, hidden, partial=mesh.sequence_parallel)
+        self.layernorm = LayerNorm(hidden, mesh, eps=architecture.layer_norm_epsilon)
+
+    def forward(self, x_BLD: Tensor, embedding_VD: Tensor) -> Tensor:
+        """Return logits (B, L, V) for this rank's part of the vocabulary."""
+        x_BLD = self.layernorm(self._activation(self.dense(x_BLD)))
+        # torch's linear would return a view with a bias, and FSDP2 warns about views.
+        return linear(shared_input(x_BLD, self._mesh), embedding_VD).add_(self.bias)
+
+
+class Model(LanguageModel):
+    """A BERT; layers have the names of Hugging Face's Llama, see `tensor_name`."""
+
+    is_causal = False
+
+    def build_norm(self) -> LayerNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
+        return LayerNorm(hidden, self.mesh, eps=eps)
+
+    def build_layer(self) -> TransformerLayer:
+        attention = Attention(self.architecture, self.mesh)
+        return TransformerLayer(self.build_norm, attention, mlp=MLP(self.architecture, self.mesh))
+
+    def add_embeddings(self) -> None:
+        """Add the embeddings of tokens, of positions, and of token types."""
+        super().add_embeddings()
+        architecture, hidden = self.architecture, self.architecture.hidden_size
+        longest = architecture.max_position_embeddings
+        self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
+        if num_types := architecture.setting("type_vocab_size"):
+            self.embed_token_types = ReplicatedEmbedding(num_types, hidden, mesh=self.mesh)
+
+    def add_output(self) -> None:
+        """Add the last norm and the heads."""
+        super().add_output()
+        self.masked_token_head = MaskedTokenHead(self.architecture, self.mesh)
+        if self.architecture.setting("sentence_order_head"):
+            hidden = self.architecture.hidden_size
+            self.pooler = WholeLinear(hidden, hidden)
+            self.sentence_order_head = WholeLinear(hidden, 2)
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> Output:
+        """Predict masked tokens and the order of sentences; see `LanguageModel.forward`.
+
+        Args:
+            x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
+            cache: None: tokens attend to later ones.
+            position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
+            document_ids: (B, L) numbers; a token sees only tokens with its own number. Padding has
+                a number of its own, so that no token sees it. None: there is no padding.
+            sample_numbers: (B,) int64 number of each sample in the run, for dropout.
+            token_types: (B, L) int64 type of each token; None: all have type 0.
+
+        Returns:
+            Logits, and logits (B, 2) of the order of sentences, if the model has a head for it;
+            from an earlier stage, (B, L, D) states.
+        """
+        assert cache is None, "an encoder has no cache"
+        dropout = self.dropout(x, sample_numbers)
+        x_BLD = self._embedded(x, position_ids, token_types) if self.is_first else x
+        if self.is_first and dropout:
+            x_BLD = dropout.states(x_BLD, "embedding")
+        x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
+        return self._predictions(x_BLD) if self.is_last else x_BLD
+
+    def _embedded(
+        self, tokens_BL: Tensor, position_ids: Tensor | None, token_types: Tensor | None
+    ) -> Tensor:
+        positions = self.positions(tokens_BL) if position_ids is None else position_ids
+        positions_BL = positions if positions.dim() > 1 else positions[None]
+        x_BLD: Tensor = self.embed_tokens(tokens_BL)
+        x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
+        if not hasattr(self, "embed_token_types"):
+            return x_BLD
+        types_BL = torch.zeros_like(tokens_BL) if token_types is None else token_types
+        return x_BLD + self.embed_token_types(own_tokens(types_BL, self.mesh))
+
+    def _predictions(self, x_BLD: Tensor) -> Predictions:
+        x_BLD = self.norm(x_BLD)
+        output = self.lm_head if hasattr(self, "lm_head") else self.embed_tokens
+        logits = self.masked_token_head(x_BLD, output.weight)
+        if not hasattr(self, "pooler"):
+            return Predictions(logits)
+        pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
+        return Predictions(logits, sample_logits=self.sentence_order_head(pooled_BD))

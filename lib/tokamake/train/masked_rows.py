@@ -1,0 +1,46 @@
+"""Samples of masked tokens as the trainer takes them: what an encoder reads and predicts.
+
+`data.samples` makes such samples as records of numpy arrays; `masked_rows` reads their fields.
+Shape suffixes: B samples of a micro batch, L tokens.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+
+class MaskedRows(NamedTuple):
+    """A micro batch of masked samples.
+
+    The loss of a global batch is the mean cross entropy of its masked tokens, plus the mean cross
+    entropy of the order of its samples if the model has a head for it. A global batch without a
+    masked token has no loss of tokens.
+    """
+
+    tokens: Integers
+    """(B, L) tokens of the inputs: some are masked, padding comes last."""
+    types: Integers
+    """(B, L) type of each token: 0 in the first part of a sample, 1 in the second one."""
+    labels: Integers
+    """(B, L) tokens before masking, -100 (`NO_LABEL`) where there is no loss."""
+    padding_mask: npt.NDArray[np.bool_]
+    """(B, L) True for tokens, False for padding. A token that equals the padding token can be a
+    token, because masking draws random ones."""
+    is_random: Integers
+    """(B,) 1 if the two parts of a sample are swapped, else 0. Megatron calls it so."""
+
+
+def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
+    """Return the fields of records.
+
+    Args:
+        records: (B,) with int64 fields tokens, types and labels (L,), num_tokens and is_swapped.
+    """
+    tokens = records["tokens"]
+    padding_mask = np.arange(tokens.shape[-1]) < records["num_tokens"][..., None]
+    return MaskedRows(
+        tokens, records["types"], records["labels"], padding_mask, records["is_swapped"]
+    )

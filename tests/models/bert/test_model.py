@@ -1,0 +1,255 @@
+"""The family bert equals transformers' MegatronBert, on any tensor-parallel ranks."""
+
+import math
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.berts import (
+    ARCHITECTURES,
+    MIXED,
+    bert,
+    inputs_of,
+    masked_samples,
+    mean_loss,
+    reference,
+    rows_of,
+    tensors_of,
+    their_loss,
+    their_output,
+)
+from tests.support.hf_tensors import from_hf, to_hf
+from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
+from tests.support.paths import ROOT
+from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.parallel import ParallelSettings
+from tokamake.errors import UserError
+from tokamake.inference.layout import WHOLE_MODEL
+from tokamake.models.bert import memory
+from tokamake.models.bert import model as family
+from tokamake.models.common.recompute import Recompute
+from tokamake.validation import validate
+
+PLAIN = ARCHITECTURES["bert"]
+
+
+def model_with_weights_of(architecture: Architecture, oracle: Any) -> Any:
+    """Our model with copies of the weights of transformers' model."""
+    return to_model(architecture, from_hf(architecture, tensors_of(oracle)))
+
+
+def as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dict[str, Any]:
+    """Weights or gradients of our model, by name and in the shape of transformers'."""
+    values = {
+        family.Model.tensor_name(name): (p.grad if gradients else p).detach()
+        for name, p in model.named_parameters()
+    }
+    return to_hf(architecture, values)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    oracle = reference(architecture)
+    model = model_with_weights_of(architecture, oracle)
+    samples = masked_samples(architecture, number=3, length=33)
+    tokens, further = inputs_of(samples)
+    with torch.no_grad():
+        ours = model(tokens, **further)
+        logits, order = their_output(oracle, samples)
+    # Rows of padding are nobody's: Megatron's see nothing, transformers' see all tokens.
+    valid = torch.from_numpy(samples.padding_mask)
+    assert (ours.logits - logits)[valid].abs().max() <= 1e-5
+    assert (ours.sample_logits is None) == (order is None)
+    if order is not None:
+        assert (ours.sample_logits - order).abs().max() <= 1e-5
+    loss, expected = mean_loss(model, samples), their_loss(oracle, samples)
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    # Biases of keys do not change the softmax: a small eps would amplify their rounding errors.
+    models = (model, oracle)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3) for model in models]
+    loss.backward()
+    expected.backward()
+    gradients = as_stored(architecture, model, gradients=True)
+    oracle_gradients = {n: p.grad for n, p in oracle.named_parameters()}
+    assert gradients.keys() == oracle_gradients.keys()
+    largest = max(gradient.abs().max() for gradient in oracle_gradients.values())
+    for key, gradient in oracle_gradients.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(gradients[key], gradient, atol=1e-5 * largest, rtol=1e-4)
+    for optimizer in optimizers:
+        optimizer.step()
+    stepped = as_stored(architecture, model, gradients=False)
+    for key, parameter in oracle.named_parameters():
+        assert (stepped[key] - parameter).abs().max() <= 1e-6
+
+
+def test_the_two_activations_are_settings() -> None:
+    """The head keeps its exact GELU where the MLPs have the tanh."""
+    weights, samples = random(MIXED, 1), masked_samples(MIXED, number=2, length=20)
+    tokens, further = inputs_of(samples)
+    with torch.no_grad():
+        mixed, exact, tanh = (
+            to_model(bert(**acts), weights)(tokens, **further).logits
+            for acts in (
+                {"hidden_act": "gelu_new"},
+                {},
+                {"hidden_act": "gelu_new", "head_act": "gelu_new"},
+            )
+        )
+    assert not torch.equal(mixed, exact)
+    assert not torch.equal(mixed, tanh)
+
+
+@pytest.mark.parametrize("length", [12, 40])
+def test_tokens_see_later_tokens_but_no_padding(length: int) -> None:
+    model = to_model(PLAIN, random(PLAIN, 1))
+    tokens = torch.randint(131, (2, length), generator=torch.Generator().manual_seed(1))
+    padding = (torch.arange(length) >= length - 5).expand(2, -1).long()
+    with torch.no_grad():
+        padded = model(tokens, document_ids=padding)
+        short = model(tokens[:, : length - 5])
+        changed = tokens.clone()
+        changed[:, length - 6] += 1 - 2 * (changed[:, length - 6] == 130).long()
+        later = model(changed[:, : length - 5])
+    torch.testing.assert_close(padded.logits[:, : length - 5], short.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(padded.sample_logits, short.sample_logits, atol=1e-5, rtol=1e-5)
+    assert (later.logits[:, 0] - short.logits[:, 0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("length", [24, 80])
+def test_packed_samples_equal_samples_alone(length: int) -> None:
+    architecture = bert(max_position_embeddings=length)
+    model = to_model(architecture, random(architecture, 1))
+    tokens = torch.randint(131, (2, length), generator=torch.Generator().manual_seed(1))
+    sizes = [length // 3, length - length // 3]
+    documents = (torch.arange(length) >= sizes[0]).long().expand(2, -1)
+    positions = torch.cat([torch.arange(size) for size in sizes]).expand(2, -1)
+    with torch.no_grad():
+        together = model(tokens, position_ids=positions, document_ids=documents).logits
+        apart = torch.cat([model(part).logits for part in tokens.split(sizes, dim=1)], dim=1)
+    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["full", "selective"])
+def test_recomputing_changes_nothing(name: Any) -> None:
+    model = to_model(PLAIN, {n: t.clone() for n, t in random(PLAIN, 1).items()})
+    samples, gradients = masked_samples(PLAIN, number=3, length=33), []
+    for recompute in (Recompute(), Recompute(name)):
+        model.set_recompute(recompute)
+        model.zero_grad()
+        mean_loss(model, samples).backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
+
+
+def test_samples_that_mask_nothing_have_the_loss_of_their_order_alone() -> None:
+    model = to_model(PLAIN, random(PLAIN, 1))
+    nothing = rows_of(masked_samples(PLAIN, number=3, length=20), slice(1, 2))
+    loss = mean_loss(model, nothing)
+    assert loss.item() == pytest.approx(math.log(2), abs=0.2)
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_random_weights_have_the_published_deviations() -> None:
+    wide = bert(hidden_size=512, intermediate_size=512, initializer_range=0.03)
+    for name, tensor in random(wide, 1).items():
+        if tensor.dim() == 1:
+            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
+        elif len(tensor) > 2:
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            deviation = 0.03 / math.sqrt(2 * 3) if into_residual else 0.03
+            assert abs(tensor.std().item() / deviation - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_shapes_are_those_of_parameters_and_flops_those_that_torch_counts(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model = family.Model(architecture)
+    parameters = {model.tensor_name(n): (*p.shape,) for n, p in model.named_parameters()}
+    assert list(parameters.items()) == list(shapes(architecture).items())
+    samples = masked_samples(architecture, number=2, length=32)
+    samples.padding_mask[:] = True
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        mean_loss(model, samples).backward()
+    hidden = architecture.hidden_size
+    of_order = 6 * hidden * (hidden + 2) * 2 if hasattr(model, "pooler") else 0
+    of_tokens = memory.flops_per_token(architecture, 32) * 2 * 32
+    assert of_tokens + of_order == counter.get_total_flops()
+
+
+def test_stages_equal_the_whole_model() -> None:
+    weights, samples = random(PLAIN, 1), masked_samples(PLAIN, number=2, length=20)
+    x, further = inputs_of(samples)
+    with torch.no_grad():
+        whole = to_model(PLAIN, weights)(x, **further)
+        for first, last in pairwise([0, 1, 3]):
+            stage = family.Model(PLAIN, stage=range(first, last))
+            for name, parameter in stage.named_parameters():
+                source = "embed_tokens.weight" if name == "lm_head.weight" else name
+                parameter.copy_(weights[family.Model.tensor_name(source)])
+            x = stage(x, **further)
+    assert torch.equal(x.logits, whole.logits)
+    assert torch.equal(x.sample_logits, whole.sample_logits)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
+def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
+    samples = masked_samples(ARCHITECTURES["bert-tanh"], number=3, length=32)  # fewest tokens
+    shapes_of = {**ARCHITECTURES, "mixed": MIXED}
+    loss_of = partial(mean_loss, samples=samples)
+    assert_tensor_parallel_equals_one_process(shapes_of, world_size, loss_of=loss_of)
+
+
+PUBLISHED = {"bert-345m": 336_226_108, "bert-base": 110_106_428}
+"""Parameters of transformers' BertForPreTraining with 30,522 tokens: its norm of the embeddings has
+as many as our last norm."""
+
+
+def test_published_sizes_have_the_published_number_of_parameters() -> None:
+    for name, number in PUBLISHED.items():
+        shape = read_architecture(ROOT / "config/models" / f"{name}.yaml")
+        shape = shape.model_copy(update={"vocab_size": 30522})
+        assert sum(map(math.prod, shapes(shape).values())) == number
+    files = {path.stem for path in (ROOT / "config/models").glob("bert-*.yaml")}
+    assert files == {*PUBLISHED}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_act": "silu"}, "hidden_act: 'silu': bert has gelu or gelu_new"),
+        ({"head_act": "tanh"}, "head_act: 'tanh': bert has gelu or gelu_new"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
+        ({"position_embedding": "rotary"}, "position_embedding: 'rotary': bert has learned only"),
+        ({"type_vocab_size": -1}, "type_vocab_size: -1: bert has 2 or 0"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: bert does not know it; remove"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_the_family_does_not_know_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(Architecture, {**PLAIN.model_dump(), **values}, "x.yaml")
+
+
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "context_parallel_size"])
+def test_pipelines_and_split_sequences_are_refused(name: str) -> None:
+    settings = ParallelSettings(**{name: 2})
+    with pytest.raises(UserError, match=rf"{name}: 2: .*bert.*; set 1"):
+        settings.check_architecture(PLAIN, 32)
+
+
+def test_text_cannot_be_continued() -> None:
+    assert PLAIN.objectives == ("masked",)
+    with pytest.raises(UserError, match="family bert, an encoder, which cannot continue text"):
+        WHOLE_MODEL.check(PLAIN, world_size=1)

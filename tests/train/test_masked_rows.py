@@ -1,0 +1,205 @@
+"""Training on masked samples: at each layout it equals transformers' MegatronBert and torch."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.berts import bert, masked_samples, reference, rows_of, tensors_of, their_loss
+from tests.support.engines import build, parts, whole
+from tests.support.hf_tensors import from_hf
+from tests.support.layouts import laid_out, parallel
+from tests.support.ranks import spawn
+from tests.support.runs import make_run, prepare, write_start
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.errors import UserError
+from tokamake.parallel.mesh import SINGLE_RANK
+from tokamake.train.batch import has_masked_labels, input_shape, label_draws, to_batch
+from tokamake.train.checks import check_index, check_layout
+from tokamake.train.masked_rows import MaskedRows, masked_rows
+
+CPU = torch.device("cpu")
+ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
+SIZE, LENGTH, NUM_STEPS = 8, 16, 3
+LAYOUTS: dict[int, list[dict[str, Any]]] = {
+    1: [{}, {"micro_batch_size": 8}, {"micro_batch_size": 1}, {"recompute_granularity": "full"}],
+    2: [
+        *({"zero_stage": stage} for stage in range(4)),
+        {"zero_stage": 3, "micro_batch_size": 1},
+        parallel(tp=2),
+        parallel(tp=2, sp=True),
+        parallel(tp=2, sp=True) | {"recompute_granularity": "full", "micro_batch_size": 4},
+        {"backend": "deepspeed", "zero_stage": 1},
+        {"backend": "deepspeed", "zero_stage": 2},
+        {"backend": "deepspeed", "zero_stage": 3},
+        {"backend": "deepspeed", "zero_stage": 2} | parallel(tp=2, sp=True),
+    ],
+}
+"""By number of ranks: settings."""
+
+
+def samples_of(step: int) -> MaskedRows:
+    """Samples of a global batch; some micro batches have no masked token."""
+    samples = masked_samples(ARCHITECTURE, number=SIZE, length=LENGTH, seed=step)
+    samples.labels[2:5] = -100
+    return samples
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = prepare(tmp_path_factory.mktemp("masked"))
+    config = make_run(root, "run")
+    weights = from_hf(ARCHITECTURE, tensors_of(reference(ARCHITECTURE)))
+    write_start(root / "bert", ARCHITECTURE, weights)
+    # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
+    optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
+    changed = {"architecture": ARCHITECTURE, "checkpoint": root / "bert/global_step0"}
+    return laid_out(read_run(config).model_copy(update=changed), optimizer)
+
+
+def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train once for each layout on this rank."""
+    results = []
+    for layout in layouts:
+        engine = build(laid_out(run, layout))
+        size, data = engine._run.train.micro_batch_size, engine.mesh.data
+        result: dict[str, Any] = {"losses": [], "norms": [], "orders": []}
+
+        def rows(step: int, size: int = size, data: Any = data) -> list[MaskedRows]:
+            firsts = range(data.rank * size, SIZE, size * data.size)
+            return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
+
+        result["validation"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        for step in range(NUM_STEPS):
+            done = engine.train_step(rows(step), learning_rate=0.01, weight_decay=0.1)
+            result["losses"].append(done.loss)
+            result["norms"].append(done.grad_norm)
+            result["orders"].append(done.sample_loss)
+        if hasattr(engine, "_fragments"):
+            result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        else:
+            result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+            result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
+        results.append(result)
+    return results
+
+
+@cache
+def plain_training() -> dict[str, Any]:
+    """Train transformers' model with torch's AdamW in one process."""
+    model = reference(ARCHITECTURE)
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if (p.dim() > 1) == decays], "weight_decay": decay}
+        for decays, decay in ((True, 0.1), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-3)
+    result: dict[str, Any] = {"losses": [], "norms": []}
+    result["validation"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    for step in range(NUM_STEPS):
+        loss = their_loss(model, samples_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        result["losses"].append(loss.item())
+        result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
+        optimizer.step()
+    result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    result["weights"] = from_hf(ARCHITECTURE, {n: p.detach() for n, p in named.items()})
+    return result
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", LAYOUTS)
+def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run) -> None:
+    expected = plain_training()
+    of_ranks = spawn(train, world_size, run, LAYOUTS[world_size])
+    for number, layout in enumerate(LAYOUTS[world_size]):
+        results = [of_rank[number] for of_rank in of_ranks]
+        for result in results:
+            for name in ("losses", "norms", "validation", "validation after"):
+                assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
+            pairs = zip(result["orders"], result["losses"], strict=True)
+            assert all(0 < order < loss for order, loss in pairs)
+        if "weights" not in results[0]:
+            continue
+        weights = whole(result["weights"] for result in results)
+        assert weights.keys() == expected["weights"].keys()
+        for name, tensor in expected["weights"].items():
+            torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def without_labels(run: Run) -> tuple[float, float]:
+    """Loss and gradient norm of a global batch that masks nothing."""
+    engine = build(run)
+    rows = samples_of(0)
+    rows.labels[:] = -100
+    part = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    result = engine.train_step([rows_of(rows, part)], learning_rate=0.01, weight_decay=0.1)
+    validation = engine.mean_loss(iter([rows_of(rows, part)]))
+    assert result.loss == pytest.approx(result.sample_loss)
+    assert result.updated
+    return result.grad_norm, validation
+
+
+@pytest.mark.ranks
+def test_a_batch_without_masked_tokens_has_the_loss_of_the_order_alone(run: Run) -> None:
+    for norm, validation in spawn(without_labels, 2, laid_out(run, {"micro_batch_size": 4})):
+        assert 0 < norm < float("inf")
+        assert 0 < validation < float("inf")
+
+
+def records_of(samples: MaskedRows) -> Any:
+    """The samples as `data.samples` makes them."""
+    fields = [(name, np.int64, (LENGTH,)) for name in ("tokens", "types", "labels")]
+    numbers = [(name, np.int64) for name in ("num_tokens", "is_swapped", "is_truncated")]
+    records = np.zeros(SIZE, np.dtype([*fields, *numbers]))
+    for name in ("tokens", "types", "labels"):
+        records[name] = getattr(samples, name)
+    records["num_tokens"] = samples.padding_mask.sum(1)
+    records["is_swapped"] = samples.is_random
+    return records
+
+
+def test_records_of_the_loader_are_such_samples(run: Run) -> None:
+    samples = samples_of(0)
+    records = records_of(samples)
+    for ours, theirs in zip(masked_rows(records), samples, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    batches = [to_batch(rows, run, device=CPU) for rows in (records, samples)]
+    assert batches[0].further_inputs.keys() == {"token_types", "document_ids"}
+    for rows, batch in zip((records, samples), batches, strict=True):
+        assert input_shape(rows) == (SIZE, LENGTH)
+        assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
+        assert torch.equal(batch.labels, torch.from_numpy(samples.labels))
+        assert batch.sample_labels is not None
+        assert torch.equal(batch.sample_labels, torch.from_numpy(samples.is_random))
+        padding = batch.further_inputs["document_ids"]
+        assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
+    assert has_masked_labels(run.train, batches)
+    (draws,) = label_draws([records], seed=1, step=1, mesh=SINGLE_RANK)
+    assert draws.shape == (SIZE, LENGTH)
+
+
+def test_full_samples_need_no_mask(run: Run) -> None:
+    first = rows_of(samples_of(0), slice(0, 1))
+    assert to_batch(first, run, device=CPU).further_inputs.keys() == {"token_types"}
+
+
+def test_samples_of_another_objective_are_refused(run: Run) -> None:
+    index = {"splits": {"train": {"samples": 10**6}}}
+    with pytest.raises(UserError, match="has samples of objective causal, and family bert learns"):
+        check_index(run, index)
+    causal = run.model_copy(update={"architecture": ARCHITECTURE.model_copy()})
+    causal.architecture.__dict__["family"] = "llama"
+    with pytest.raises(UserError, match="has samples of objective masked, and family llama"):
+        check_index(causal, {**index, "objective": {"name": "masked"}})
+
+
+def test_layouts_that_do_not_carry_labels_of_samples_are_refused(run: Run, tmp_path: Path) -> None:
+    for sizes, name in (({"pp": 2}, "pipeline"), ({"cp": 2}, "context")):
+        with pytest.raises(UserError, match=rf"{name}_parallel_size: 2: .*bert.*; set 1"):
+            check_layout(laid_out(run, parallel(**sizes)), 2)
