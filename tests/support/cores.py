@@ -1,4 +1,4 @@
-"""Checkpoints of megatron.core's own GPTModel on the CPU, and its logits; a program of its own.
+"""Checkpoints of megatron.core's own GPTModel and BertModel on the CPU, with logits; a program.
 
     python cores.py FOLDER RANK SIZE
 
@@ -45,6 +45,20 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-bare": {**_GPT, **_ROPE, "add_bias_linear": False, "openai_gelu": True},
 }
 """Arguments of Megatron-LM that differ from `arguments`."""
+_BERT = {
+    **_GPT,
+    "position_embedding_type": "learned_absolute",
+    "untie_embeddings_and_output_weights": False,
+    "vocab_size": 131,
+}
+BERTS: dict[str, dict[str, Any]] = {
+    "bert": {**_BERT, "bert_binary_head": True},
+    "bert-fused": {**_BERT, "bert_binary_head": True, "bias_gelu_fusion": True},
+    "bert-without-order": {**_BERT, "bert_binary_head": False},
+}
+"""The same of BERTs."""
+NUM_PADDING = 5
+"""Tokens at the end of the last row that are padding."""
 
 
 def arguments(name: str) -> Namespace:
@@ -85,16 +99,14 @@ def arguments(name: str) -> Namespace:
         "device": torch.device("cuda", 0),
         "save": Path("checkpoints"),
     }
-    args = Namespace(**{**usual, **CASES[name]})
+    args = Namespace(**{**usual, **(CASES | BERTS)[name]})
     args.group_query_attention = args.num_query_groups is not None
     return args
 
 
 def model_of(args: Namespace, rank: int, **options: Any) -> Any:
-    """A rank's part of a megatron.core model, with random weights; options of GPTModel."""
+    """A rank's part of a megatron.core model, with random weights; options of its class."""
     import torch
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch.nn import functional as F
 
@@ -122,7 +134,43 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
         params_dtype=args.params_dtype,
     )
     torch.manual_seed(1)
-    model = GPTModel(
+    build = _bert if hasattr(args, "bert_binary_head") else _gpt
+    model = build(args, config, **options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            part = rank if getattr(parameter, "tensor_model_parallel", False) else 0
+            if getattr(parameter, "shared_embedding", False):
+                # The copy of a tied embedding in the last pipeline stage has another name.
+                name = "embedding.word_embeddings.weight"
+            elif not options.get("pre_process", True):
+                name = f"later {name}"
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return model.eval()
+
+
+def _bert(args: Namespace, config: Any, **options: Any) -> Any:
+    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+    from megatron.core.models.bert.bert_model import BertModel
+
+    return BertModel(
+        config,
+        num_tokentypes=2 if args.bert_binary_head else 0,
+        transformer_layer_spec=bert_layer_local_spec,
+        vocab_size=ROWS,
+        max_sequence_length=args.max_position_embeddings,
+        share_embeddings_and_output_weights=True,
+        add_binary_head=args.bert_binary_head,
+        parallel_output=False,
+        **options,
+    )
+
+
+def _gpt(args: Namespace, config: Any, **options: Any) -> Any:
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    return GPTModel(
         config,
         get_gpt_layer_local_spec(normalization=args.normalization, qk_layernorm=args.qk_layernorm),
         vocab_size=ROWS,
@@ -137,17 +185,6 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
         parallel_output=False,
         **options,
     )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            part = rank if getattr(parameter, "tensor_model_parallel", False) else 0
-            if getattr(parameter, "shared_embedding", False):
-                # The copy of a tied embedding in the last pipeline stage has another name.
-                name = "embedding.word_embeddings.weight"
-            elif not options.get("pre_process", True):
-                name = f"later {name}"
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    return model.eval()
 
 
 def start(meeting: Path, rank: int, size: int, tensor_size: int, pipeline_size: int = 1) -> None:
@@ -187,6 +224,15 @@ def _stepped(model: Any) -> dict[str, Any]:
     return optimizer.state_dict()
 
 
+def inputs_of_bert() -> Any:
+    """Mask of tokens that are no padding, and types of tokens."""
+    import torch
+
+    padding_mask = torch.ones(TOKENS, dtype=torch.bool)
+    padding_mask[-1, -NUM_PADDING:] = False
+    return padding_mask, (torch.arange(TOKENS[1]) >= 9).long().expand(TOKENS)
+
+
 def write(folder: Path, name: str, rank: int, size: int) -> None:
     """A rank's part of the checkpoint of a case."""
     import torch
@@ -195,14 +241,21 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
     args.tensor_model_parallel_size = size
     model = model_of(args, rank)
     rows, length = TOKENS
-    positions = torch.arange(length).expand(rows, length)
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    tokens = torch.arange(rows * length).view(TOKENS)
     with torch.no_grad():
-        logits = model(torch.arange(rows * length).view(TOKENS), positions, hidden)
+        if name in BERTS:
+            padding_mask, types = inputs_of_bert()
+            types = types if args.bert_binary_head else None
+            logits = model(tokens, padding_mask.long(), types)
+        else:
+            positions = torch.arange(length).expand(rows, length)
+            hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+            logits = model(tokens, positions, hidden)
     file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
     file.parent.mkdir(parents=True)
     weights = model.state_dict_for_save_checkpoint()
-    weights["decoder.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
+    stack = "encoder" if name in BERTS else "decoder"
+    weights[f"{stack}.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": weights}
     torch.save({**state, "optimizer": _stepped(model)}, file)
     if rank == 0:
@@ -213,8 +266,8 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
 def main(folder: Path, rank: int, size: int) -> None:
     """All cases."""
     start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
-    for name in CASES:
-        heads = CASES[name].get("num_query_groups") or size
+    for name in CASES | BERTS:
+        heads = (CASES | BERTS)[name].get("num_query_groups") or size
         if heads % size == 0:
             write(folder / name, name, rank, size)
 

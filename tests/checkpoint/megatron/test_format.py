@@ -96,7 +96,42 @@ def test_logits_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: 
     torch.testing.assert_close(actual, expected[..., : actual.shape[-1]], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", cores.CASES)
+def assert_is_bert(folder: Path) -> None:
+    """Check the logits of a BERT; Megatron's rows of padding see nothing."""
+    logits, order = torch.load(folder / "logits.pt")
+    checkpoint = open_any(folder)
+    keys = [key for key in checkpoint.source if key.startswith("model.")]
+    weights = {key.removeprefix("model."): checkpoint.source.read(key) for key in keys}
+    model = model_tensors.to_model(checkpoint.architecture, weights).eval()
+    rows, length = cores.TOKENS
+    padding_mask, types = cores.inputs_of_bert()
+    with torch.no_grad():
+        ours = model(
+            torch.arange(rows * length).view(cores.TOKENS),
+            token_types=types,
+            document_ids=(~padding_mask).long(),
+        )
+    expected = logits[..., :131][padding_mask]
+    assert expected.std() > 1
+    torch.testing.assert_close(ours.logits[padding_mask], expected, rtol=0, atol=1e-4)
+    assert (order is None) == (ours.sample_logits is None)
+    if order is not None:
+        torch.testing.assert_close(ours.sample_logits, order, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", cores.BERTS)
+def test_berts_equal_those_of_megatron_core(name: str, folder: Path) -> None:
+    assert_is_bert(folder / name)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", cores.BERTS)
+def test_berts_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
+    check_replicas(open_any(two_ranks / name).source)
+    assert_is_bert(two_ranks / name)
+
+
+@pytest.mark.parametrize("name", [*cores.CASES, *cores.BERTS])
 def test_optimizer_states_belong_to_the_right_parameters(name: str, folder: Path) -> None:
     assert_states_of_one_step(open_any(folder / name))
 
