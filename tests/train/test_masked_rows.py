@@ -1,5 +1,6 @@
 """Training on masked samples: at each layout it equals transformers' MegatronBert and torch."""
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,21 @@ from tests.support.engines import build, parts, whole
 from tests.support.hf_tensors import from_hf
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
-from tests.support.runs import make_run, prepare, write_start
-from tokamake.config.resolved_run import Run, read_run
+from tests.support.runs import (
+    losses,
+    make_run,
+    prepare,
+    records,
+    train_here,
+    weights,
+    write_start,
+)
+from tokamake import files
+from tokamake.config.resolved_run import Run, read_run, write_run
+from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
+from tokamake.train import trainer, validation
 from tokamake.train.batch import has_masked_labels, input_shape, label_draws, to_batch
 from tokamake.train.checks import check_index, check_layout
 from tokamake.train.masked_rows import MaskedRows, masked_rows
@@ -147,9 +159,9 @@ def without_labels(run: Run) -> tuple[float, float]:
 
 @pytest.mark.ranks
 def test_a_batch_without_masked_tokens_has_the_loss_of_the_order_alone(run: Run) -> None:
-    for norm, validation in spawn(without_labels, 2, laid_out(run, {"micro_batch_size": 4})):
+    for norm, held_out in spawn(without_labels, 2, laid_out(run, {"micro_batch_size": 4})):
         assert 0 < norm < float("inf")
-        assert 0 < validation < float("inf")
+        assert 0 < held_out < float("inf")
 
 
 def records_of(samples: MaskedRows) -> Any:
@@ -182,6 +194,60 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     assert has_masked_labels(run.train, batches)
     (draws,) = label_draws([records], seed=1, step=1, mesh=SINGLE_RANK)
     assert draws.shape == (SIZE, LENGTH)
+
+
+class Records:
+    """Samples of a split as the loader has them: every masked token is one more than the next."""
+
+    corpora = ("corpus",)
+
+    def __init__(self, number: int) -> None:
+        parts = [samples_of(step) for step in range(number // SIZE)]
+        arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
+        samples = MaskedRows(*arrays)
+        samples.labels[:, :-1] = np.where(
+            samples.labels[:, :-1] >= 0, samples.tokens[:, 1:] % 20, samples.labels[:, :-1]
+        )
+        self._records = np.concatenate(
+            [
+                records_of(rows_of(samples, slice(first, first + SIZE)))
+                for first in range(0, number, SIZE)
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self._records[sample : sample + 1].reshape(())
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run.index, tmp_path / "index")
+    content = {**read_index(run.index), "objective": {"name": "masked"}}
+    del content["digest"]
+    described = {**content, "digest": files.digest(content)}
+    files.write_json(tmp_path / "index/index.json", described)
+    monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
+    monkeypatch.setattr(validation, "Samples", lambda *_, **__: Records(16))
+    for name, stops in (("whole", [None]), ("parts", [3, None])):
+        changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
+        write_run(tmp_path / name / "run.yaml", run.model_copy(update=changed))
+        for stop in stops:
+            assert train_here(tmp_path / name / "run.yaml", until_step=stop) == 0
+    whole_run, parts_run = (tmp_path / name / "run.yaml" for name in ("whole", "parts"))
+    for key in ("loss", "token_loss", "sample_loss", "validation_loss"):
+        assert losses(parts_run, key) == losses(whole_run, key)
+    trained = [record for record in records(whole_run) if "loss" in record]
+    assert len(trained) == 6
+    for record in trained:
+        assert record["token_loss"] + record["sample_loss"] == pytest.approx(record["loss"])
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    for name, tensor in weights(whole_run).items():
+        assert torch.equal(weights(parts_run)[name], tensor)
 
 
 def test_full_samples_need_no_mask(run: Run) -> None:
