@@ -30,7 +30,7 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.train import trainer, validation
-from tokamake.train.batch import has_masked_labels, input_shape, label_draws, to_batch
+from tokamake.train.batch import StepSamples, has_masked_labels, input_shape, label_draws, to_batch
 from tokamake.train.checks import check_index, check_layout
 from tokamake.train.masked_rows import MaskedRows, masked_rows
 
@@ -81,20 +81,22 @@ def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         size, data = engine._run.train.micro_batch_size, engine.mesh.data
         result: dict[str, Any] = {"losses": [], "norms": [], "orders": []}
 
-        def rows(step: int, size: int = size, data: Any = data) -> list[MaskedRows]:
-            firsts = range(data.rank * size, SIZE, size * data.size)
+        firsts = range(data.rank * size, SIZE, size * data.size)
+
+        def rows(step: int, size: int = size, firsts: range = firsts) -> list[MaskedRows]:
             return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
 
         result["validation"] = engine.mean_loss(iter(rows(NUM_STEPS)))
         for step in range(NUM_STEPS):
-            done = engine.train_step(rows(step), learning_rate=0.01, weight_decay=0.1)
+            numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
+            samples = StepSamples(numbers)  # for dropout
+            rates = {"learning_rate": 0.01, "weight_decay": 0.1}
+            done = engine.train_step(rows(step), **rates, samples=samples)
             result["losses"].append(done.loss)
             result["norms"].append(done.grad_norm)
             result["orders"].append(done.sample_loss)
-        if hasattr(engine, "_fragments"):
-            result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
-        else:
-            result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        if engine._run.train.backend == "native":
             result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
         results.append(result)
     return results
@@ -142,6 +144,21 @@ def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run)
         assert weights.keys() == expected["weights"].keys()
         for name, tensor in expected["weights"].items():
             torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
+
+
+@pytest.mark.ranks
+def test_each_layout_drops_the_same_numbers(run: Run) -> None:
+    dropping = laid_out(run, DROPPING)
+    (expected,) = spawn(train, 1, dropping, [{}])
+    assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
+    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | {"recompute_granularity": "full"}]
+    for of_rank in spawn(train, 2, dropping, layouts):
+        for result in of_rank:
+            for name in ("losses", "norms", "validation after"):
+                assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
 
 
 def without_labels(run: Run) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from tests.support.berts import (
 )
 from tests.support.hf_tensors import from_hf
 from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json, hf_folder
 from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
@@ -135,6 +136,14 @@ def test_every_format_keeps_every_bit(kind: str, config: Path, tmp_path: Path) -
     weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
+
+
+def test_transformers_computes_the_logits_of_a_converted_model(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(source=config.parent, target=tmp_path / "m", format="megatron", tensor_parallel_size=2)
+    convert(source=tmp_path / "m", target=tmp_path / "back", format="hf", compare_logits=True)
+    assert "logits: as those of the source, by transformers" in capsys.readouterr().out
 
 
 def test_a_pipeline_of_megatron_deepspeed_is_refused(config: Path, tmp_path: Path) -> None:
