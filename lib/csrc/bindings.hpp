@@ -4,4 +4,5 @@
 #include <pybind11/pybind11.h>
 
 void bind_decoding(pybind11::module_& module);
+void bind_masking(pybind11::module_& module);
 void bind_texts(pybind11::module_& module);

@@ -107,6 +107,7 @@ std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule) {
   TargetLengths target_lengths(rule);
   for (int32_t epoch = 0; epoch < rule.num_epochs; ++epoch) {
     if (rows.size() / 3 >= rule.max_num_samples) break;
+    const size_t size_before = rows.size();
     for (int64_t document = 0; document < sentences.num_documents; ++document) {
       const int64_t first = sentences.bounds[document];
       const int64_t last = sentences.bounds[document + 1];
@@ -119,6 +120,7 @@ std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule) {
                         {static_cast<T>(start), static_cast<T>(end), static_cast<T>(target)});
           });
     }
+    if (rows.size() == size_before) break;  // no document gives a sample, however many epochs
   }
   shuffle<3>(rows, rule.seed);
   return rows;
@@ -135,6 +137,7 @@ std::vector<T> map_blocks(const Sentences& sentences, const Int32View& title_len
   std::vector<T> rows;
   for (int32_t epoch = 0; epoch < rule.num_epochs; ++epoch) {
     if (rows.size() / 4 >= rule.max_num_samples) break;
+    const size_t size_before = rows.size();
     T block = 0;
     for (int64_t document = 0; document < sentences.num_documents; ++document) {
       const int64_t first = sentences.bounds[document];
@@ -148,6 +151,7 @@ std::vector<T> map_blocks(const Sentences& sentences, const Int32View& title_len
                                      static_cast<T>(document), block++});
           });
     }
+    if (rows.size() == size_before) break;
   }
   shuffle<4>(rows, rule.seed);
   return rows;

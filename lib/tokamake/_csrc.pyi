@@ -183,6 +183,167 @@ def build_blocks_mapping(
         dtype and errors as for `build_mapping`.
     """
 
+class RandomState:
+    """Numbers of `numpy.random.RandomState(seed)`, bit for bit: what masking draws with."""
+
+    def __init__(self, seed: int) -> None:
+        """Start with a seed of 0 to 2**32 - 1."""
+
+    def random(self) -> float:
+        """Number in [0, 1)."""
+
+    def randint(self, low: int, high: int) -> int:
+        """Integer from `low` to `high` - 1; the bounds differ by less than 2**32."""
+
+    def geometric(self, p: float) -> int:
+        """Number of trials until the first success, for `p` below 1/3."""
+
+    def choice(self, cumulative: list[float]) -> int:
+        """Place drawn with cumulative probabilities, whose last is 1."""
+
+    def permutation(self, values: list[int]) -> list[int]:
+        """The values after `shuffle` of a list."""
+
+class MaskedSampler:
+    """Samples of BERT; `tokamake.data.samples.masked` describes them. Not thread-safe."""
+
+    def __init__(
+        self,
+        pieces: npt.NDArray[np.uint8],
+        *,
+        probability: float,
+        max_ngram: int,
+        cumulative: npt.NDArray[np.float64],
+        pad: int,
+        cls: int,
+        sep: int,
+        mask: int,
+        random: list[int],
+        in_two: bool,
+    ) -> None:
+        """Start with a vocabulary.
+
+        Args:
+            pieces: (vocabulary,) 0 begins a word, 1 continues one, 2 is a separator.
+            probability: share of the tokens to mask.
+            max_ngram: longest run of words that is masked at once.
+            cumulative: (max_ngram,) cumulative probabilities of the number of words.
+            pad: token of padding.
+            cls: token that begins a sample.
+            sep: token that ends each part of a sample.
+            mask: token in the place of masked ones.
+            random: tokens that may be in the place of masked ones.
+            in_two: divide samples in two parts, which are swapped in half of them.
+
+        Raises:
+            ValueError: a number is out of range, or an array has another shape.
+        """
+
+    def write(
+        self,
+        tokens: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+        *,
+        target: int,
+        seed: int,
+        row: npt.NDArray[np.int64],
+    ) -> None:
+        """Write a sample.
+
+        Args:
+            tokens: (tokens,) concatenated sentences.
+            lengths: (sentences,) tokens of each sentence.
+            target: largest number of tokens, without special ones.
+            seed: 0 to 2**32 - 1.
+            row: (3 L + 3,) to write: tokens, types and labels, L each, number of tokens, whether
+                the parts are swapped, whether tokens were dropped.
+
+        Raises:
+            ValueError: the sample does not fit the row, or has too few sentences.
+            IndexError: a token is not in the vocabulary.
+        """
+
+class SpanSampler:
+    """Samples of T5; `tokamake.data.samples.span_corruption` describes them. Not thread-safe."""
+
+    def __init__(
+        self,
+        pieces: npt.NDArray[np.uint8],
+        *,
+        probability: float,
+        max_ngram: int,
+        stop_probability: float,
+        pad: int,
+        bos: int,
+        eos: int,
+        sentinels: list[int],
+    ) -> None:
+        """Start with a vocabulary.
+
+        Args:
+            pieces: as for `MaskedSampler`.
+            probability: share of the tokens to mask.
+            max_ngram: longest run of words that is masked at once.
+            stop_probability: of the geometric distribution of the number of words, below 1/3.
+            pad: token of padding.
+            bos: token that begins the decoder's input.
+            eos: token that ends the decoder's labels.
+            sentinels: tokens in the place of spans.
+
+        Raises:
+            ValueError: a number is out of range, or an array has another shape.
+        """
+
+    def write(
+        self,
+        tokens: npt.NDArray[np.int32],
+        *,
+        target: int,
+        seed: int,
+        decoder_length: int,
+        row: npt.NDArray[np.int64],
+    ) -> None:
+        """Write a sample.
+
+        Args:
+            tokens: (tokens,) concatenated sentences.
+            target: tokens that are used.
+            seed: 0 to 2**32 - 1.
+            decoder_length: M, tokens of the decoder.
+            row: (L + 2 M + 3,) to write: tokens of the encoder, L, input and labels of the decoder,
+                M each, number of tokens of encoder and decoder, whether tokens were dropped.
+
+        Raises:
+            ValueError: the sample does not fit the row, or has more spans than sentinels.
+            IndexError: a token is not in the vocabulary.
+        """
+
+    def sizes(
+        self,
+        tokens: npt.NDArray[np.integer],
+        *,
+        starts: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int32],
+        targets: npt.NDArray[np.int32],
+        seed: int,
+    ) -> npt.NDArray[np.int32]:
+        """Measure samples without writing them.
+
+        Args:
+            tokens: (tokens,) of a dataset, uint16 or int32.
+            starts: (samples,) first token of each sample.
+            counts: (samples,) tokens of each sample that are used, at most its target.
+            targets: (samples,) target of each sample.
+            seed: of the first sample; the next ones have the next seeds, modulo 2**32.
+
+        Returns:
+            (samples, 2) tokens of the decoder, and spans.
+
+        Raises:
+            ValueError: the tokens have another dtype, or an array another shape.
+            IndexError: a sample is outside the tokens, or a token outside the vocabulary.
+        """
+
 def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Find the texts that hold a marked code point.
 
