@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import faults
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
+from tests.support.sentence_data import SentenceData, at, make_sentences
 from tests.support.shared_folders import made_once
 from tests.support.web_server import Server, serving
 from tokamake.data.corpus.sample_corpus import sample_corpus
@@ -102,6 +103,13 @@ def make_samples(folder: Path) -> None:
     )
     raw = sorted((folder / "raw").rglob("*.*"))
     train_tokenizer(raw, vocab_size=400, output=folder / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def sentences(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> SentenceData:
+    """Real text as datasets of sentences, with its tokenizer; do not write here."""
+    make = partial(make_sentences, raw=sampled / "raw")
+    return at(made_once(tmp_path_factory, "sentences", make))
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,8 @@ TESTED_THROUGH = {
     ],
     "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],
     "data/corpus/test_train_tokenizer.py": ["data/tokenizers/_trainers"],
+    "data/corpus/test_extend_tokenizer.py": ["data/tokenizers/_sentinels"],
+    "data/samples/test_blend_index.py": ["data/samples/dataset_indexers"],
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],

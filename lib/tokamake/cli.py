@@ -41,6 +41,9 @@ STAGES = {
         "train-tokenizer": Command(
             "data.corpus", "raw/*.jsonl --vocab-size 32000 --output tokenizer"
         ),
+        "extend-tokenizer": Command(
+            "data.corpus", "--tokenizer bert-base-uncased --sentinels 100 --output tokenizer"
+        ),
         "hash-documents": Command(
             "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
         ),
@@ -173,7 +176,7 @@ COMMANDS = commands(STAGES) | commands(TOOLS)
 
 SEVERAL_FILES = {
     *("sample-corpus", "train-tokenizer", "split", "tokenize", "merge", "repair", "index"),
-    *("tokenize-batch", "merge-batch"),
+    *("tokenize-batch", "merge-batch", "extend-tokenizer"),
     *("init-model", "convert", "plot", "compare"),
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""

@@ -55,6 +55,7 @@ def planned(
         Path(name).write_text(f"{table}{row}\n")
     config = {**CONFIG, "runs": runs, "convert": ["hf-bf16"], "tokenize": {"deduplicate": True}}
     config["data_set"] = data_set.name
+    config["tokenizer"] = {**dict(CONFIG["tokenizer"]), "sentinels": 2}
     config["evaluate"] = {"tasks": {"own": {"name": "text", "data": ["corpora.tsv"]}}}
     Path("my.yaml").write_text(yaml.safe_dump(config))
     result = snakemake(tmp_path, "-n", "--set-resources", "doctor:nodes=1", *MINE, "all")

@@ -9,6 +9,7 @@ import pytest
 from tests.support.workflows import ARCHITECTURE
 from tokamake.config.architecture import Architecture
 from tokamake.config.fim import FimSettings
+from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
@@ -54,6 +55,44 @@ def test_each_setting_of_the_index_is_compared(name: str) -> None:
         f"index: has {name} other, train.{name} is {getattr(run.train, name)}; "
         "run `tokamake index` again"
     )
+
+
+def test_the_samples_of_the_index_are_of_the_objective() -> None:
+    masked = make_run(objective="masked")
+    index = make_index(masked)
+    with pytest.raises(UserError) as caught:
+        checks.check_index(masked, index)
+    assert str(caught.value) == (
+        "index: has samples of objective causal, train.objective is masked; run `tokamake index` "
+        "again"
+    )
+    index["objective"] = {**sample_settings(masked.train), "tokens": {}}
+    checks.check_index(masked, index)
+    with pytest.raises(
+        UserError, match=r"has samples of objective masked, train\.objective is cau"
+    ):
+        checks.check_index(make_run(), index)
+    other = make_run(objective="masked", masking={"max_ngram": 2})
+    with pytest.raises(
+        UserError, match=r"index: has max_ngram 3, train\.masking gives 2; run `tok"
+    ):
+        checks.check_index(other, index)
+
+
+def test_a_family_learns_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"llama": ("causal",), "bert": ("masked",)}
+    monkeypatch.setattr(checks, "objectives", known.__getitem__)
+    causal, masked = make_run().train, make_run(objective="masked").train
+    monkeypatch.setattr(checks.plugins, "names", lambda _: [*known])
+    checks.check_objective(causal, ARCHITECTURE_100)
+    with pytest.raises(UserError) as caught:
+        checks.check_objective(masked, ARCHITECTURE_100)
+    assert str(caught.value) == (
+        "train.objective: masked: family llama learns causal; set it to causal, or choose a model "
+        "of family bert"
+    )
+    monkeypatch.undo()
+    assert checks.objectives("llama") == ("causal",)
 
 
 def test_sequences_are_no_longer_than_the_model_allows() -> None:

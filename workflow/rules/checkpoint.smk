@@ -42,7 +42,7 @@ rule convert:
     "Write the trained model in another format and layout, which the folder's name states."
     input:
         train=f"{RUN}/train.json",
-        tokenizer=CONFIG.tokenizer_files,
+        tokenizer=CONFIG.run_tokenizer_files,
     output:
         directory(f"{RUN}/convert/{{form}}"),
     log:
@@ -86,7 +86,7 @@ rule export_hf:
     input:
         train=f"{RUN}/train.json",
         card=f"{RUN}/model_card.md",
-        tokenizer=CONFIG.tokenizer_files,
+        tokenizer=CONFIG.run_tokenizer_files,
     output:
         directory(f"{RUN}/export"),  # A large model's weights are in several files.
     log:

@@ -26,6 +26,7 @@ task_rules = FUNCTIONS.tasks
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
 run_changes = FUNCTIONS.changes
+objectives = FUNCTIONS.objectives
 report_rules = FUNCTIONS.report
 
 DATA_SET = CONFIG.data_set

@@ -50,6 +50,26 @@ if CONFIG.given_tokenizer is None:
             " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
 
 
+if CONFIG.shared.tokenizer.sentinels:
+
+    rule extend_tokenizer:
+        "Append the tokens of T5 to the tokenizer of the data, for the runs."
+        input:
+            CONFIG.tokenizer_files,
+        output:
+            CONFIG.run_tokenizer_files,
+        log:
+            f"{DATA_SET.logs}/extend_tokenizer.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/extend_tokenizer.tsv"
+        params:
+            sentinels=CONFIG.shared.tokenizer.sentinels,
+            folder=subpath(output[0], parent=True),
+        shell:
+            "tokamake extend-tokenizer --tokenizer {input[0]:q} --sentinels {params.sentinels}"
+            " --output {params.folder} > {log} 2>&1"
+
+
 if CONFIG.downloads:
 
     rule fetch:
@@ -208,6 +228,7 @@ rule index:
         weights=WEIGHTS,
         held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],
         merged=data_rules.merge_files(),
+        tokenizer=data_rules.objective_tokenizer,
     output:
         f"{RUN}/index/index.json",
     log:
@@ -215,7 +236,11 @@ rule index:
     benchmark:
         "results/benchmarks/{run}/index.tsv"
     params:
-        samples=data_rules.sample_options,
+        # Snakemake evaluates params of planned jobs only, so the check sees the runs that are built.
+        samples=lambda wildcards: (
+            objectives.check(wildcards)
+            or data_rules.sample_options(wildcards) + data_rules.objective_options(wildcards)
+        ),
         held_out=data_rules.held_out_options,
         options=run_settings.options("train", only=INDEX_SETTINGS),
         seed=run_settings.value("seed"),

@@ -7,7 +7,7 @@ rule evaluate:
         model=segments.evaluated_inputs,
         weights=WEIGHTS,
         held_out=data_rules.evaluation_weights,
-        tokenizer=CONFIG.tokenizer_files,
+        tokenizer=CONFIG.run_tokenizer_files,
     output:
         f"{RUN}/evaluate{{segment}}.json",
     log:
@@ -63,7 +63,7 @@ if task_rules.names:
         "Score the model on a task, after each segment too."
         input:
             model=segments.evaluated_inputs,
-            tokenizer=CONFIG.tokenizer_files,
+            tokenizer=CONFIG.run_tokenizer_files,
             data=task_rules.local_inputs,
             fetched=task_rules.fetched_inputs,
         output:
@@ -96,7 +96,7 @@ rule generate:
     "Let the exported model continue the config's prompts."
     input:
         model=f"{RUN}/export",
-        tokenizer=CONFIG.tokenizer_files,
+        tokenizer=CONFIG.run_tokenizer_files,
     output:
         f"{RUN}/samples.json",
     log:

@@ -28,7 +28,7 @@ rule resolve:
         architecture=checkpoint_rules.stated_architecture,
         index=f"{RUN}/index/index.json",
         weights=WEIGHTS,
-        tokenizer=CONFIG.tokenizer_files,
+        tokenizer=CONFIG.run_tokenizer_files,
     output:
         f"{RUN}/run.yaml",
     log:
@@ -74,7 +74,8 @@ rule train:
     params:
         # Snakemake evaluates params of planned jobs only, so the checks see the runs that will train.
         end=lambda wildcards: (
-            layouts.check(wildcards)
+            objectives.check(wildcards)
+            or layouts.check(wildcards)
             or run_changes.check(wildcards)
             or segments.end_option(wildcards)
         ),

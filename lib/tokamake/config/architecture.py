@@ -82,6 +82,12 @@ class RopeScaling(Settings):
         return self
 
 
+def objectives(family: str) -> tuple[str, ...]:
+    """Objectives that a family learns, as its constant OBJECTIVES states them."""
+    names: tuple[str, ...] = plugins.constant(_KIND, family, "OBJECTIVES", default=("causal",))
+    return names
+
+
 class Architecture(Settings):
     """Shape of a model, in Hugging Face's terms.
 
@@ -220,11 +226,8 @@ class Architecture(Settings):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """Objectives that the family learns by."""
-        names: tuple[str, ...] = plugins.constant(
-            _KIND, self.family, "OBJECTIVES", default=("causal",)
-        )
-        return names
+        """Objectives that the family learns."""
+        return objectives(self.family)
 
     @property
     def is_causal(self) -> bool:

@@ -42,6 +42,10 @@ class TokenizerSettings(Settings):
     """End-of-document token of the kind ids. Empty: the last of the vocabulary."""
     special_tokens: tuple[str, ...] = ()
     """Additional special tokens of the trained tokenizer, for example for fill-in-the-middle."""
+    sentinels: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Sentinels, <extra_id_0> and so on, to append to a WordPiece tokenizer together with [BOS] and
+    [EOS]: objective span_corruption needs them. T5 has 100. Data are tokenized without them, and
+    all other tokens keep their ids. 0: append nothing."""
     train_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Maximum bytes of text to train on, sampled evenly from all raw files."""
 
@@ -63,6 +67,8 @@ class TokenizerSettings(Settings):
             return self
         if "vocab_size" not in self.model_fields_set:
             raise ValueError("vocab_size: missing; kind ids needs the number of token ids")
+        if self.sentinels:
+            raise ValueError(f"sentinels: {self.sentinels}: no effect on kind ids; remove it")
         if self.special_tokens:
             raise ValueError("special_tokens: no effect on kind ids; remove them")
         if self.eod is not None and self.eod >= self.vocab_size:

@@ -10,7 +10,7 @@ DEFAULT = "default"
 """Name of the data set of a config that names none."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
-    *("metadata.json", "plan.json", "data_set.json"),
+    *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data, which no data set can be called."""
 _RESULTS = "results"
@@ -47,6 +47,11 @@ class DataSet(NamedTuple):
     def tokenizer(self) -> str:
         """Folder of the tokenizer that the workflow trains."""
         return f"{self.shared}/tokenizer"
+
+    @property
+    def extended_tokenizer(self) -> str:
+        """Folder of that tokenizer, or of an existing one, with sentinels."""
+        return f"{self.shared}/extended_tokenizer"
 
     @property
     def plan(self) -> str:

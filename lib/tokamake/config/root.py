@@ -71,7 +71,7 @@ class GenerateSettings(Settings):
 
 
 _RESERVED_RUNS = (
-    *("raw", "data", "tokenizer", "import", "compare", "benchmarks"),
+    *("raw", "data", "tokenizer", "extended_tokenizer", "import", "compare", "benchmarks"),
     *("report.html", "config.json"),
 )
 """Other files and folders in results/."""
@@ -177,6 +177,15 @@ class Config(Settings):
                         f"generate.prompts: {prompt!r}: tokenizer.kind is ids, but {word!r} is no "
                         f"token id below {self.tokenizer.vocab_size:,}; write prompts as token ids"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _check_seed(self) -> "Config":
+        if self.train.objective != "causal" and self.seed == 0:
+            raise ValueError(
+                f"seed: 0: Megatron's order of sentences, which objective {self.train.objective} "
+                "has, needs a seed of 1 or more"
+            )
         return self
 
     @model_validator(mode="after")

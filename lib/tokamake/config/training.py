@@ -10,6 +10,7 @@ from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.config.dropout import DropoutSettings
 from tokamake.config.fields import Settings, Split, plug_in
 from tokamake.config.fim import FimSettings
+from tokamake.config.objective import MaskingSettings, ObjectiveName, check_objective
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import SPLIT_BACKWARD, ParallelSettings
 from tokamake.config.schedule import ScheduleSettings, Span, check_schedule
@@ -43,8 +44,15 @@ class TrainSettings(Settings):
     and continue with the new settings and data. restart: move the checkpoints aside and start at
     step 0. With `finetune: false` and a Megatron checkpoint, refuse stops if the checkpoint has
     another schedule."""
+    objective: ObjectiveName = "causal"
+    """What the model learns. causal: to predict the next token. masked: to restore masked tokens,
+    as BERT does. span_corruption: to restore spans of text in a decoder, as T5 does. The last two
+    need families that are encoders, and data with `tokenize.split_sentences: true`."""
+    masking: MaskingSettings = MaskingSettings()
+    """Masking of the objectives masked and span_corruption."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
-    """Input tokens per sample. A sample holds one more token, the last label."""
+    """Input tokens per sample. With objective causal, a sample holds one more token, the last
+    label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples per forward pass on a rank."""
     global_batch_size: Annotated[int, Field(ge=1)] = 8
@@ -198,6 +206,7 @@ class TrainSettings(Settings):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         self._check_length()
+        check_objective(self)
         plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
         self._check_loss_scaling()
         self._check_offload()

@@ -124,6 +124,12 @@ def _data_stages(folder: Path, data_set: DataSet) -> list[StageJob]:
         StageJob(
             "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
         ),
+        StageJob(
+            "extend_tokenizer",
+            f"{data_set.extended_tokenizer}/tokenizer.json",
+            f"{logs}/extend_tokenizer.log",
+            False,
+        ),
         *_fetches(folder, data_set),
         *_begun(
             folder,

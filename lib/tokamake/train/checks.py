@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture
+from tokamake.config.architecture import Architecture, objectives
 from tokamake.config.fim import FimSettings
+from tokamake.config.objective import sample_settings
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import BACKEND_CHECKS, INDEX_SETTINGS, TrainSettings
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
+from tokamake.data.samples.objective import KEY
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+FAMILIES = "models/*/model"
+"""Kind of the plug-ins that are model families."""
 Index = dict[str, Any]
 """Content of an index folder's index.json."""
 
@@ -33,6 +37,7 @@ Index = dict[str, Any]
 def check_resolved(run: Run, index: Index) -> None:
     """Check a run against its files, before the number of ranks and the device are known."""
     check_index(run, index)
+    check_objective(run.train, run.architecture)
     run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
     check_vocabulary(run.architecture, index, data_root=run.data_root)
     if run.train.fim.rate:
@@ -52,6 +57,7 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
     """
     if index is not None:
         check_index(run, index)
+    check_objective(run.train, run.architecture)
     check_layout(run, world_size)
     check_auxiliary_loss(run)
     check_precision(run.train)
@@ -62,7 +68,6 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
 def check_index(run: Run, index: Index) -> None:
     """Compare sequence length, index settings and number of samples with model and index."""
     train = run.train
-    check_objective(run, index)
     check_sequence_length(train, run.architecture)
     for name in INDEX_SETTINGS:
         setting = getattr(train, name)
@@ -71,6 +76,7 @@ def check_index(run: Run, index: Index) -> None:
                 f"{run.index}: has {name} {index[name]}, train.{name} is {setting}; "
                 "run `tokamake index` again"
             )
+    check_samples_objective(run, index)
     assert train.num_samples is not None, "a resolved run has a length"
     num_samples = num_training_samples(index)
     if num_samples < train.num_samples:
@@ -80,16 +86,34 @@ def check_index(run: Run, index: Index) -> None:
         )
 
 
-def check_objective(run: Run, index: Index) -> None:
-    """Check that the samples are those that the family learns from."""
-    objective = (index.get("objective") or {}).get("name", "causal")
-    if objective not in run.architecture.objectives:
-        wanted = " or ".join(run.architecture.objectives)
+def check_samples_objective(run: Run, index: Index) -> None:
+    """Compare the objective of the samples of an index, and their masking, with the run's."""
+    train, remedy = run.train, "run `tokamake index` again"
+    stated = index.get(KEY, {})
+    name = stated.get("name", "causal")
+    if name != train.objective:
         raise UserError(
-            f"{run.index}: has samples of objective {objective}, and family "
-            f"{run.architecture.family} learns from samples of objective {wanted}; choose another "
-            "model or other samples"
+            f"{run.index}: has samples of objective {name}, train.objective is {train.objective}; "
+            f"{remedy}"
         )
+    for key, setting in sample_settings(train).items() if stated else ():
+        if stated[key] != setting:
+            raise UserError(
+                f"{run.index}: has {key} {stated[key]}, train.masking gives {setting}; {remedy}"
+            )
+
+
+def check_objective(train: TrainSettings, architecture: Architecture) -> None:
+    """Refuse an objective that the model's family does not learn."""
+    known = architecture.objectives
+    if train.objective in known:
+        return
+    others = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
+    choice = f", or choose a model of family {' or '.join(others)}" if others else ""
+    raise UserError(
+        f"train.objective: {train.objective}: family {architecture.family} learns "
+        f"{' or '.join(known)}; set it to {known[0]}{choice}"
+    )
 
 
 def check_sequence_length(
@@ -115,7 +139,7 @@ def check_layout(run: Run, world_size: int) -> None:
 
 def check_auxiliary_loss(run: Run) -> None:
     """Refuse a pipeline for a family whose layers have auxiliary losses."""
-    model = plugins.load("models/*/model", run.architecture.family).Model
+    model = plugins.load(FAMILIES, run.architecture.family).Model
     size = run.train.parallel.pipeline_parallel_size
     if model.has_auxiliary_loss and size > 1:
         raise UserError(

@@ -36,6 +36,9 @@ from tokamake.workflow.planned_data import (
 )
 from tokamake.workflow.snakemake_internals import has_wildcard
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+"""Files of a tokenizer that the workflow writes."""
+
 
 @dataclass(frozen=True)
 class WorkflowConfig:
@@ -79,11 +82,17 @@ class WorkflowConfig:
 
     @cached_property
     def tokenizer_files(self) -> list[str]:
-        """Files of the tokenizer, the one that `tokenizer.path` may name first."""
+        """Files of the tokenizer of data, the one that `tokenizer.path` may name first."""
         if self.given_tokenizer:
             return [str(path) for path in self.given_tokenizer]
-        names = ("tokenizer.json", "tokenizer_config.json")
-        return [f"{self.data_set.tokenizer}/{name}" for name in names]
+        return [f"{self.data_set.tokenizer}/{name}" for name in _TOKENIZER_FILES]
+
+    @cached_property
+    def run_tokenizer_files(self) -> list[str]:
+        """Files of the tokenizer of runs, which may have sentinels; the one to name first."""
+        if not self.shared.tokenizer.sentinels:
+            return self.tokenizer_files
+        return [f"{self.data_set.extended_tokenizer}/{name}" for name in _TOKENIZER_FILES]
 
     @property
     def tokenizer_stamp(self) -> str:

@@ -1,5 +1,6 @@
 """Inputs and options of the rules that make data: from raw files to a run's sample index."""
 
+import json
 import sys
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
@@ -221,6 +222,26 @@ class DataRules:
             return [f"--train-samples={train.num_samples}", valid]
         trained = [corpus for corpus in self._config.tables[wildcards.run] if corpus.trains]
         return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
+
+    def objective_options(self, wildcards: Any) -> list[str]:
+        """Objective, masking and tokenizer of an encoder; none for the objective causal.
+
+        Options of earlier versions stay what they are: else Snakemake would run `index` again.
+        """
+        train = self._config.runs[wildcards.run].train
+        if train.objective == "causal":
+            return []
+        masking = json.dumps(train.masking.model_dump(mode="json"), sort_keys=True)
+        return [
+            f"--objective={train.objective}",
+            f"--masking={masking}",
+            f"--tokenizer={self._config.run_tokenizer_files[0]}",
+        ]
+
+    def objective_tokenizer(self, wildcards: Any) -> list[str]:
+        """Files of the tokenizer, if `index` needs it."""
+        is_causal = self._config.runs[wildcards.run].train.objective == "causal"
+        return [] if is_causal else self._config.run_tokenizer_files
 
     def held_out_options(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
         """Weighting files of the splits other than the training split."""

@@ -16,6 +16,7 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.layouts import LayoutCheck
+from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import RUN, check_writable
 from tokamake.workflow.replaced_data import check_replaced, write_settings
@@ -45,6 +46,7 @@ class RuleFunctions:
     doctor: DoctorRules
     layouts: LayoutCheck
     changes: RunChanges
+    objectives: ObjectiveCheck
     report: ReportRules
 
 
@@ -97,6 +99,7 @@ def rule_functions(
             doctor=DoctorRules(snakemake),
             layouts=LayoutCheck(checked, snakemake),
             changes=RunChanges(checked, is_main_process=is_main),
+            objectives=ObjectiveCheck(checked, is_main_process=is_main),
             report=ReportRules(checked, snakemake),
         )
 

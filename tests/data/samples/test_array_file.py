@@ -28,7 +28,7 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     locations = write(tmp_path)
     arrays = ArrayFile(tmp_path)
     for index, places in zip(INDEXES, locations, strict=True):
-        for name, array in arrays.index(places)._asdict().items():
+        for name, array in arrays.index(places, DatasetIndex)._asdict().items():
             expected = getattr(index, name)
             assert (array == expected).all()
             assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
@@ -53,6 +53,6 @@ def test_a_missing_or_truncated_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("r+b") as stream:
         stream.truncate(size - 100)
     arrays = ArrayFile(tmp_path)
-    assert arrays.index(locations[0])
+    assert arrays.index(locations[0], DatasetIndex)
     with pytest.raises(UserError, match=r"damaged \(ends before byte \d+\); run `tokamake index`"):
-        arrays.index(locations[1])
+        arrays.index(locations[1], DatasetIndex)

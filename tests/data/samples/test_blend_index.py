@@ -9,14 +9,12 @@ import pytest
 
 from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.samples import blend_index
+from tokamake.data.samples import blend_index, dataset_indexers
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.blend_index import (
-    IndexSettings,
-    WeightedDataset,
-    find_datasets,
-    write_split,
-)
+from tokamake.data.samples.blend_index import find_datasets, write_split
+from tokamake.data.samples.index_settings import IndexSettings
+from tokamake.data.samples.sample_index import DatasetIndex
+from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 
 SETTINGS = IndexSettings(
@@ -201,7 +199,7 @@ def test_whole_epochs_are_separate_but_counted_samples_mix_the_last_two(root: Pa
             root / name, num_samples=num_samples, epochs_of=epochs_of, **options
         )
         (dataset,) = described["files"]
-        documents = ArrayFile(root / name).index(dataset["arrays"]).document.tolist()
+        documents = ArrayFile(root / name).index(dataset["arrays"], DatasetIndex).document.tolist()
         assert (dataset["epochs"], dataset["num_samples"]) == (2, 8)
         assert (sorted(documents[:9]) == [*range(9)]) == is_separate
 
@@ -218,7 +216,7 @@ def test_epochs_without_a_sample_are_refused(root: Path) -> None:
 
 
 def test_very_many_epochs_are_a_mistake(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blend_index, "_MAX_EPOCHS", 2)
+    monkeypatch.setattr(dataset_indexers, "_MAX_EPOCHS", 2)
     datasets = find(root, "1 a x\n")["train"]
     # With the rounding up of weights, 12 samples of 8 tokens are 3 epochs of 32 tokens.
     options: dict[str, Any] = {"datasets": datasets, "settings": SETTINGS, "epochs_of": {}}

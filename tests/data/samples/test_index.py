@@ -65,7 +65,7 @@ def description(folder: Path) -> dict[str, Any]:
 def arrays(folder: Path, name: str) -> list[DatasetIndex]:
     arrays_of = ArrayFile(folder / name)
     datasets = description(folder)["splits"][name]["files"]
-    return [arrays_of.index(dataset["arrays"]) for dataset in datasets]
+    return [arrays_of.index(dataset["arrays"], DatasetIndex) for dataset in datasets]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -313,7 +313,7 @@ def test_skipped_steps_have_other_samples_with_another_batch_size() -> None:
 def test_each_setting_is_one_to_continue_with_or_not() -> None:
     """A new setting must be put into one of these lists."""
     fixed = {"train.finetune", "train.load_optimizer"}
-    fixed |= {"train.sequence_length", "train.optimizer.name"}
+    fixed |= {"train.objective", "train.sequence_length", "train.optimizer.name"}
     continued = {
         *("train.global_batch_size", "train.rampup_batch_size", "train.gradient_clipping"),
         *("train.train_steps", "train.train_samples", "train.train_tokens", "train.precision"),
@@ -324,7 +324,7 @@ def test_each_setting_is_one_to_continue_with_or_not() -> None:
     names = effective_names()
     sections = {name for name in names if name.count(".") > 1} - fixed
     assert {name.split(".")[1] for name in sections} == {
-        *("dropout", "fim", "loss_scaling", "optimizer", "schedule")
+        *("dropout", "fim", "loss_scaling", "masking", "optimizer", "schedule")
     }
     assert names - sections == fixed | continued
     refused = {name for name in names if changes.compare_settings({name: 1}, {name: 2}).obstacles}

@@ -33,6 +33,8 @@ from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
+_KEPT = (*SUMS, "text_key", "template", "split_sentences")
+"""Keys of a dataset's manifest that that of the merged dataset states, too."""
 _MERGING = Lock()
 """Held while a new dataset is written, which already uses all cores."""
 
@@ -71,7 +73,7 @@ def write_linked(
         "documents": dataset.documents,
         "sequences": dataset.sequences,
         "tokens": dataset.tokens,
-        **{key: known[key] for key in (*SUMS, "text_key", "template") if key in known},
+        **{key: known[key] for key in _KEPT if key in known},
     }
     if dataset.layout.in_tokens or dataset.dtype.kind == "f":
         dtype = common_dtype([dataset])

@@ -12,7 +12,7 @@ from tokamake.errors import UserError
 
 
 def check_tokenizer(prefix: Path, tokenizer: Tokenizer) -> None:
-    """Compare the tokenizer's fingerprint with the manifest.
+    """Compare the tokenizer's fingerprint, or that of the one that it extends, with the manifest.
 
     A dataset of another program has no manifest; it passes unchecked.
 
@@ -23,7 +23,8 @@ def check_tokenizer(prefix: Path, tokenizer: Tokenizer) -> None:
     if not path.is_file():
         return
     fingerprint = files.read_json(path, "rebuild the dataset").get("tokenizer")
-    if fingerprint not in (None, tokenizer.fingerprint):
+    known = [tokenizer.fingerprint, *filter(None, [tokenizer.base])]
+    if fingerprint not in (None, *known):
         raise UserError(
             f"{prefix}: made with another tokenizer ({fingerprint[:12]}) than the one given "
             f"({tokenizer.fingerprint[:12]}); give the tokenizer that made the dataset"

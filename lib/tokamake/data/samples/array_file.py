@@ -7,7 +7,7 @@ system can serve one file for each split, but not three for each dataset.
 
 import math
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,16 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.data.samples.index_folder import REMEDY
 from tokamake.data.samples.sample_index import DatasetIndex
+from tokamake.data.samples.sentence_index import SentenceIndex
 from tokamake.errors import UserError
+
+Index = TypeVar("Index", DatasetIndex, SentenceIndex)
 
 NAME = "arrays.bin"
 _ALIGNMENT = 64  # bytes of a cache line; also enough for every dtype
 
 
-def write_arrays(stream: IO[bytes], index: DatasetIndex) -> dict[str, list[Any]]:
+def write_arrays(stream: IO[bytes], index: DatasetIndex | SentenceIndex) -> dict[str, list[Any]]:
     """Append the arrays of a dataset in little-endian byte order.
 
     Returns:
@@ -52,13 +55,17 @@ class ArrayFile:
         except FileNotFoundError:
             raise UserError(f"{self._path}: no such file; {REMEDY}") from None
 
-    def index(self, locations: dict[str, list[Any]]) -> DatasetIndex:
+    def index(self, locations: dict[str, list[Any]], kind: type[Index]) -> Index:
         """Return the arrays of a dataset at the locations from `write_arrays`.
+
+        Args:
+            locations: of the arrays.
+            kind: the `NamedTuple` of the arrays.
 
         Raises:
             UserError: the file is too short.
         """
-        return DatasetIndex(*(self._array(locations[name]) for name in DatasetIndex._fields))
+        return kind(*(self._array(locations[name]) for name in kind._fields))
 
     def _array(self, location: list[Any]) -> npt.NDArray[Any]:
         offset, dtype, shape = location

@@ -1,6 +1,6 @@
 """Index of the datasets that a split blends: their order and their sample indexes.
 
-`index` calls it for each split. `draw` writes the order, `sample_index` builds the arrays of a
+`index` calls it for each split. `draw` writes the order, `dataset_indexers` builds the arrays of a
 dataset, and `array_file` stores them.
 """
 
@@ -8,61 +8,42 @@ import logging
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples import array_file, draw, epochs, sample_index
-from tokamake.data.samples.sample_index import DatasetIndex
+from tokamake.data.samples import array_file, draw
+from tokamake.data.samples.dataset_indexers import DatasetIndexer, make_indexer
+from tokamake.data.samples.index_settings import IndexSettings
+from tokamake.data.samples.weighted_datasets import WeightedDataset, count_documents
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
 _MAX_DATASETS = {"weighted": 32_766, "exact": 2**31 - 1, "corpora": 2**31 - 1}
 """Megatron numbers the datasets of a blend in 16 bits."""
 
-_MAX_EPOCHS = 100_000
-"""More is most likely a mistake in the weights, and would fill the memory."""
-
 _log = logging.getLogger(__name__)
 
 
-class WeightedDataset(NamedTuple):
-    """A dataset of a split."""
-
-    line: WeightedPrefix
-    dataset: IndexedDataset
-    documents: range
-    """Sequences that belong to the split; they hold at least one token."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the split's documents."""
-        first, stop = self.documents.start, self.documents.stop
-        return int(self.dataset.lengths[first:stop].sum(dtype=np.int64))
-
-
-class IndexSettings(NamedTuple):
-    """Settings that decide the samples of a split; the fields are options of `index`."""
-
-    sequence_length: int
-    seed: int
-    blend: draw.Blend
-    within_corpus: draw.Within
-    separate_last_epoch: bool | None
-    drop_last_partial_sequence: bool
-
-    def of(self, name: str) -> "IndexSettings":
-        """Settings of one split: training only takes whole samples."""
-        return self._replace(drop_last_partial_sequence=True) if name == "train" else self
-
-
 def find_datasets(
-    splits: SplitPrefixes, data_root: Path, *, blend: draw.Blend, validate: bool
+    splits: SplitPrefixes,
+    data_root: Path,
+    *,
+    blend: draw.Blend,
+    validate: bool,
+    has_sentences: bool = False,
 ) -> dict[str, list[WeightedDataset]]:
     """Datasets of the training split and, with `validate`, of each validation split.
+
+    Args:
+        splits: of the run.
+        data_root: folder that prefixes are relative to.
+        blend: order of the datasets' samples.
+        validate: whether the run has validation samples.
+        has_sentences: whether documents have several sequences, their sentences.
 
     Raises:
         UserError: a dataset is missing or damaged, a split is empty, or no split can validate.
@@ -74,7 +55,7 @@ def find_datasets(
     }
     # Check the test split too: an empty one must fail now, not after weeks of training.
     datasets_of = {
-        name: list(_contributing(splits, opened, name=name))
+        name: list(_contributing(splits, opened, name=name, has_sentences=has_sentences))
         for name in splits.names
         if splits.is_used(name)
     }
@@ -103,14 +84,17 @@ def find_datasets(
 
 
 def _contributing(
-    splits: SplitPrefixes, opened: dict[str, IndexedDataset], *, name: str
+    splits: SplitPrefixes, opened: dict[str, IndexedDataset], *, name: str, has_sentences: bool
 ) -> Iterator[WeightedDataset]:
     """Datasets that contribute to a split. Warns about the others."""
     for line in splits.lines(name):
         dataset = opened[line.prefix]
-        documents = splits.documents(name, line, len(dataset))
-        if line.weight > 0 and dataset.lengths[documents.start : documents.stop].any():
-            yield WeightedDataset(line, dataset, documents)
+        num_documents = count_documents(dataset, has_sentences=has_sentences)
+        documents = splits.documents(name, line, num_documents)
+        weighted = WeightedDataset(line, dataset, documents, has_sentences=has_sentences)
+        sequences = weighted.sequences
+        if line.weight > 0 and dataset.lengths[sequences.start : sequences.stop].any():
+            yield weighted
         # A line with a part trains that part only: nothing of it in other splits is expected.
         elif name == "train" or splits.is_listed(name) or not line.part:
             reason = "has no document for it" if line.weight > 0 else "has weight 0"
@@ -148,6 +132,7 @@ def write_split(
     settings: IndexSettings,
     num_samples: int | None,
     epochs_of: dict[str, Fraction],
+    pieces: npt.NDArray[np.uint8] | None = None,
 ) -> dict[str, Any]:
     """Write the arrays of a split and return their description for index.json.
 
@@ -157,17 +142,21 @@ def write_split(
         settings: settings of the split.
         num_samples: requested samples; None: as many as the epochs give.
         epochs_of: epochs of each corpus, if `num_samples` is None.
+        pieces: (vocabulary,) kind of each token; None: the objective is causal.
 
     Raises:
-        UserError: the epochs hold no sample.
+        UserError: the epochs hold no sample, or a sample does not fit the decoder.
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:
         # A mixed last epoch would repeat some documents while it drops others.
         settings = settings._replace(separate_last_epoch=True)
+    indexer = make_indexer(
+        settings, epochs_of=epochs_of if num_samples is None else {}, pieces=pieces
+    )
     order = draw.DrawSettings(settings.blend, settings.within_corpus, settings.seed)
     if num_samples is None:
-        datasets, counts = _whole_epochs(datasets, settings, epochs_of=epochs_of)
+        datasets, counts = _whole_epochs(datasets, indexer, epochs_of=epochs_of)
         corpora = [dataset.line.corpus for dataset in datasets]
         samples = draw.draw_all(folder, counts, corpora=corpora, settings=order)
     else:
@@ -178,9 +167,19 @@ def write_split(
     with (folder / array_file.NAME).open("wb") as stream:
         for number, dataset in enumerate(progress(datasets, label=folder.name, unit="datasets")):
             drawn = samples.drawn[number]
-            arrays = _build(dataset, samples.requested[number], drawn=drawn, settings=settings)
+            # A small blend may draw more samples than Megatron requests. Megatron fails then.
+            arrays = indexer.build(dataset, samples.requested[number])
+            if indexer.num_samples(arrays) < drawn:
+                arrays = indexer.build(dataset, drawn)
+            indexer.check(dataset, arrays, drawn=drawn, split=folder.name)
+            description = _describe(
+                dataset,
+                num_epochs=indexer.num_epochs(dataset, arrays),
+                num_samples=indexer.num_samples(arrays),
+                drawn=drawn,
+            )
             locations = array_file.write_arrays(stream, arrays)
-            descriptions.append({**_describe(dataset, arrays, drawn=drawn), "arrays": locations})
+            descriptions.append({**description, "arrays": locations})
     _warn_of_repetition(folder.name, descriptions)
     # The key "files" is part of the format of index.json.
     return {"requested_samples": num_samples, "samples": samples.samples, "files": descriptions}
@@ -197,62 +196,24 @@ def _warn_of_repetition(name: str, descriptions: list[dict[str, Any]]) -> None:
 
 
 def _whole_epochs(
-    datasets: list[WeightedDataset], settings: IndexSettings, *, epochs_of: dict[str, Fraction]
+    datasets: list[WeightedDataset],
+    indexer: DatasetIndexer[Any],
+    *,
+    epochs_of: dict[str, Fraction],
 ) -> tuple[list[WeightedDataset], list[int]]:
     """Datasets that fill a sample in the epochs of their corpus, and the samples of each."""
-    filled, counts = [], []
-    for dataset in datasets:
-        count = epochs.count_samples(
-            epochs_of[dataset.line.corpus],
-            sequence_length=settings.sequence_length,
-            tokens_per_epoch=dataset.tokens,
-        )
-        if count:
-            filled.append(dataset)
-            counts.append(count)
-        else:
-            _log.warning(
-                "%s: left out of the train split: its %d tokens do not fill a sample of %d",
-                *(dataset.line.prefix, dataset.tokens, settings.sequence_length),
-            )
+    counts = [indexer.count(dataset, epochs_of[dataset.line.corpus]) for dataset in datasets]
+    filled = [dataset for dataset, count in zip(datasets, counts, strict=True) if count]
     if not filled:
         raise UserError(
             "epochs: no dataset fills a sample; use more epochs or a shorter sequence_length"
         )
-    return filled, counts
+    return filled, [count for count in counts if count]
 
 
-def _build(
-    dataset: WeightedDataset, requested: int, *, drawn: int, settings: IndexSettings
-) -> DatasetIndex:
-    """Build the same index as Megatron, or a larger one if more samples are drawn.
-
-    A small blend may draw more samples than Megatron requests. Megatron fails in this case.
-    """
-
-    def build(num_samples: int) -> DatasetIndex:
-        return sample_index.build(
-            dataset.dataset.lengths,
-            dataset.documents,
-            num_samples=num_samples,
-            sequence_length=settings.sequence_length,
-            seed=settings.seed,
-            separate_last_epoch=settings.separate_last_epoch,
-            drop_last_partial_sequence=settings.drop_last_partial_sequence,
-        )
-
-    tokens = dataset.tokens
-    num_epochs = max(requested, drawn) * settings.sequence_length // tokens
-    if num_epochs > _MAX_EPOCHS:
-        raise UserError(
-            f"{dataset.line.prefix}: its {tokens:,} tokens would be seen {num_epochs:,} times; "
-            "lower its weight or draw fewer samples"
-        )
-    arrays = build(requested)
-    return arrays if len(arrays.shuffle) >= drawn else build(drawn)
-
-
-def _describe(dataset: WeightedDataset, arrays: DatasetIndex, *, drawn: int) -> dict[str, Any]:
+def _describe(
+    dataset: WeightedDataset, *, num_epochs: int, num_samples: int, drawn: int
+) -> dict[str, Any]:
     documents = dataset.documents
     return {
         "prefix": dataset.line.prefix,
@@ -260,7 +221,7 @@ def _describe(dataset: WeightedDataset, arrays: DatasetIndex, *, drawn: int) -> 
         "weight": dataset.line.weight,
         "documents": [documents.start, documents.stop],
         "tokens": dataset.tokens,
-        "epochs": len(arrays.document) // len(documents),
-        "num_samples": len(arrays.shuffle),
+        "epochs": num_epochs,
+        "num_samples": num_samples,
         "drawn_samples": drawn,
     }

@@ -5,15 +5,20 @@ Reads weighting files and the .idx files of their datasets. Writes the index fol
 
 import shutil
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tokamake import files
+from tokamake.config.objective import ObjectiveName
 from tokamake.data.corpus.splits import Rule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
-from tokamake.data.samples.blend_index import IndexSettings, find_datasets, write_split
+from tokamake.data.samples.blend_index import find_datasets, write_split
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
 from tokamake.data.samples.index_folder import (
@@ -23,6 +28,9 @@ from tokamake.data.samples.index_folder import (
     is_complete,
     sizes,
 )
+from tokamake.data.samples.index_settings import IndexSettings
+from tokamake.data.samples.objective import PIECES
+from tokamake.data.samples.objective_options import check_datasets, read_vocabulary
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
@@ -46,6 +54,9 @@ def index(
     within_corpus: Within = "shuffled",
     separate_last_epoch: bool | None = None,
     drop_last_partial_sequence: bool = True,
+    objective: ObjectiveName = "causal",
+    masking: str = "{}",
+    tokenizer: Path | None = None,
     seed: int,
     output: Path,
 ) -> None:
@@ -77,13 +88,26 @@ def index(
             does.
         drop_last_partial_sequence: Drop the last tokens of a validation split that do not fill a
             sample; otherwise pad that sample with tokens that have no loss.
+        objective: What the model learns: causal, masked (BERT) or span_corruption (T5). The last
+            two need datasets of sentences.
+        masking: Masking settings as JSON: the section train.masking of the config.
+        tokenizer: Tokenizer of the datasets, which masked and span_corruption need.
         seed: Seed of the shuffles.
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
 
     Raises:
         UserError: a value is out of range, a file is missing or damaged, a dataset of another
-            program has a negative token or wrong pointers, or a split is empty.
+            program has a negative token or wrong pointers, a split is empty, datasets do not fit
+            the objective, or a sample does not fit the decoder.
     """
+    vocabulary = read_vocabulary(
+        objective,
+        masking,
+        sequence_length=sequence_length,
+        tokenizer=tokenizer,
+        separate_last_epoch=separate_last_epoch,
+        drop_last_partial_sequence=drop_last_partial_sequence,
+    )
     settings = IndexSettings(
         sequence_length,
         seed,
@@ -91,6 +115,7 @@ def index(
         within_corpus=within_corpus,
         separate_last_epoch=separate_last_epoch,
         drop_last_partial_sequence=drop_last_partial_sequence,
+        objective=vocabulary.objective if vocabulary else None,
     )
     _check_values(settings, train_samples, epochs=epochs, valid_samples=valid_samples)
     _check_room(output, (train_samples or 0) + valid_samples)
@@ -103,9 +128,10 @@ def index(
         held_out=parse_held_out(held_out),
     )
     epochs_of = parse_epochs(epochs, splits.lines("train"))
+    check_datasets(data_root, _prefixes(splits), objective=objective, vocabulary=vocabulary)
     # Keys of index.json. The digest over them is the identity of the index.
     options = {
-        **settings._asdict(),
+        **settings.options(),
         "split": split,
         "split_rule": split_rule,
         "train_samples": train_samples,
@@ -120,30 +146,72 @@ def index(
     if is_complete(output, request):
         print(f"{output}: already complete")
         return
+    written = _write(
+        output,
+        {"version": VERSION, **options, "request": request},
+        splits=splits,
+        data_root=data_root,
+        settings=settings,
+        epochs_of=epochs_of,
+        pieces=vocabulary.pieces if vocabulary else None,
+    )
+    _report(output, written)
+
+
+def _write(
+    output: Path,
+    options: dict[str, Any],
+    *,
+    splits: SplitPrefixes,
+    data_root: Path,
+    settings: IndexSettings,
+    epochs_of: dict[str, Fraction],
+    pieces: npt.NDArray[np.uint8] | None,
+) -> dict[str, Any]:
+    """Write the index folder and return the descriptions of its splits.
+
+    Args:
+        output: folder to write.
+        options: first keys of index.json.
+        splits: of the run.
+        data_root: folder that prefixes are relative to.
+        settings: decide the samples.
+        epochs_of: epochs of each corpus, if they give the number of training samples.
+        pieces: (vocabulary,) kind of each token; None: the objective is causal.
+    """
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)
         for prefix in _prefixes(splits)
         if stated_vocabulary(data_root / prefix) is None
     }
-    datasets_of = find_datasets(splits, data_root, blend=blend, validate=valid_samples > 0)
+    datasets_of = find_datasets(
+        splits,
+        data_root,
+        blend=settings.blend,
+        validate=options["valid_samples"] > 0,
+        has_sentences=pieces is not None,
+    )
     with files.atomic_folder(output, also=existing_splits(output)) as folder:
         written = {
             name: write_split(
                 folder / name,
                 datasets=datasets,
                 settings=settings.of(name),
-                num_samples=train_samples if name == "train" else valid_samples,
+                num_samples=options["train_samples" if name == "train" else "valid_samples"],
                 epochs_of=epochs_of,
+                pieces=pieces,
             )
             for name, datasets in datasets_of.items()
         }
-        description = {"version": VERSION, **options, "request": request, "splits": written}
-        description |= {"largest_tokens": largest_tokens, "bytes": sizes(folder)}
+        if pieces is not None:
+            np.save(folder / PIECES, pieces)
+        description = {**options, "splits": written, "largest_tokens": largest_tokens}
+        description["bytes"] = sizes(folder)
         # index.json is written last: without it a folder is not an index.
         description["digest"] = files.digest(description)
         files.write_json(folder / "index.json", description)
-    _report(output, written)
+    return written
 
 
 def _check_values(

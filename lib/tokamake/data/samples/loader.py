@@ -17,6 +17,7 @@ from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index_folder import REMEDY, identity, matches, read_index
 from tokamake.data.samples.sample_index import DatasetIndex
+from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.errors import UserError
 
 PAD = -1
@@ -44,8 +45,8 @@ class Rows(Protocol):
     def __getitem__(self, sample: int, /) -> npt.NDArray[np.int64]: ...
 
 
-class Samples:
-    """All samples of one split, in training order.
+class SplitSamples:
+    """Samples of one split in training order, whatever a sample is.
 
     Attributes:
         sequence_length: tokens that the model sees per sample.
@@ -69,7 +70,7 @@ class Samples:
             raise UserError(f"{folder}: no {split} split; run `tokamake index` with samples for it")
         self.sequence_length: int = description["sequence_length"]
         self.digest: str = description["digest"]
-        self._padded = not description["drop_last_partial_sequence"] and split != "train"
+        self._description = description
         self._descriptions = description["splits"][split]["files"]
         for prefix in (dataset["prefix"] for dataset in self._descriptions if verify):
             if not matches(description["pairs"][prefix], identity(data_root, prefix)):
@@ -80,13 +81,62 @@ class Samples:
         self._corpus_numbers = np.array([self.corpora.index(name) for name in names])
         # Thousands of ranks open thousands of datasets: open each at its first sample.
         self._datasets: dict[int, IndexedDataset] = {}
-        arrays = ArrayFile(folder / split)
-        self._indexes = [arrays.index(dataset["arrays"]) for dataset in self._descriptions]
         self._dataset_index = _open(folder / split / "dataset_index.npy")
         self._dataset_sample_index = _open(folder / split / "dataset_sample_index.npy")
 
     def __len__(self) -> int:
         return len(self._dataset_index)
+
+    def corpus_of(self, sample: int) -> str:
+        """Name of the corpus of a sample."""
+        return self._descriptions[self._dataset_number(sample)]["corpus"]
+
+    def corpus_numbers(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
+        numbers: npt.NDArray[np.int64] = self._corpus_numbers[self._dataset_index[samples]]
+        return numbers
+
+    def _drawn_samples_of(
+        self, number: int, numbers: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Samples, ascending, that are one of some `numbers` in a dataset."""
+        of_dataset = np.flatnonzero(self._dataset_index == number)
+        drawn = np.isin(self._dataset_sample_index[of_dataset], numbers, kind="sort")
+        return of_dataset[drawn]
+
+    def _dataset(self, number: int) -> IndexedDataset:
+        if number not in self._datasets:
+            self._datasets[number] = IndexedDataset(self.prefixes[number])
+        return self._datasets[number]
+
+    def _dataset_number(self, sample: int) -> int:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return int(self._dataset_index[sample])
+
+
+class Samples(SplitSamples):
+    """Samples of the objective causal: documents, concatenated and cut. For arguments and
+    attributes see `SplitSamples`.
+
+    Raises:
+        UserError: the index is that of another objective, or a dataset has sentences.
+    """
+
+    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
+        super().__init__(folder, split=split, data_root=data_root, verify=verify)
+        if objective := self._description.get("objective"):
+            raise UserError(
+                f"{folder}: samples of objective {objective['name']}, not causal; set "
+                "train.objective to it, or run `tokamake index` again"
+            )
+        for prefix in self.prefixes if verify else []:
+            check_sentences(prefix, objective="causal")
+        self._padded = not self._description["drop_last_partial_sequence"] and split != "train"
+        arrays = ArrayFile(folder / split)
+        self._indexes = [
+            arrays.index(dataset["arrays"], DatasetIndex) for dataset in self._descriptions
+        ]
 
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
         """Tokens of a sample, (sequence_length + 1,), assembled across documents.
@@ -115,15 +165,6 @@ class Samples:
         bounds: list[list[int]] = index.sample[row : row + 2].tolist()
         return bounds
 
-    def corpus_of(self, sample: int) -> str:
-        """Name of the corpus of a sample."""
-        return self._descriptions[self._dataset_number(sample)]["corpus"]
-
-    def corpus_numbers(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
-        numbers: npt.NDArray[np.int64] = self._corpus_numbers[self._dataset_index[samples]]
-        return numbers
-
     def spans(self, sample: int) -> list[DocumentSpan]:
         """Spans whose concatenated tokens are the sample."""
         number = self._dataset_number(sample)
@@ -146,20 +187,8 @@ class Samples:
         for number, dataset in enumerate(self._descriptions):
             if dataset["prefix"] == prefix:
                 numbers = _numbers_with(self._indexes[number], sequence)
-                of_dataset = np.flatnonzero(self._dataset_index == number)
-                drawn = np.isin(self._dataset_sample_index[of_dataset], numbers, kind="sort")
-                samples.append(of_dataset[drawn])
+                samples.append(self._drawn_samples_of(number, numbers))
         return np.concatenate(samples)
-
-    def _dataset(self, number: int) -> IndexedDataset:
-        if number not in self._datasets:
-            self._datasets[number] = IndexedDataset(self.prefixes[number])
-        return self._datasets[number]
-
-    def _dataset_number(self, sample: int) -> int:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return int(self._dataset_index[sample])
 
 
 def batches(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a Hugging Face tokenizer that name its special tokens."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+BASE_KEY = "extends_tokenizer"
+"""Key of tokenizer_config.json: fingerprint of the tokenizer that this one only adds tokens to."""
 IDS_KEY = "text_is_token_ids"
 """Key of tokenizer_config.json: text is token ids separated by spaces."""
 
@@ -63,6 +65,9 @@ class Tokenizer:
     """Text of tokenizer.json, or the SentencePiece model. It determines the tokens."""
     fingerprint: str = ""
     """sha256 of the tokenizer's files."""
+    base: str = ""
+    """Fingerprint of the tokenizer that this one extends by tokens after all others; empty: none.
+    """
     chat_template: str = ""
     """Jinja template that turns messages into a prompt; empty if there is none."""
     special_texts: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +123,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
     return replace(
         tokenizer,
         fingerprint=fingerprint(paths),
+        base=str(setting(paths, BASE_KEY) or ""),
         chat_template=_chat_template(paths),
         special_texts={key: special_token(paths, key) for key in _SPECIAL},
     )

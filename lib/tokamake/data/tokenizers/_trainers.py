@@ -25,7 +25,7 @@ EOD_TOKEN = "<|endoftext|>"
 
 _BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-_SPECIAL_TOKENS: dict[str, dict[str, str]] = {
+SPECIAL_TOKENS: dict[str, dict[str, str]] = {
     "bpe": {"bos_token": EOD_TOKEN, "eos_token": EOD_TOKEN},
     "unigram": {"bos_token": EOD_TOKEN, "eos_token": EOD_TOKEN},
     "wordpiece": {
@@ -162,7 +162,7 @@ def write(
         tokenizer.save(str(folder / "tokenizer.json"))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **(_SPECIAL_TOKENS[kind] if eod is None else {"eos_token": str(eod), IDS_KEY: True}),
+            **(SPECIAL_TOKENS[kind] if eod is None else {"eos_token": str(eod), IDS_KEY: True}),
         }
         if special_tokens:
             config["additional_special_tokens"] = [*special_tokens]

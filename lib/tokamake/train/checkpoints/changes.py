@@ -45,6 +45,7 @@ _FIXED = {
     "architecture": "the weights are those of another model",
     "train.finetune": "the run starts in another way",
     "train.load_optimizer": "the run starts in another way",
+    "train.objective": "the model learns something else",
     "train.sequence_length": "the position of a run counts samples of this length",
     "train.optimizer.name": "an optimizer cannot use the states of another one",
 }

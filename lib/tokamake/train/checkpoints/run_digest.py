@@ -13,6 +13,7 @@ from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
 from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS
+from tokamake.data.samples.objective import KEY
 from tokamake.errors import UserError
 from tokamake.models.common.random_weights import SCHEME
 from tokamake.runtime.rank_errors import raise_on_all_ranks
@@ -82,8 +83,10 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
 def training_index(index: dict[str, Any]) -> dict[str, Any]:
     """The part of index.json that decides the training samples."""
     split = index["splits"]["train"]
+    # An index of the objective causal names none.
+    keys = [*("version", "seed", *INDEX_SETTINGS), *({KEY} & index.keys())]
     return {
-        "settings": {key: index[key] for key in ("version", "seed", *INDEX_SETTINGS)},
+        "settings": {key: index[key] for key in keys},
         "pairs": {file["prefix"]: index["pairs"][file["prefix"]] for file in split["files"]},
         "train": split,
     }

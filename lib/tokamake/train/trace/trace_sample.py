@@ -35,6 +35,11 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
+    if settings.train.objective != "causal":
+        raise UserError(
+            f"{run}: train.objective: {settings.train.objective}: only samples of objective causal "
+            "can be traced; give the run of another model"
+        )
     parts = trained_spans(settings)
     _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
     part = next(part for part in parts if step <= part.last_step)

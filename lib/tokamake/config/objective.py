@@ -1,0 +1,136 @@
+"""Objectives of training, and how samples of encoder objectives are masked."""
+
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from tokamake.config.fields import Settings
+from tokamake.config.fim import FimSettings
+
+ObjectiveName = Literal["causal", "masked", "span_corruption"]
+
+_MAX_NGRAM = {"masked": 3, "span_corruption": 10}
+"""Longest run of words of BERT and T5, as in Megatron-LM."""
+SPECIAL_TOKENS = {"masked": 3, "span_corruption": 2}
+"""Places that special tokens may take in a sample: [CLS] and two [SEP]; Megatron-LM also leaves two
+places of the encoder of T5 free."""
+_SHORTEST_TARGET = 2
+_OF_CAUSAL = {
+    "reset_position_ids": False,
+    "reset_attention_mask": False,
+    "eod_mask_loss": False,
+    "separate_last_epoch": None,
+    "drop_last_partial_sequence": True,
+}
+"""Settings that only samples of concatenated documents have, with their defaults."""
+
+
+class MaskingSettings(Settings):
+    """How samples of the objectives masked and span_corruption are masked: whole words, chosen by
+    the seed and the number of the sample alone."""
+
+    probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens of a sample to mask."""
+    max_ngram: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Most words that are masked as one. Empty: 3 for masked, where n words have a probability in
+    proportion to 1 / n, and 10 for span_corruption, where it is geometric, with a mean of 4.5."""
+    short_sequence_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the samples that are shorter than they could be."""
+    sentence_order: bool = True
+    """masked: divide each sample in two parts, and swap them in half of the samples, so that the
+    model also learns the order of sentences. false: samples of one part."""
+    decoder_sequence_length: Annotated[int, Field(ge=3)] | None = None
+    """span_corruption: tokens of the decoder. Empty: enough for every sample. If a smaller number
+    is too small for a sample of the run, `index` says so."""
+
+
+class TrainObjective(Protocol):
+    """Settings of a run that its objective concerns."""
+
+    @property
+    def objective(self) -> ObjectiveName: ...
+
+    @property
+    def masking(self) -> MaskingSettings: ...
+
+    @property
+    def sequence_length(self) -> int: ...
+
+    @property
+    def fim(self) -> FimSettings: ...
+
+
+def max_masked(probability: float, target: int) -> int:
+    """Most tokens that are masked in a sample of `target` tokens."""
+    return int(min(probability * target, max(1, round(probability * target))))
+
+
+def sample_settings(train: TrainObjective) -> dict[str, Any]:
+    """Settings that decide the samples of an encoder objective, without empty ones.
+
+    Args:
+        train: settings with the objective masked or span_corruption.
+    """
+    masking, name = train.masking, train.objective
+    target = train.sequence_length - SPECIAL_TOKENS[name]
+    settings: dict[str, Any] = {
+        "name": name,
+        "target_tokens": target,
+        "probability": masking.probability,
+        "max_ngram": masking.max_ngram or _MAX_NGRAM[name],
+        "short_sequence_probability": masking.short_sequence_probability,
+    }
+    if name == "masked":
+        return settings | {"sentence_order": masking.sentence_order}
+    # The decoder's first token, and the worst case: each masked token is a span of its own.
+    longest = 1 + 2 * max_masked(masking.probability, target)
+    return settings | {"decoder_sequence_length": masking.decoder_sequence_length or longest}
+
+
+def check_objective(train: TrainObjective) -> None:
+    """Check that the settings of a run fit its objective.
+
+    Raises:
+        ValueError: a setting belongs to another objective, or samples are too short.
+    """
+    name, masking = train.objective, train.masking
+    defaults = MaskingSettings()
+    if name == "causal":
+        for key, value in masking:
+            if value != getattr(defaults, key):
+                raise ValueError(
+                    f"masking.{key}: {value}: no effect on objective causal; remove it, or set "
+                    "objective to masked or span_corruption"
+                )
+        return
+    other = {"masked": "decoder_sequence_length", "span_corruption": "sentence_order"}[name]
+    if getattr(masking, other) != getattr(defaults, other):
+        raise ValueError(
+            f"masking.{other}: {getattr(masking, other)}: no effect on objective {name}; remove it"
+        )
+    for key, default in _OF_CAUSAL.items():
+        if getattr(train, key) != default:
+            raise ValueError(
+                f"{key}: {getattr(train, key)}: no effect on objective {name}, whose samples are "
+                "sentences of one document; remove it"
+            )
+    if train.fim.rate:
+        raise ValueError(
+            f"fim.rate: {train.fim.rate:g}: only objective causal fills in the middle; remove it"
+        )
+    _check_sizes(train)
+
+
+def _check_sizes(train: TrainObjective) -> None:
+    shortest = SPECIAL_TOKENS[train.objective] + _SHORTEST_TARGET
+    if train.sequence_length < shortest:
+        raise ValueError(
+            f"sequence_length: {train.sequence_length}: too short for objective "
+            f"{train.objective}; give {shortest} or more"
+        )
+    # Megatron rounds 1 / short_sequence_probability to an int32.
+    if 0 < train.masking.short_sequence_probability < 1e-9:
+        raise ValueError(
+            f"masking.short_sequence_probability: {train.masking.short_sequence_probability:g}: "
+            "too small; give 0, or 1e-9 or more"
+        )

@@ -1,0 +1,29 @@
+"""Settings of `index` that decide the samples of a split."""
+
+from typing import Any, NamedTuple
+
+from tokamake.data.samples.draw import Blend, Within
+from tokamake.data.samples.objective import KEY, Objective
+
+
+class IndexSettings(NamedTuple):
+    """Settings that decide the samples of a split; most fields are options of `index`."""
+
+    sequence_length: int
+    seed: int
+    blend: Blend
+    within_corpus: Within
+    separate_last_epoch: bool | None
+    drop_last_partial_sequence: bool
+    objective: Objective | None = None
+    """None: causal."""
+
+    def of(self, name: str) -> "IndexSettings":
+        """Settings of one split: training only takes whole samples."""
+        return self._replace(drop_last_partial_sequence=True) if name == "train" else self
+
+    def options(self) -> dict[str, Any]:
+        """Settings as index.json states them; it names no objective if that is causal."""
+        options = self._asdict()
+        objective = options.pop("objective")
+        return options | ({KEY: objective._asdict()} if objective else {})

@@ -1,0 +1,72 @@
+"""Samples of the objective masked, as BERT learns from them (arXiv 1810.04805).
+
+A sample has one or two parts of a document, whole words of which are masked. With two parts, they
+are swapped in half of the samples: the model learns the order of sentences (arXiv 1909.11942).
+Numbers are drawn as in megatron-core's BERTMaskedWordPieceDataset, so its samples are equal, with
+two differences: labels without loss are -100, and `padding` counts tokens, so that a [PAD] that was
+drawn as a random token is attended to.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake import _csrc
+from tokamake.data.samples.objective import ABSENT, WORD, Objective, ngram_probabilities
+from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
+
+
+def masked_record(sequence_length: int) -> np.dtype[np.void]:
+    """Fields of a sample of L tokens.
+
+    tokens: (L,) some of them masked, then [PAD].
+    types: (L,) 0 up to the first [SEP], then 1; 0 for padding.
+    labels: (L,) tokens before masking, -100 where nothing is masked.
+    num_tokens: tokens that are not padding.
+    is_swapped: 1 if the second part comes first.
+    is_truncated: 1 if tokens did not fit.
+    """
+    arrays = [(name, np.int64, (sequence_length,)) for name in ("tokens", "types", "labels")]
+    numbers = [(name, np.int64) for name in ("num_tokens", "is_swapped", "is_truncated")]
+    return np.dtype([*arrays, *numbers])
+
+
+class MaskedSamples(SentenceSamples):
+    """Samples of one split; the fields of a sample are those of `masked_record`."""
+
+    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
+        super().__init__(folder, split=split, data_root=data_root, verify=verify)
+        self.record = masked_record(self.sequence_length)
+        self._sampler = make_sampler(self.objective, self._pieces)
+
+    def _write(self, sentences: SentenceSample, row: npt.NDArray[np.int64]) -> None:
+        self._sampler.write(
+            sentences.tokens,
+            sentences.lengths,
+            target=sentences.target,
+            seed=sentences.seed,
+            row=row,
+        )
+
+
+def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.MaskedSampler:
+    """Make a sampler, which one thread may use.
+
+    Args:
+        objective: masked.
+        pieces: (vocabulary,) kind of each token.
+    """
+    tokens = objective.tokens
+    return _csrc.MaskedSampler(
+        np.where(pieces == ABSENT, np.uint8(WORD), pieces),
+        probability=objective.probability,
+        max_ngram=objective.max_ngram,
+        cumulative=ngram_probabilities(objective.max_ngram),
+        pad=tokens["pad"],
+        cls=tokens["cls"],
+        sep=tokens["sep"],
+        mask=tokens["mask"],
+        random=np.flatnonzero(pieces != ABSENT).tolist(),
+        in_two=objective.sentence_order,
+    )

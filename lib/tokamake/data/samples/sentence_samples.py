@@ -1,0 +1,124 @@
+"""What samples of the objectives masked and span_corruption share: the sentences that they are made
+of.
+
+`masked` and `span_corruption` turn them into samples. A sample depends on the seed and its number
+in its dataset alone, so any worker, rank or resumed run makes the same bytes.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data.samples.array_file import ArrayFile
+from tokamake.data.samples.index_folder import REMEDY
+from tokamake.data.samples.loader import DocumentSpan, SplitSamples
+from tokamake.data.samples.objective import KEY, PIECES, Objective
+from tokamake.data.samples.sentence_data import check_sentences
+from tokamake.data.samples.sentence_index import SentenceIndex
+from tokamake.errors import UserError
+
+_NUM_SEEDS = 2**32
+
+
+class SentenceSample(NamedTuple):
+    """Sentences of a sample, before it is truncated and masked."""
+
+    tokens: npt.NDArray[np.int32]
+    """(tokens,) concatenated sentences."""
+    lengths: npt.NDArray[np.int32]
+    """(sentences,) tokens of each."""
+    target: int
+    """Most tokens to use."""
+    seed: int
+    """Seed of its random numbers, as in megatron-core: that of the run plus its number."""
+
+
+class SentenceSamples(SplitSamples):
+    """Samples of sentence data of one split, as records of numpy arrays.
+
+    `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
+    stacks B of them to an array (B,), whose fields are arrays (B, ...). For arguments and further
+    attributes see `SplitSamples`.
+
+    Attributes:
+        objective: what decides the samples.
+        record: dtype of a sample, with int64 fields.
+
+    Raises:
+        UserError: the index is that of another objective, or a dataset has no sentences.
+    """
+
+    record: np.dtype[np.void]
+
+    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
+        super().__init__(folder, split=split, data_root=data_root, verify=verify)
+        stated = self._description.get(KEY)
+        if stated is None:
+            raise UserError(f"{folder}: samples of objective causal; run `tokamake index` again")
+        self.objective = Objective(**stated)
+        for prefix in self.prefixes if verify else []:
+            check_sentences(prefix, objective=self.objective.name)
+        self._seed: int = self._description["seed"]
+        self._pieces: npt.NDArray[np.uint8] = np.load(folder / PIECES)
+        arrays = ArrayFile(folder / split)
+        self._indexes = [
+            arrays.index(dataset["arrays"], SentenceIndex) for dataset in self._descriptions
+        ]
+
+    def __getitem__(self, sample: int) -> npt.NDArray[Any]:
+        """Record of a sample."""
+        row = np.empty(self.record.itemsize // 8, np.int64)
+        try:
+            self._write(self.sentences(sample), row)
+        except (ValueError, IndexError) as error:
+            prefix = self.prefixes[self._dataset_number(sample)]
+            raise UserError(
+                f"{prefix}: sample {sample}: {error}: the dataset does not match its index; "
+                f"{REMEDY}"
+            ) from error
+        return row.view(self.record).reshape(())
+
+    def _write(self, sentences: SentenceSample, row: npt.NDArray[np.int64]) -> None:
+        """Write the record of a sample as int64 numbers."""
+        raise NotImplementedError  # of an abstract class
+
+    def sentences(self, sample: int) -> SentenceSample:
+        """Sentences of a sample."""
+        first, end, target = self._row(sample)
+        dataset = self._dataset(self._dataset_number(sample))
+        parts = [dataset[sentence] for sentence in range(first, end)]
+        number = int(self._dataset_sample_index[sample])
+        return SentenceSample(
+            np.concatenate(parts, dtype=np.int32, casting="unsafe"),
+            np.array([len(part) for part in parts], np.int32),
+            target,
+            (self._seed + number) % _NUM_SEEDS,
+        )
+
+    def spans(self, sample: int) -> list[DocumentSpan]:
+        """Sentences of a sample, whole, in their order in the document."""
+        number = self._dataset_number(sample)
+        first, end, _ = self._row(sample)
+        lengths = self._dataset(number).lengths[first:end].tolist()
+        prefix = self._descriptions[number]["prefix"]
+        return [
+            DocumentSpan(prefix, sentence, 0, length)
+            for sentence, length in zip(range(first, end), lengths, strict=True)
+        ]
+
+    def samples_of(self, prefix: str, sequence: int) -> npt.NDArray[np.int64]:
+        """Samples, ascending, that are made of a sentence of a dataset, among others."""
+        samples = [np.zeros(0, np.int64)]
+        for number, dataset in enumerate(self._descriptions):
+            if dataset["prefix"] == prefix:
+                rows = self._indexes[number].mapping
+                has_it = (rows[:, 0] <= sequence) & (sequence < rows[:, 1])
+                samples.append(self._drawn_samples_of(number, np.flatnonzero(has_it)))
+        return np.concatenate(samples)
+
+    def _row(self, sample: int) -> tuple[int, int, int]:
+        rows = self._indexes[self._dataset_number(sample)].mapping
+        first, end, target = rows[self._dataset_sample_index[sample]].tolist()
+        return first, end, target

@@ -1,0 +1,90 @@
+"""Settings of objectives: which fit together, and what they mean for samples."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tokamake.config.added_settings import without_added_defaults
+from tokamake.config.objective import max_masked, sample_settings
+from tokamake.config.root import Config
+from tokamake.config.training import TrainSettings
+
+
+def make(**train: Any) -> TrainSettings:
+    return TrainSettings.model_validate(train)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"masking": {"probability": 0.2}}, "masking.probability: 0.2: no effect on objective ca"),
+        ({"masking": {"sentence_order": False}}, "masking.sentence_order: False: no effect on"),
+        (
+            {"objective": "masked", "masking": {"decoder_sequence_length": 128}},
+            "masking.decoder_sequence_length: 128: no effect on objective masked; remove it",
+        ),
+        (
+            {"objective": "span_corruption", "masking": {"sentence_order": False}},
+            "masking.sentence_order: False: no effect on objective span_corruption; remove it",
+        ),
+        ({"objective": "masked", "reset_attention_mask": True}, "reset_attention_mask: True: no "),
+        ({"objective": "masked", "eod_mask_loss": True}, "eod_mask_loss: True: no effect on obj"),
+        (
+            {"objective": "masked", "drop_last_partial_sequence": False},
+            "drop_last_partial_sequence: False: no effect on objective masked, whose samples are",
+        ),
+        ({"objective": "masked", "fim": {"rate": 0.5}}, "fim.rate: 0.5: only objective causal"),
+        (
+            {"objective": "masked", "sequence_length": 4},
+            "sequence_length: 4: too short for objective masked; give 5 or more",
+        ),
+        (
+            {"objective": "masked", "masking": {"short_sequence_probability": 1e-12}},
+            "masking.short_sequence_probability: 1e-12: too small; give 0, or 1e-9 or more",
+        ),
+        ({"objective": "mlm"}, "Input should be 'causal', 'masked' or 'span_corruption'"),
+    ],
+)
+def test_settings_that_do_not_fit_an_objective_are_refused(
+    train: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make(**train)
+    assert message in str(caught.value)
+
+
+def test_samples_are_those_of_megatron_by_default() -> None:
+    bert = sample_settings(make(objective="masked", sequence_length=512))
+    assert bert == {
+        **{"name": "masked", "target_tokens": 509, "probability": 0.15, "max_ngram": 3},
+        **{"short_sequence_probability": 0.1, "sentence_order": True},
+    }
+    t5 = sample_settings(make(objective="span_corruption", sequence_length=512))
+    assert t5 == {
+        **{"name": "span_corruption", "target_tokens": 510, "probability": 0.15, "max_ngram": 10},
+        **{"short_sequence_probability": 0.1, "decoder_sequence_length": 153},
+    }
+    stated = {"objective": "span_corruption", "masking": {"decoder_sequence_length": 128}}
+    assert sample_settings(make(**stated))["decoder_sequence_length"] == 128
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [(2, 0), (6, 0), (7, 1), (10, 1), (100, 15), (509, 76), (510, 76)]
+)
+def test_most_tokens_that_are_masked(target: int, expected: int) -> None:
+    assert max_masked(0.15, target) == expected
+
+
+def test_causal_runs_have_the_settings_of_earlier_versions() -> None:
+    settings = without_added_defaults(make().model_dump(mode="json"))
+    assert {"objective", "masking"}.isdisjoint(settings)
+    masked = without_added_defaults(make(objective="masked").model_dump(mode="json"))
+    assert masked["objective"] == "masked"
+    assert "masking" not in masked
+
+
+def test_sentences_have_no_order_of_seed_0() -> None:
+    with pytest.raises(ValidationError, match="seed: 0: Megatron's order of sentences, which obj"):
+        Config.model_validate({"seed": 0, "train": {"objective": "masked"}})
+    Config.model_validate({"seed": 0})

@@ -1,0 +1,152 @@
+"""Objectives that do not fit data, tokenizer or model are told by the dry run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.workflow_configs import read_config, train, wildcards
+from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+from tokamake.data.samples.index import index
+from tokamake.data.samples.open_samples import open_samples
+from tokamake.train import checks
+from tokamake.workflow.data import DataRules
+from tokamake.workflow.objectives import ObjectiveCheck
+
+SMOKE = wildcards(run="smoke")
+SENTENCES = {"split_sentences": True, "append_eod": False}
+WORDPIECE = {"kind": "wordpiece", "vocab_size": 500}
+
+
+@pytest.fixture
+def _encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family learns every objective."""
+    every = ("causal", "masked", "span_corruption")
+    monkeypatch.setattr(checks, "objectives", lambda _: every)
+
+
+def check(**sections: Any) -> None:
+    config = read_config(**sections)
+    ObjectiveCheck(config, is_main_process=True).check(SMOKE)
+
+
+@pytest.mark.usefixtures("workspace_here", "_encoders")
+@pytest.mark.parametrize(
+    ("objective", "tokenize", "tokenizer", "message"),
+    [
+        ("causal", SENTENCES, WORDPIECE, "tokenize.split_sentences: true: objective causal would"),
+        ("masked", {}, WORDPIECE, "train.objective: masked: needs sentences; set tokenize.split_"),
+        (
+            "masked",
+            {"split_sentences": True},
+            WORDPIECE,
+            "tokenize.append_eod: true: samples of objective masked have separators of their own",
+        ),
+        ("masked", SENTENCES, {}, "tokenizer.kind: bpe: objective masked masks whole words, which"),
+        (
+            "span_corruption",
+            SENTENCES,
+            WORDPIECE,
+            "tokenizer.sentinels: 0: objective span_corruption replaces spans by sentinels; set it",
+        ),
+        ("masked", SENTENCES, WORDPIECE, ""),
+        ("span_corruption", SENTENCES, {**WORDPIECE, "sentinels": 100}, ""),
+        ("causal", {}, {}, ""),
+    ],
+)
+def test_objectives_are_checked_before_any_job(
+    objective: str,
+    tokenize: dict[str, Any],
+    tokenizer: dict[str, Any],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sections = {
+        "train": train(objective=objective),
+        "tokenize": tokenize,
+        "tokenizer": {**dict(CONFIG["tokenizer"]), **tokenizer},  # type: ignore[call-overload]
+    }
+    if not message:
+        check(**sections)
+        return
+    with pytest.raises(SystemExit):
+        check(**sections)
+    assert capsys.readouterr().err.startswith(f"tokamake: run smoke: {message}")
+
+
+@pytest.mark.usefixtures("workspace_here")
+def test_a_family_learns_its_own_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check(train=train(objective="masked"), tokenize=SENTENCES)
+    assert capsys.readouterr().err.startswith(
+        "tokamake: run smoke: train.objective: masked: family llama learns causal; set it to causal"
+    )
+
+
+@pytest.mark.usefixtures("workspace_here", "_encoders")
+def test_index_gets_the_objective_and_the_tokenizer_of_runs() -> None:
+    causal = DataRules(read_config(), None)
+    assert causal.objective_options(SMOKE) == []
+    assert causal.objective_tokenizer(SMOKE) == []
+    masking = {"probability": 0.2}
+    sections = {"train": train(objective="masked", masking=masking), "tokenize": SENTENCES}
+    config = read_config(**sections, tokenizer={**WORDPIECE, "sentinels": 3})
+    rules = DataRules(config, None)
+    objective, stated, tokenizer = rules.objective_options(SMOKE)
+    assert objective == "--objective=masked"
+    assert json.loads(stated.removeprefix("--masking="))["probability"] == 0.2
+    assert tokenizer == "--tokenizer=results/extended_tokenizer/tokenizer.json"
+    assert rules.objective_tokenizer(SMOKE) == config.run_tokenizer_files
+    # Data are tokenized without sentinels.
+    assert config.tokenizer_files[0] == "results/tokenizer/tokenizer.json"
+
+
+def test_sentences_are_refused_for_a_run_but_not_for_its_data(tmp_path: Path) -> None:
+    folder = make_workspace(tmp_path)
+    sections = {"tokenize": SENTENCES, "tokenizer": {"kind": "wordpiece", "vocab_size": 500}}
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
+    for target in ("train", "all"):
+        refused = snakemake(folder, "-n", *MINE, target)
+        assert refused.returncode == 2
+        lines = [line for line in refused.stderr.splitlines() if line.startswith("tokamake: ")]
+        assert lines == [
+            "tokamake: run smoke: tokenize.split_sentences: true: objective causal would be "
+            "trained on shuffled sentences; set train.objective to masked or span_corruption, or "
+            "split_sentences to false"
+        ]
+    assert jobs(snakemake(folder, "-n", *MINE, "data"))["tokenize"] > 1
+
+
+@pytest.mark.slow
+def test_the_workflow_extends_the_tokenizer_and_indexes_samples(tmp_path: Path) -> None:
+    """The dry run would refuse the family of the test's model, so the jobs are asked for alone."""
+    folder = make_workspace(tmp_path)
+    sections = {
+        "tokenize": SENTENCES,
+        "tokenizer": {**WORDPIECE, "sentinels": 100},
+        "train": train(),
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **sections}))
+    extended = "results/extended_tokenizer/tokenizer.json"
+    result = snakemake(folder, *MINE, extended, "data")
+    assert result.returncode == 0, result.stdout + result.stderr
+    vocabulary = json.loads((folder / extended).read_text())["added_tokens"]
+    assert vocabulary[-1]["content"] == "<extra_id_99>"
+    output = folder / "index"
+    index(
+        weights=folder / "results/data/smoke.weights.txt",
+        data_root=folder / "results/data",
+        sequence_length=64,
+        train_samples=100,
+        valid_samples=0,
+        split="90,10,0",
+        objective="span_corruption",
+        tokenizer=folder / extended,
+        seed=1,
+        output=output,
+    )
+    samples = open_samples(output, split="train", data_root=folder / "results/data")
+    assert len(samples) >= 100
+    assert samples[0]["labels"].max() >= 502
