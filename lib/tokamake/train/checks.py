@@ -105,7 +105,7 @@ def check_samples_objective(run: Run, index: Index) -> None:
 
 def check_objective(train: TrainSettings, architecture: Architecture) -> None:
     """Refuse an objective that the model's family does not learn."""
-    known = architecture.objectives
+    known = objectives(architecture.family)
     if train.objective in known:
         return
     others = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
