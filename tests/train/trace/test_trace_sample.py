@@ -13,6 +13,8 @@ from tests.support.runs import ARCHITECTURE, SETTINGS, make_index
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run, write_run
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.indexed.manifest import read_manifest, write_manifest
+from tokamake.data.indexed.paths import manifest_path
 from tokamake.data.samples.fim.origins import NOWHERE
 from tokamake.data.samples.fim.samples import FimSamples, TracedSample, training_samples
 from tokamake.data.samples.loader import PAD, Samples
@@ -37,6 +39,10 @@ def run(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             split_sentences=name == "two",
         )
     (root / "one.sources").unlink()
+    # Documents of several sequences, as other programs write them: not for an encoder.
+    manifest = read_manifest(root / "two")
+    del manifest["split_sentences"]
+    write_manifest(manifest_path(root / "two"), manifest)
     (root / "weights.txt").write_text("0.4 one first\n0.6 two second\n")
     samples = {"train_samples": 48, "valid_samples": 0}
     make_index(root, sequence_length=16, split="100,0,0", seed=3, **samples)
@@ -259,3 +265,12 @@ def test_trace_steps_refuses_unknown_datasets_and_documents(run: Path) -> None:
         trace_steps(run / "run.yaml", "three", 0)
     with pytest.raises(UserError, match="two: no document 90; give 0 to 89"):
         trace_steps(run / "run.yaml", "two", 90)
+
+
+def test_samples_of_encoders_are_not_traced(run: Path) -> None:
+    describe_run(run, train={"objective": "masked"})
+    try:
+        with pytest.raises(UserError, match=r"train\.objective: masked: only samples of objective"):
+            trace_sample(run, 1, 0)
+    finally:
+        describe_run(run)

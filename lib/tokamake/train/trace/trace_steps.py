@@ -22,7 +22,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.config.resolved_run import read_run
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.data.samples.loader import Samples
+    from tokamake.data.samples.open_samples import open_samples
     from tokamake.runtime.console import counted
     from tokamake.train.trace.trained_spans import trained_spans
 
@@ -35,7 +35,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     if not 0 <= document < len(dataset.document_bounds) - 1:
         last = len(dataset.document_bounds) - 2
         raise UserError(f"{prefix}: no document {document}; give 0 to {last}")
-    samples = Samples(settings.index, split="train", data_root=settings.data_root)
+    samples = open_samples(settings.index, split="train", data_root=settings.data_root)
     first, stop = (int(bound) for bound in dataset.document_bounds[document : document + 2])
     of_sequences = [samples.samples_of(prefix, sequence) for sequence in range(first, stop)]
     # The empty array is for documents without sequences: nothing to concatenate is an error.
