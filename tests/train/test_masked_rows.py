@@ -249,7 +249,7 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     described = {**content, "digest": files.digest(content)}
     files.write_json(tmp_path / "index/index.json", described)
     monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
-    monkeypatch.setattr(validation, "Samples", lambda *_, **__: Records(16))
+    monkeypatch.setattr(validation, "open_samples", lambda *_, **__: Records(16))
     for name, stops in (("whole", [None]), ("parts", [3, None])):
         changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
         write_run(tmp_path / name / "run.yaml", run.model_copy(update=changed))

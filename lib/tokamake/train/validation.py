@@ -7,19 +7,21 @@ from typing import NamedTuple
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import Samples, batches
+from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.sentence_samples import SentenceSamples
 from tokamake.parallel.mesh import Mesh
 from tokamake.train import metrics
-from tokamake.train.batch import TokenRows, num_micro_batches
+from tokamake.train.batch import SampleRows, num_micro_batches
 
 
 class ValidationSplit(NamedTuple):
     """Samples of one set, and how many of them are used."""
 
-    samples: Samples
+    samples: Samples | SentenceSamples
     num_steps: int
     """Number of global batches."""
 
-    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[TokenRows]:
+    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[SampleRows]:
         """This rank's micro batches, always the same ones."""
         rows = batches(
             self.samples,
@@ -47,7 +49,7 @@ def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSpl
     for name in read_index(run.index)["splits"]:
         if name == "train":
             continue
-        samples = Samples(run.index, split=name, data_root=run.data_root, verify=verify)
+        samples = open_samples(run.index, split=name, data_root=run.data_root, verify=verify)
         num_steps = min(train.evaluation_steps, len(samples) // train.global_batch_size)
         if num_steps:
             splits[name] = ValidationSplit(samples, num_steps)

@@ -10,7 +10,7 @@ from tokamake.errors import UserError
 from tokamake.train.checks import check_ranks
 from tokamake.train.packages import check_packages
 from tokamake.workflow.config import WorkflowConfig
-from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.snakemake_internals import Snakemake
 
@@ -60,6 +60,13 @@ class LayoutCheck:
                 f"run {wildcards.run}: {error} (ranks: the resource tasks of the rule train)"
             ) from None
 
+    def _check_causal(self, run: str) -> None:
+        if (objective := self._config.runs[run].train.objective) != "causal":
+            exit_with(
+                f"run {run}: train.objective: {objective}: evaluate, evaluate_task, generate and the "
+                "report are for models that predict the next token; build train and export_hf"
+            )
+
     def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002
         """How the ranks of `evaluate` and `generate` share a model, as options of the commands.
 
@@ -67,7 +74,11 @@ class LayoutCheck:
         of ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
         training, too. As a function of the output, this makes no finished jobs run again: the
         number of ranks changes no result.
+
+        Raises:
+            SystemExit: the run trains an encoder, which predicts no next token.
         """
+        self._check_causal(wildcards.run)
         train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))
         if not tasks.isdecimal() or int(tasks) == 1:
             return []

@@ -31,6 +31,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
+    from tokamake.data.samples.sentence_samples import SentenceSamples
     from tokamake.train.trace.trained_spans import trained_spans
 
     run = run / "run.yaml" if run.is_dir() else run
@@ -58,6 +59,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     _check(run, name="row", value=row, choices=range(sizes.at(consumed)))
     _check(run, name="token", value=token or 0, choices=range(settings.train.sequence_length + 1))
     samples = training_samples(settings)
+    assert not isinstance(samples, SentenceSamples), "refused above"
     sample = consumed + row
     if part.samples == "perhaps others":
         print(

@@ -17,6 +17,8 @@ from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRa
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import Fim, find_tokens
 from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
+from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.sentence_samples import SentenceSamples
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
@@ -125,16 +127,19 @@ class FimSamples:
         return self._samples.samples_of(prefix, sequence)
 
 
-def training_samples(run: "Run", *, verify: bool = True) -> Samples | FimSamples:
-    """Training samples of a run, rearranged if its settings say so.
+def training_samples(
+    run: "Run", *, verify: bool = True
+) -> Samples | SentenceSamples | FimSamples:
+    """Training samples of a run, of its objective, rearranged if its settings say so.
 
     Raises:
         UserError: the index, a dataset or the tokenizer is missing, or they do not fit together.
     """
-    samples = Samples(run.index, split="train", data_root=run.data_root, verify=verify)
+    samples = open_samples(run.index, split="train", data_root=run.data_root, verify=verify)
     fim = Fim(**run.train.fim.model_dump())
     if not fim.rate:
         return samples
+    assert isinstance(samples, Samples), "the settings refuse other objectives"
     if run.tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; run `tokamake resolve` again")
     return FimSamples(samples, fim, tokenizer=run.tokenizer, seed=run.seed, verify=verify)
