@@ -38,7 +38,13 @@ CPU = torch.device("cpu")
 ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
 SIZE, LENGTH, NUM_STEPS = 8, 16, 3
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
-    1: [{}, {"micro_batch_size": 8}, {"micro_batch_size": 1}, {"recompute_granularity": "full"}],
+    1: [
+        {},
+        {"micro_batch_size": 8},
+        {"micro_batch_size": 1},
+        {"recompute_granularity": "full"},
+        {"log_corpus_losses": True},
+    ],
     2: [
         *({"zero_stage": stage} for stage in range(4)),
         {"zero_stage": 3, "micro_batch_size": 1},
@@ -146,6 +152,7 @@ def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run)
             torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
 
 
+FURTHER = {"token_types", "document_ids", "label_places"}
 DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 
 
@@ -199,7 +206,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     for ours, theirs in zip(masked_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     batches = [to_batch(rows, run, device=CPU) for rows in (records, samples)]
-    assert batches[0].further_inputs.keys() == {"token_types", "document_ids"}
+    assert batches[0].further_inputs.keys() == FURTHER
     for rows, batch in zip((records, samples), batches, strict=True):
         assert input_shape(rows) == (SIZE, LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
@@ -269,7 +276,7 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
 
 def test_full_samples_need_no_mask(run: Run) -> None:
     first = rows_of(samples_of(0), slice(0, 1))
-    assert to_batch(first, run, device=CPU).further_inputs.keys() == {"token_types"}
+    assert to_batch(first, run, device=CPU).further_inputs.keys() == FURTHER - {"document_ids"}
 
 
 def test_samples_of_another_objective_are_refused(run: Run) -> None:

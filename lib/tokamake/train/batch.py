@@ -49,7 +49,8 @@ class MicroBatch(NamedTuple):
     """(B, L) tokens to predict, `NO_LABEL` where there is no loss."""
     further_inputs: dict[str, Tensor]
     """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
-    documents apart; (B, L) token_types; (B,) sample_numbers, from which masks of dropout follow."""
+    documents apart; (B, L) token_types; (N,) label_places of the tokens with a label, in rows of
+    B × L tokens; (B,) sample_numbers, from which masks of dropout follow."""
     sample_labels: Tensor | None = None
     """(B,) int64 class of each sample, of masked samples."""
 
@@ -92,6 +93,8 @@ def to_batch(
     rows, sample_labels = with_fields(rows), None
     if isinstance(rows, MaskedRows):
         inputs, labels, arrays = rows.tokens, rows.labels, _inputs_of_encoder(rows)
+        if not run.train.log_corpus_losses:  # they need the losses of each row
+            arrays["label_places"] = np.flatnonzero(labels != NO_LABEL)
         sample_labels = to_device(rows.is_random, device)
     else:
         loss_mask, arrays = _documents(rows, run)

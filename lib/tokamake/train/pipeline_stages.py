@@ -234,6 +234,9 @@ class PipelineStages:
         self._factors = factors
         (module,) = self.modules.values()
         output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
+        if (places := batch.further_inputs.get("label_places")) is not None:
+            labels = labels.flatten()[places]
+            draws = None if draws is None else draws.to(labels.device).flatten()[places]
         if draws is not None:
             assert self._vocab_size is not None
             logits = predictions(output).logits

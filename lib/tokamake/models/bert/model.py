@@ -62,11 +62,23 @@ class MaskedTokenHead(nn.Module):
         self.dense = WholeLinear(hidden, hidden, partial=mesh.sequence_parallel)
         self.layernorm = LayerNorm(hidden, mesh, eps=architecture.layer_norm_epsilon)
 
-    def forward(self, x_BLD: Tensor, embedding_VD: Tensor) -> Tensor:
-        """Return logits (B, L, V) for this rank's part of the vocabulary."""
+    def forward(
+        self, x_BLD: Tensor, embedding_VD: Tensor, label_places: Tensor | None = None
+    ) -> Tensor:
+        """Return logits (B, L, V) for this rank's part of the vocabulary.
+
+        Args:
+            x_BLD: states of tokens.
+            embedding_VD: this rank's part of the embedding.
+            label_places: see `Model.forward`.
+        """
         x_BLD = self.layernorm(self._activation(self.dense(x_BLD)))
+        x = shared_input(x_BLD, self._mesh)
+        if label_places is not None:
+            # Few tokens are masked, and the product with the vocabulary is the largest one.
+            x = x.flatten(0, 1).index_select(0, label_places)
         # torch's linear would return a view with a bias, and FSDP2 warns about views.
-        return linear(shared_input(x_BLD, self._mesh), embedding_VD).add_(self.bias)
+        return linear(x, embedding_VD).add_(self.bias)
 
 
 class Model(LanguageModel):
@@ -109,6 +121,7 @@ class Model(LanguageModel):
         document_ids: Tensor | None = None,
         sample_numbers: Tensor | None = None,
         token_types: Tensor | None = None,
+        label_places: Tensor | None = None,
     ) -> Output:
         """Predict masked tokens and the order of sentences; see `LanguageModel.forward`.
 
@@ -120,6 +133,8 @@ class Model(LanguageModel):
                 a number of its own, so that no token sees it. None: there is no padding.
             sample_numbers: (B,) int64 number of each sample in the run, for dropout.
             token_types: (B, L) int64 type of each token; None: all have type 0.
+            label_places: (N,) int64 places of the tokens to predict among all B × L; logits are
+                then (N, V), of these tokens alone. None: all tokens.
 
         Returns:
             Logits, and logits (B, 2) of the order of sentences, if the model has a head for it;
@@ -131,7 +146,7 @@ class Model(LanguageModel):
         if self.is_first and dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
-        return self._predictions(x_BLD) if self.is_last else x_BLD
+        return self._predictions(x_BLD, label_places) if self.is_last else x_BLD
 
     def _embedded(
         self, tokens_BL: Tensor, position_ids: Tensor | None, token_types: Tensor | None
@@ -145,10 +160,10 @@ class Model(LanguageModel):
         types_BL = torch.zeros_like(tokens_BL) if token_types is None else token_types
         return x_BLD + self.embed_token_types(own_tokens(types_BL, self.mesh))
 
-    def _predictions(self, x_BLD: Tensor) -> Predictions:
+    def _predictions(self, x_BLD: Tensor, label_places: Tensor | None) -> Predictions:
         x_BLD = self.norm(x_BLD)
         output = self.lm_head if hasattr(self, "lm_head") else self.embed_tokens
-        logits = self.masked_token_head(x_BLD, output.weight)
+        logits = self.masked_token_head(x_BLD, output.weight, label_places)
         if not hasattr(self, "pooler"):
             return Predictions(logits)
         pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
