@@ -127,7 +127,7 @@ NO_MODULE = [
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm", "slurm_plugin")),
-    "workflow/test_slurm_training.py",
+    *("workflow/test_slurm_training.py", "workflow/test_encoders.py"),
     # Snakemake with the whole PBS executor.
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
     "pbs_executor/test_packages.py",

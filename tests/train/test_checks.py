@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.berts import bert
 from tests.support.workflows import ARCHITECTURE
 from tokamake.config.architecture import Architecture
 from tokamake.config.fim import FimSettings
@@ -93,6 +94,19 @@ def test_a_family_learns_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.undo()
     assert checks.objectives("llama") == ("causal",)
+
+
+def test_a_head_for_the_order_of_sentences_needs_such_samples() -> None:
+    ordered = make_run(objective="masked").train
+    parts = make_run(objective="masked", masking={"sentence_order": False}).train
+    models = [bert(sentence_order_head=has_head) for has_head in (True, False)]
+    checks.check_objective(ordered, models[0])
+    checks.check_objective(parts, models[1])
+    for train, model in ((ordered, models[1]), (parts, models[0])):
+        with pytest.raises(
+            UserError, match=r"train.masking.sentence_order: (true|false): the model"
+        ):
+            checks.check_objective(train, model)
 
 
 def test_sequences_are_no_longer_than_the_model_allows() -> None:

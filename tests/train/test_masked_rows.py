@@ -25,13 +25,14 @@ from tests.support.runs import (
     write_start,
 )
 from tokamake import files
+from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run, read_run, write_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.train import trainer, validation
 from tokamake.train.batch import StepSamples, has_masked_labels, input_shape, label_draws, to_batch
-from tokamake.train.checks import check_index, check_layout
+from tokamake.train.checks import check_layout
 from tokamake.train.masked_rows import MaskedRows, masked_rows
 
 CPU = torch.device("cpu")
@@ -76,7 +77,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
     optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
     changed = {"architecture": ARCHITECTURE, "checkpoint": root / "bert/global_step0"}
-    return laid_out(read_run(config).model_copy(update=changed), optimizer)
+    settings = {"objective": "masked", **optimizer}
+    return laid_out(read_run(config).model_copy(update=changed), settings)
 
 
 def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -251,7 +253,7 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(run.index, tmp_path / "index")
-    content = {**read_index(run.index), "objective": {"name": "masked"}}
+    content = {**read_index(run.index), "objective": sample_settings(run.train)}
     del content["digest"]
     described = {**content, "digest": files.digest(content)}
     files.write_json(tmp_path / "index/index.json", described)
@@ -277,16 +279,6 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
 def test_full_samples_need_no_mask(run: Run) -> None:
     first = rows_of(samples_of(0), slice(0, 1))
     assert to_batch(first, run, device=CPU).further_inputs.keys() == FURTHER - {"document_ids"}
-
-
-def test_samples_of_another_objective_are_refused(run: Run) -> None:
-    index = {"splits": {"train": {"samples": 10**6}}}
-    with pytest.raises(UserError, match="has samples of objective causal, and family bert learns"):
-        check_index(run, index)
-    causal = run.model_copy(update={"architecture": ARCHITECTURE.model_copy()})
-    causal.architecture.__dict__["family"] = "llama"
-    with pytest.raises(UserError, match="has samples of objective masked, and family llama"):
-        check_index(causal, {**index, "objective": {"name": "masked"}})
 
 
 def test_layouts_that_do_not_carry_labels_of_samples_are_refused(run: Run, tmp_path: Path) -> None:

@@ -104,9 +104,10 @@ def check_samples_objective(run: Run, index: Index) -> None:
 
 
 def check_objective(train: TrainSettings, architecture: Architecture) -> None:
-    """Refuse an objective that the model's family does not learn."""
+    """Refuse an objective that the model's family or its heads do not learn."""
     known = objectives(architecture.family)
     if train.objective in known:
+        _check_sentence_order(train, architecture)
         return
     others = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
     choice = f", or choose a model of family {' or '.join(others)}" if others else ""
@@ -114,6 +115,19 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         f"train.objective: {train.objective}: family {architecture.family} learns "
         f"{' or '.join(known)}; set it to {known[0]}{choice}"
     )
+
+
+def _check_sentence_order(train: TrainSettings, architecture: Architecture) -> None:
+    """Check that samples have an order of sentences if the model has a head for it."""
+    if train.objective != "masked":
+        return
+    has_head, has_order = architecture.setting("sentence_order_head"), train.masking.sentence_order
+    if has_head != has_order:
+        raise UserError(
+            f"train.masking.sentence_order: {str(has_order).lower()}: the model has "
+            f"{'a' if has_head else 'no'} head for the order of sentences; set both it and the "
+            "model's sentence_order_head to the same value"
+        )
 
 
 def check_sequence_length(

@@ -127,9 +127,7 @@ class FimSamples:
         return self._samples.samples_of(prefix, sequence)
 
 
-def training_samples(
-    run: "Run", *, verify: bool = True
-) -> Samples | SentenceSamples | FimSamples:
+def training_samples(run: "Run", *, verify: bool = True) -> Samples | SentenceSamples | FimSamples:
     """Training samples of a run, of its objective, rearranged if its settings say so.
 
     Raises:
