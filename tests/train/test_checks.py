@@ -102,10 +102,8 @@ def test_a_head_for_the_order_of_sentences_needs_such_samples() -> None:
     models = [bert(sentence_order_head=has_head) for has_head in (True, False)]
     checks.check_objective(ordered, models[0])
     checks.check_objective(parts, models[1])
-    for train, model in ((ordered, models[1]), (parts, models[0])):
-        with pytest.raises(
-            UserError, match=r"train.masking.sentence_order: (true|false): the model"
-        ):
+    for train, model, remedy in ((ordered, models[1], "false"), (parts, models[0], "true")):
+        with pytest.raises(UserError, match=f"for the order of sentences; set it to {remedy}, or"):
             checks.check_objective(train, model)
 
 

@@ -125,8 +125,8 @@ def _check_sentence_order(train: TrainSettings, architecture: Architecture) -> N
     if has_head != has_order:
         raise UserError(
             f"train.masking.sentence_order: {str(has_order).lower()}: the model has "
-            f"{'a' if has_head else 'no'} head for the order of sentences; set both it and the "
-            "model's sentence_order_head to the same value"
+            f"{'a' if has_head else 'no'} head for the order of sentences; set it to "
+            f"{str(has_head).lower()}, or choose a model with another sentence_order_head"
         )
 
 

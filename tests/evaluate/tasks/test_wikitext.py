@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ TEXT = """ = Robert Boulter =\x20
             "one , two ; three : four . five ! six ? seven",
             "one, two; three: four. five! six? seven",
         ),
+        ("Boulter et al . , 2004 )", "Boulter et al., 2004 )"),
+        ("what ? ! . ; , yes", "what ?! .;, yes"),
         ("a ( b ) [ c ] { d } \" e \" ' f '", "a (b) [c] {d} \"e\" 'f'"),
         ("= = = = A = = = =", "==== A ===="),
         ("= = = A = = =", "=== A ==="),
@@ -51,7 +54,11 @@ def test_text_is_detokenized(text: str, expected: str) -> None:
 def test_text_is_detokenized_as_by_lm_eval() -> None:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    assert detokenize(TEXT) == wikitext_detokenizer({"page": TEXT})
+    draw = random.Random(1)
+    parts = [*":;.!?,()[]{}'\"=°N\n", "@-@", "@,@", "@.@", "'s", "s '", "words", "2"]
+    drawn = [" ".join(draw.choices(parts, k=draw.randint(1, 12))) for _ in range(20_000)]
+    for text in (TEXT, *drawn):
+        assert detokenize(text) == wikitext_detokenizer({"page": text})
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ of.
 in its dataset alone, so any worker, rank or resumed run makes the same bytes.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class SentenceSample(NamedTuple):
     """Seed of its random numbers, as in megatron-core: that of the run plus its number."""
 
 
-class SentenceSamples(SplitSamples):
+class SentenceSamples(SplitSamples, ABC):
     """Samples of sentence data of one split, as records of numpy arrays.
 
     `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
@@ -80,9 +81,9 @@ class SentenceSamples(SplitSamples):
             ) from error
         return row.view(self.record).reshape(())
 
+    @abstractmethod
     def _write(self, sentences: SentenceSample, row: npt.NDArray[np.int64]) -> None:
         """Write the record of a sample as int64 numbers."""
-        raise NotImplementedError  # of an abstract class
 
     def sentences(self, sample: int) -> SentenceSample:
         """Sentences of a sample."""

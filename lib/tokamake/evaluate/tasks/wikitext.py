@@ -34,8 +34,8 @@ _REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r" @-@ ", "-"),
     (r" @,@ ", ","),
     (r" @\.@ ", "."),
-    # Punctuation.
-    (r" ([:;.!?,]) ", r"\1 "),
+    # Punctuation, one mark after the other: marks that follow each other share a space.
+    *((rf" \{mark} ", f"{mark} ") for mark in ":;.!?,"),
     # Brackets and quotation marks.
     (r"\(\s*([^)]*?)\s*\)", r"(\1)"),
     (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
