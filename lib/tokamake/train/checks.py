@@ -119,10 +119,9 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
 
 def _check_sentence_order(train: TrainSettings, architecture: Architecture) -> None:
     """Check that samples have an order of sentences if the model has a head for it."""
-    if train.objective != "masked":
-        return
-    has_head, has_order = architecture.setting("sentence_order_head"), train.masking.sentence_order
-    if has_head != has_order:
+    has_head = (architecture.model_extra or {}).get("sentence_order_head")
+    has_order = train.masking.sentence_order
+    if train.objective == "masked" and has_head not in (None, has_order):
         raise UserError(
             f"train.masking.sentence_order: {str(has_order).lower()}: the model has "
             f"{'a' if has_head else 'no'} head for the order of sentences; set it to "
