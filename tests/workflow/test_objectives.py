@@ -1,4 +1,4 @@
-"""Objectives that do not fit data, tokenizer or model are told by the dry run."""
+"""The dry run refuses objectives that do not fit data, tokenizer or model."""
 
 import json
 from pathlib import Path

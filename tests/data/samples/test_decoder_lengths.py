@@ -1,4 +1,4 @@
-"""Decoders and sentinels that are too few for a sample are told by `index`."""
+"""`index` refuses decoders and sentinels that are too few for a sample."""
 
 from pathlib import Path
 from typing import Any

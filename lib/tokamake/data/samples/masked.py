@@ -1,10 +1,10 @@
 """Samples of the objective masked, as BERT learns from them (arXiv 1810.04805).
 
-A sample has one or two parts of a document, whole words of which are masked. With two parts, they
-are swapped in half of the samples: the model learns the order of sentences (arXiv 1909.11942).
-Numbers are drawn as in megatron-core's BERTMaskedWordPieceDataset, so its samples are equal, with
-two differences: labels without loss are -100, and `padding` counts tokens, so that a [PAD] that was
-drawn as a random token is attended to.
+A sample has one or two parts of a document. Some of its words are masked, always as a whole. Half
+of the samples with two parts swap them: the model learns the order of sentences (arXiv 1909.11942).
+Samples equal those of megatron-core's BERTMaskedWordPieceDataset, with two differences: labels
+without loss are -100, and only tokens after `num_tokens` are padding. megatron-core also takes a
+[PAD] for padding that masking drew as a random token.
 """
 
 from pathlib import Path

@@ -45,7 +45,7 @@ class Objective(NamedTuple):
     tokens: dict[str, int]
     """Special tokens by their use: pad, cls, sep, mask, bos, eos."""
     sentinels: list[int]
-    """Tokens in the place of spans, in order."""
+    """Tokens that replace spans, in order."""
     sentence_order: bool = False
     """masked: samples have two parts, which are swapped in half of them."""
     decoder_sequence_length: int = 0
