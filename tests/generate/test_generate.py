@@ -11,6 +11,7 @@ import transformers
 
 from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.llamas import write_confident
+from tokamake.checkpoint.convert import convert
 from tokamake.errors import UserError
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling import BeamSettings, Sampling
@@ -131,6 +132,46 @@ def test_text_ends_before_a_stop_string(model: Path, sampled: Path, tmp_path: Pa
     )
     assert sample["text"] == free["text"][: free["text"].index(stop)]
     assert sample["stopped"] == "stop"
+
+
+def test_text_ends_before_a_stop_token(model: Path, sampled: Path, tmp_path: Path) -> None:
+    options = {"prompts": ("The",), "temperature": 0.0}
+    (free,) = draw(model, sampled, tmp_path / "a.json", logprobs=True, **options)
+    tokens = [token["id"] for token in free["tokens"]]
+    (sample,) = draw(model, sampled, tmp_path / "b.json", stop_token=(tokens[5],), **options)
+    assert sample["num_new_tokens"] == tokens.index(tokens[5])
+    assert sample["stopped"] == "stop"
+    assert free["text"].startswith(sample["text"])
+    with pytest.raises(UserError, match="stop_token: 99999: not in the vocabulary; give 0 to 3"):
+        draw(model, sampled, tmp_path / "c.json", stop_token=(99999,), **options)
+
+
+def test_text_ends_at_each_end_token_of_the_checkpoint(
+    model: Path, sampled: Path, tmp_path: Path
+) -> None:
+    options = {"prompts": PROMPTS, "temperature": 0.0}
+    free = draw(model, sampled, tmp_path / "a.json", logprobs=True, **options)
+    ends = [free[0]["tokens"][3]["id"], free[1]["tokens"][6]["id"]]
+    ended = shutil.copytree(model, tmp_path / "ended")
+    (ended / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    convert(source=ended, target=tmp_path / "native", format="native")
+    for folder in (ended, tmp_path / "native"):
+        samples = draw(folder, sampled, tmp_path / "b.json", **options)
+        for number, sample in enumerate(samples):
+            tokens = [token["id"] for token in free[number]["tokens"]]
+            length = next((n for n, token in enumerate(tokens) if token in ends), len(tokens))
+            assert sample["num_new_tokens"] == length
+            assert (sample["stopped"] == "eod") == (length < 20)
+
+
+def test_beams_end_at_stops(model: Path, sampled: Path, tmp_path: Path) -> None:
+    options = {"prompts": ("The",), "num_beams": 3}
+    (free,) = draw(model, sampled, tmp_path / "a.json", **options)
+    stop = free["text"][4:7]
+    (sample,) = draw(model, sampled, tmp_path / "b.json", stop=(stop,), **options)
+    assert sample["text"] == free["text"].partition(stop)[0]
+    assert sample["stopped"] == "stop"
+    assert sample["num_new_tokens"] < free["num_new_tokens"]
 
 
 def test_streamed_text_is_the_same(

@@ -5,19 +5,21 @@ import torch
 import transformers
 
 from tokamake.errors import UserError
-from tokamake.inference.beams import search
+from tokamake.inference.beams import TokenRules, search
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings
 
 END = 9
+RULES = TokenRules(frozenset([END]))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("num_beams", [2, 4])
+@pytest.mark.parametrize(("num_beams", "ends"), [(2, [END]), (4, [END]), (3, [END, 17, 40, 41])])
 def test_beams_equal_those_of_transformers(
     led: LedModel,
     oracle: transformers.LlamaForCausalLM,
     num_beams: int,
+    ends: list[int],
     length_penalty: float,
 ) -> None:
     ended = 0
@@ -32,7 +34,7 @@ def test_beams_equal_those_of_transformers(
             max_new_tokens=12,
             length_penalty=length_penalty,
             early_stopping=False,
-            eos_token_id=END,
+            eos_token_id=ends,
             pad_token_id=0,
             return_dict_in_generate=True,
             output_scores=True,
@@ -42,29 +44,39 @@ def test_beams_equal_those_of_transformers(
             prompt.tolist(),
             beams=BeamSettings(num_beams, length_penalty),
             max_new_tokens=12,
-            end_token=END,
+            rules=TokenRules(frozenset(ends)),
             vocab_size=100,
         )
         for row, beam in enumerate(beams):
             tokens = expected.sequences[row, len(prompt) :].tolist()
-            assert beam.tokens + [END] * beam.is_ended == tokens[: len(beam.tokens) + beam.is_ended]
+            whole = [*beam.tokens, *([] if beam.end_token is None else [beam.end_token])]
+            assert whole == tokens[: len(whole)]
             assert beam.score == pytest.approx(float(expected.sequences_scores[row]), rel=1e-4)
-        ended += sum(beam.is_ended for beam in beams)
+        ended += sum(beam.end_token is not None for beam in beams)
     assert ended or length_penalty > 1  # a high exponent favours those that go on
 
 
 def test_the_context_ends_beams(led: LedModel) -> None:
-    options = {"beams": BeamSettings(2), "end_token": 200, "vocab_size": 100}
+    rules = TokenRules(frozenset([200]))
+    options = {"beams": BeamSettings(2), "rules": rules, "vocab_size": 100}
     best, _ = search(led, [1] * 46, max_new_tokens=20, **options)
     assert len(best.tokens) == 3  # the last one is never put in
-    assert not best.is_ended
+    assert best.end_token is None
+
+
+def test_forbidden_tokens_do_not_follow(led: LedModel) -> None:
+    options = {"beams": BeamSettings(3), "max_new_tokens": 6, "vocab_size": 100}
+    free, *_ = search(led, [4, 5], rules=RULES, **options)
+    rules = TokenRules(frozenset([END]), {5: free.tokens[0]})
+    for beam in search(led, [4, 5], rules=rules, **options):
+        assert beam.tokens[0] != free.tokens[0]
 
 
 def test_a_search_that_nobody_waits_for_does_not_begin(
     led: LedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(led, "extend", lambda *_, **__: pytest.fail("a pass"))
-    options = {"beams": BeamSettings(2), "end_token": END, "vocab_size": 100}
+    options = {"beams": BeamSettings(2), "rules": RULES, "vocab_size": 100}
     assert search(led, [1], max_new_tokens=3, is_wanted=lambda: False, **options) == []
 
 
@@ -78,6 +90,6 @@ def test_predictions_that_are_not_finite_are_refused(
             [1],
             beams=BeamSettings(2),
             max_new_tokens=3,
-            end_token=END,
+            rules=RULES,
             vocab_size=100,
         )

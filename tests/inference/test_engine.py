@@ -1,5 +1,7 @@
 """Sequences that continue together: each gets what it gets alone, and what transformers gives."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -130,6 +132,55 @@ def test_a_prompt_can_be_scored_without_new_tokens(led: LedModel) -> None:
     engine(led).run([scored])
     assert (scored.tokens, scored.finish) == ([], "max_new_tokens")
     assert len(scored.prompt_scores) == len(PROMPTS[6]) - 1
+
+
+def test_a_long_prompt_is_scored_in_parts(
+    led: LedModel, oracle: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokamake.inference.engine._SCORED_TOKENS", 7)
+    rows, extend = list[int](), led.extend
+
+    def noted_extend(*arguments: Any, **options: Any) -> torch.Tensor:
+        logits = extend(*arguments, **options)
+        rows.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(led, "extend", noted_extend)
+    long, short = prompt(1, 30), prompt(2, 5)
+    others = [Generation(short, GREEDY, 4, scores_prompt=True) for _ in range(2)]
+    scored = Generation(long, GREEDY, 8, num_alternatives=1, scores_prompt=True)
+    engine(led).run([others[0], scored, others[1]])
+    assert max(rows) == 7
+    assert scored.tokens == expected_tokens(oracle, long, 8)
+    assert others[0].tokens == others[1].tokens == expected_tokens(oracle, short, 4)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([long])).logits[0].log_softmax(-1)
+    assert [score.log_probability for score in scored.prompt_scores] == pytest.approx(
+        [float(expected[place, token]) for place, token in enumerate(long[1:])], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("fails_at_a_beginning", [True, False])
+def test_the_sequences_of_a_failed_step_are_dropped(
+    led: LedModel, monkeypatch: pytest.MonkeyPatch, *, fails_at_a_beginning: bool
+) -> None:
+    running = engine(led)
+    first, second = (Generation(PROMPTS[n], GREEDY, 6) for n in (2, 5))
+    running.add(first)
+    running.step()
+    if fails_at_a_beginning:
+        running.step()
+        running.add(second)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(led._model, "predict", lambda *_: (_ for _ in ()).throw(MemoryError))
+        running.step()
+    dropped, kept = (second, first) if fails_at_a_beginning else (first, second)
+    assert running.drop_pass() == [dropped]
+    assert dropped.finish == "cancelled"
+    running.run([] if fails_at_a_beginning else [kept])
+    alone = Generation(kept.prompt, GREEDY, 6)
+    engine(led).run([alone])
+    assert (kept.tokens, kept.finish) == (alone.tokens, "max_new_tokens")
 
 
 def test_sequences_end_at_end_tokens_by_the_caller_and_at_the_context(led: LedModel) -> None:

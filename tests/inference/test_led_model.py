@@ -1,10 +1,20 @@
 """Messages of the first rank to the others, and scores of tokens."""
 
+import threading
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 
-from tokamake.inference.led_model import LedModel, _packed, _unpacked
+from tests.support.ranks import spawn
+from tokamake.checkpoint.detect import open_any
+from tokamake.inference import led_model
+from tokamake.inference.layout import InferenceLayout, Peers
+from tokamake.inference.led_model import LedCall, LedModel, _packed, _unpacked
+from tokamake.inference.model import InferenceModel
+from tokamake.runtime.ranks import Ranks
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 RANGES = [range(1, 4), range(0), range(2)]
@@ -34,3 +44,39 @@ def test_the_likeliest_token_is_greedy(led: LedModel) -> None:
     led.new_cache(1, 10)
     token = int(led.extend([[1, 2, 3]])[0].argmax())
     assert led.score([[1, 2, 3, token]], [range(2, 3)]).are_greedy.tolist() == [True]
+
+
+def _count_waits(folder: Path) -> int:
+    """Number of messages to go on waiting while the first rank does other work."""
+    led_model._WAIT_SECONDS = 0.001
+    ranks = Ranks(dist.get_rank(), 2, dist.get_rank(), 2)
+    peers = Peers(ranks, torch.device("cpu"))
+    layout = InferenceLayout(tensor_parallel_size=2)
+    led = LedModel(InferenceModel(open_any(folder), layout, peers=peers), 2)
+    send, received, waits = led._send, led._received, list[int]()
+    enough = threading.Event()
+
+    def noted_send(*numbers: int) -> None:
+        waits.extend(number for number in numbers[:1] if number == LedCall.WAIT)
+        if len(waits) == 20:
+            enough.set()
+        send(*numbers)
+
+    def noted_received() -> list[int]:
+        numbers = received()
+        waits.extend(number for number in numbers[:1] if number == LedCall.WAIT)
+        return numbers
+
+    led._send, led._received = noted_send, noted_received
+    with led.led() as leads:
+        if leads:
+            for _ in range(20):
+                led.score(ROWS, RANGES)  # messages do not come between those of a call
+            assert enough.wait(60)
+    return len(waits)
+
+
+@pytest.mark.ranks
+def test_ranks_are_kept_waiting_while_the_first_one_does_other_work(llama: Path) -> None:
+    first, second = spawn(_count_waits, 2, llama)
+    assert first == second >= 20

@@ -11,8 +11,8 @@ from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import hf_folder
 from tokamake.errors import UserError
-from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
-from tokamake.inference.memory import memory_warning, weight_bytes
+from tokamake.inference.layout import WHOLE_MODEL, Dtype, InferenceLayout, Peers, peers
+from tokamake.inference.memory import cache_bytes, memory_warning, weight_bytes
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
 
@@ -56,6 +56,8 @@ def test_the_estimate_is_what_ranks_hold(folder: Path) -> None:
 
 def test_only_weights_that_do_not_fit_give_a_warning() -> None:
     assert memory_warning(8e9, 8e9, layout=WHOLE_MODEL) == ""
+    line = memory_warning(8e9, 8e9, layout=WHOLE_MODEL, cache=1e9)
+    assert "keys and values of full sequences 1.0 GB, but the device has 8.0 GB: give a" in line
     line = memory_warning(280e9, 64e9, layout=WHOLE_MODEL)
     assert "weights in fp32 need 280.0 GB a rank, but the device has 64.0 GB: set --dtype" in line
     line = memory_warning(140e9, 64e9, layout=InferenceLayout(dtype="bf16"))
@@ -75,3 +77,27 @@ def test_it_comes_before_the_weights_are_read(
         with pytest.raises(UserError, match="the weights are read"):
             InferenceModel(open_any(folder), WHOLE_MODEL, peers=peers)
         assert capsys.readouterr().err.count("warning: weights in fp32 need ") == count
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_keys_and_values_need_what_a_full_cache_holds(folder: Path, dtype: Dtype) -> None:
+    alone = Peers(Ranks(0, 1, 0, 1), CPU)
+    layout = InferenceLayout(dtype=dtype)
+    model = InferenceModel(open_any(folder), layout, peers=alone)
+    cache = model.new_cache(2, 9)
+    cache.begin([9, 9], 9, device=CPU)
+    model.predict(torch.ones(2, 9, dtype=torch.int64), cache)
+    tensors = [tensor for layer in cache.layers for tensor in layer.tensors or ()]
+    assert sum(tensor.nbytes for tensor in tensors) == cache_bytes(SHAPE, layout, num_tokens=18)
+
+
+def test_lack_of_memory_is_explained() -> None:
+    with (
+        pytest.raises(UserError, match=r"rank 0: its device .* can't allocate memory.*smaller"),
+        peers(),
+    ):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    with pytest.raises(UserError, match="GPU 0 has a total capacity"), peers():
+        raise torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 10 GiB")
+    with pytest.raises(RuntimeError, match="another"), peers():
+        raise RuntimeError("another")

@@ -24,7 +24,7 @@ from tokamake.errors import UserError
 from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import total_loss
 from tokamake.generate.generate import Ends, generate
-from tokamake.inference.beams import search
+from tokamake.inference.beams import TokenRules, search
 from tokamake.inference.engine import Engine, Generation
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
 from tokamake.inference.led_model import LedModel
@@ -94,7 +94,7 @@ def compute(
             ROWS[0],
             beams=BeamSettings(3),
             max_new_tokens=8,
-            end_token=END,
+            rules=TokenRules(frozenset([END])),
             vocab_size=VOCAB_SIZE,
         )
         texts = [*(each.tokens for each in started), *(beam.tokens for beam in beams)]

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.finished_run import TRAINED, make_inputs, metric
+from tests.support.finished_run import TRAINED, make_inputs, metric, scores
 from tokamake.errors import UserError
 from tokamake.report.plot import plot
 
@@ -95,6 +95,49 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
     )
     assert values["validation loss"] == "3.2500 nats per token"
     assert values["versions"] == "tokamake 9.9.9, torch 2.0"
+
+
+def test_scores_of_checkpoints_stand_side_by_side(inputs: dict[str, Path], tmp_path: Path) -> None:
+    earlier = []
+    for step, loss in ((20, 4.0), (40, 3.0)):
+        earlier.append(tmp_path / f"evaluate.{step}.json")
+        one = scores(loss)
+        earlier[-1].write_text(json.dumps({"corpora": {"code": one}, "overall": one}))
+    tasks = []
+    for name, values in (("lambada.20", 0.25), ("lambada", 0.5), ("other", 1.5)):
+        tasks.append(tmp_path / f"{name}.json")
+        task = name.partition(".")[0]
+        tasks[-1].write_text(json.dumps({"task": task, "scores": {"accuracy": values}}))
+    plot(**inputs, earlier=earlier, tasks=tasks, output=tmp_path / "plots")
+    texts = Page(tmp_path / "plots/evaluation.html").texts
+    segments = texts[texts.index("After each segment") + 1 : texts.index("Task lambada")]
+    assert [segments[place : place + 4] for place in range(0, len(segments), 4)] == [
+        ["step", "loss", "perplexity", "bits per byte"],
+        ["20", "4.0000", "4.00", "4.0000"],
+        ["40", "3.0000", "3.00", "3.0000"],
+        ["last", "2.5000", "2.50", "2.5000"],
+    ]
+    assert texts[texts.index("Task lambada") + 1 :] == [
+        *("step", "20", "last"),
+        *("accuracy", "0.2500", "0.5000"),
+        *("Task other", "score", "accuracy", "1.5000"),
+    ]
+
+
+def test_the_report_names_the_command_that_serves_the_best_checkpoint(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (25, 50):
+        Path(f"a run/global_step{step}").mkdir(parents=True)
+    losses = [{"step": 25, "validation_loss": 3.1}, {"step": 50, "validation_loss": 3.2}]
+    lines = [metric(5, 3), *losses]
+    inputs["metrics"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trained = {**TRAINED, "validation_losses": losses, "checkpoint": "a run/global_step50"}
+    inputs["train"].write_text(json.dumps(trained))
+    plot(**inputs, output=tmp_path / "plots")
+    values = dict(rows(Page(tmp_path / "plots/summary.html"), 2))
+    assert values["serve the best"] == "tokamake serve 'a run/global_step25'"
 
 
 def test_samples_are_escaped_and_keep_their_lines(inputs: dict[str, Path], tmp_path: Path) -> None:

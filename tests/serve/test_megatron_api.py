@@ -1,9 +1,11 @@
 """`PUT /api`: what Megatron's clients send and read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 import transformers
 
@@ -25,6 +27,30 @@ def test_the_fields_of_the_client_suffice(server: Served, chat_tokenizer: Path) 
     assert reply["text"][0].startswith("def main")
     assert "".join(reply["segments"][0]) == reply["text"][0]
     assert len(reply["segments"][0]) <= len(tokenizer.encode_batch(["def main"])[0]) + 5
+
+
+def test_a_client_like_megatrons_reads_replies_and_refusals(server: Served) -> None:
+    address = f"http://127.0.0.1:{server.port}/api"
+    headers = {"Content-Type": "application/json"}
+
+    def put(**body: Any) -> requests.Response:
+        return requests.put(address, data=json.dumps(body), headers=headers, timeout=60)
+
+    reply = put(prompts=["def main"], tokens_to_generate=4)
+    assert reply.status_code == 200
+    assert reply.json()["text"][0].startswith("def main")
+    # The client prints the message of a refusal.
+    refused = put(prompts=["def main"], tokens_to_generate=-1)
+    assert refused.status_code == 400
+    assert refused.json()["message"].startswith("tokens_to_generate: -1: give an integer")
+
+
+def test_flags_may_be_null_and_beams_ignore_sampling(server: Served) -> None:
+    body = {"prompts": ["The"], "tokens_to_generate": 6}
+    nulls = dict.fromkeys(("logprobs", "add_BOS", "stop_on_eol", "no_log", "stop_token"))
+    assert ask(server, top_k=1, **body) == ask(server, top_k=1, **nulls, **body)
+    beams = ask(server, beam_width=2, **body)
+    assert beams == ask(server, beam_width=2, temperature=0.5, top_k=3, **body)
 
 
 def test_log_probabilities_are_those_of_transformers(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.served import Served, served
 from tokamake.errors import UserError
@@ -216,3 +217,18 @@ def test_a_failing_search_ends_the_server_only_if_it_has_several_ranks(
         assert (reply.status, "out of memory" in reply.json["message"]) == (500, True)
         later = running.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert later.status == (200 if num_ranks == 1 else 500)
+
+
+def test_a_step_that_needs_too_much_memory_fails_its_requests_alone(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served({"tiny": tiny}, sampled / "tokenizer") as running:
+        engine = running.server.models[0].engine
+        expected = running.complete(**LONG, seed=3)
+        with monkeypatch.context() as patched:
+            error = torch.OutOfMemoryError("out of memory")
+            patched.setattr(engine, "_begin", lambda *_: (_ for _ in ()).throw(error))
+            message = running.refusal("/v1/completions", LONG, status=500)
+        assert "too little memory" in message
+        assert running.complete(**LONG, seed=3)["choices"] == expected["choices"]
+        assert running.server.num_pending == 0

@@ -152,6 +152,33 @@ def test_text_ends_before_a_stop_text(server: Served) -> None:
     assert choice["finish_reason"] == "stop"
 
 
+def test_text_ends_before_a_stop_token(server: Served, chat_tokenizer: Path) -> None:
+    (plain,) = server.complete(prompt="The", logprobs=0, **GREEDY)["choices"]
+    texts = plain["logprobs"]["tokens"]
+    whole = open_tokenizer(chat_tokenizer).encode_batch([f"The{plain['text']}"])[0]
+    stop = whole[-1]
+    (choice,) = server.complete(prompt="The", stop_token_ids=[0, stop], **GREEDY)["choices"]
+    assert plain["text"].startswith(choice["text"])
+    assert len(choice["text"]) < len("".join(texts))
+    assert choice["finish_reason"] == "stop"
+
+
+def test_fields_without_an_effect_may_be_null(server: Served) -> None:
+    names = ("n", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "logprobs", "store")
+    plain = server.complete(prompt="The", **GREEDY)["choices"]
+    nulls = dict.fromkeys(names)
+    assert server.complete(prompt="The", **nulls, **GREEDY)["choices"] == plain
+    body = {"messages": [{"role": "user", "content": "list\nwords"}], "temperature": 0}
+    reply = server.ask("POST", "/v1/chat/completions", body)
+    parts = [{"type": "text", "text": text} for text in ("list", "words")]
+    body["messages"] = [{"role": "user", "content": parts}]
+    body |= {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"}
+    body |= {"metadata": {"run": "a"}, "parallel_tool_calls": True, "store": False}
+    again = server.ask("POST", "/v1/chat/completions", body)
+    assert again.status == 200, again.content
+    assert again.json["choices"] == reply.json["choices"]
+
+
 def test_a_conversation_is_the_text_of_its_template(server: Served) -> None:
     messages = [{"role": "user", "content": "list"}, {"role": "assistant", "content": "words"}]
     assert "content" in TEMPLATE

@@ -101,7 +101,7 @@ def served(
     checked = Limits(**{"batch_size": 4, "grace_seconds": 5, **limits})
     checked.check()
     with peers() as ranks, listen("127.0.0.1", 0) as listener:
-        opened = open_models(folders, WHOLE_MODEL, tokenizer=tokenizer, ranks=ranks)
+        opened = open_models(folders, WHOLE_MODEL, tokenizer=tokenizer, limits=checked, ranks=ranks)
         metrics = ServerMetrics()
         models = with_engines(opened, checked)
         loop = EngineLoop([model.engine for model in models], metrics)

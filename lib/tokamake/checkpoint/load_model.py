@@ -100,6 +100,18 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
     return tokenizer
 
 
+def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end a continuation: the tokenizer's, and those of generation_config.json.
+
+    Chat models state several, such as the ends of a message and of a document.
+    """
+    notes = checkpoint.notes
+    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
+    tokens = stated if isinstance(stated, list) else [stated]
+    known = range(tokenizer.vocab_size)
+    return frozenset([tokenizer.eod, *(token for token in tokens if token in known)])
+
+
 def tokenizer_of_run(checkpoint: Checkpoint) -> Path | None:
     """The tokenizer that a checkpoint's run.yaml names; None: it names none, or it is lost."""
     run = run_of(checkpoint)

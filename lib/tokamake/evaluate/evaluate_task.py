@@ -44,7 +44,7 @@ def evaluate_task(
     """
     from tokamake import plugins
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.config.tasks import FOLDER
     from tokamake.evaluate.evaluate import check_values, sequence_length_of
     from tokamake.evaluate.scorer import Scorer
@@ -67,7 +67,13 @@ def evaluate_task(
         with ranks.together(), model.led() as leads:
             if not leads:
                 return
-            scorer = Scorer(model, text_tokenizer, sequence_length=length, batch_size=batch_size)
+            scorer = Scorer(
+                model,
+                text_tokenizer,
+                end_tokens=end_tokens(opened, text_tokenizer),
+                sequence_length=length,
+                batch_size=batch_size,
+            )
             scores: dict[str, Any] = plugins.load(FOLDER, name).evaluate(scorer, task)
             for metric, value in scores.items():
                 print(

@@ -150,5 +150,5 @@ class HarnessModel(TemplateLM):
         seed = prompt_seed(0, context, repetition=number)
         sampling = Sampling(**{"top_k": 0, **values, "seed": seed})
         sampling.check()
-        end = frozenset([self.eot_token_id])
-        return Generation(tokens, sampling, limit, end, accept=accept), text
+        ends = self._scorer.end_tokens
+        return Generation(tokens, sampling, limit, ends, accept=accept), text

@@ -27,20 +27,29 @@ class Scorer:
 
     Attributes:
         tokenizer: tokenizer of the model.
+        end_tokens: tokens that end a continuation.
         sequence_length: most tokens that the model reads at once.
         batch_size: rows of a pass.
 
     Args:
         model: the model, within its `led` context.
         tokenizer: tokenizer of the model.
+        end_tokens: tokens that end a continuation; None: the tokenizer's.
         sequence_length: most tokens that the model reads at once.
         batch_size: rows of a pass.
     """
 
     def __init__(
-        self, model: LedModel, tokenizer: Tokenizer, *, sequence_length: int, batch_size: int
+        self,
+        model: LedModel,
+        tokenizer: Tokenizer,
+        *,
+        end_tokens: frozenset[int] | None = None,
+        sequence_length: int,
+        batch_size: int,
     ) -> None:
         self._model, self.tokenizer = model, tokenizer
+        self.end_tokens = end_tokens or frozenset([tokenizer.eod])
         self.sequence_length, self.batch_size = sequence_length, batch_size
 
     def encode(self, text: str) -> list[int]:

@@ -15,6 +15,7 @@ from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.data.tokenizers import Tokenizer
+    from tokamake.inference.beams import Beam
     from tokamake.inference.engine import Generation, TokenScore
     from tokamake.inference.led_model import LedModel
     from tokamake.inference.text_stream import TextStream
@@ -25,12 +26,14 @@ _DEFAULT = Sampling()
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Ends:
-    """What ends a continuation, besides the end-of-document token."""
+    """What ends a continuation, besides the end tokens of the model."""
 
     max_new_tokens: int = 64
     """Maximum tokens to add to a prompt."""
     stop: tuple[str, ...] = ()
     """Text at which a continuation ends, which is left out; repeat the option for each."""
+    stop_token: tuple[int, ...] = ()
+    """Token id at which a continuation ends, which is left out; repeat the option for each."""
 
 
 _ENDS, _NO_BEAMS = Ends(), BeamSettings()
@@ -79,7 +82,7 @@ def generate(
         UserError: a value is out of range, a prompt is too long, or files do not match.
     """
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.files import write_json
     from tokamake.inference.led_model import LedModel
     from tokamake.inference.model import InferenceModel
@@ -93,6 +96,7 @@ def generate(
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
+            _check_stop_tokens(ends, text_tokenizer)
             texts = [_message(each, text_tokenizer) for each in prompts] if chat else prompts
             encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=chat)
         part = InferenceModel(opened, layout, peers=ranks)
@@ -100,7 +104,14 @@ def generate(
         with ranks.together(), model.led() as leads:
             if not leads:
                 return
-            work = _Work(model, text_tokenizer, ends=ends, sampling=sampling, logprobs=logprobs)
+            work = _Work(
+                model,
+                text_tokenizer,
+                ends=ends,
+                end_tokens=end_tokens(opened, text_tokenizer),
+                sampling=sampling,
+                logprobs=logprobs,
+            )
             if beams.num_beams > 1:
                 samples = work.search(encoded, beams)
             else:
@@ -122,6 +133,7 @@ class _Work:
         model: the model, within its `led` context.
         tokenizer: tokenizer of the model.
         ends: what ends a continuation.
+        end_tokens: tokens that end it, too.
         sampling: how the next token is chosen.
         logprobs: whether samples have the log-probability of each token.
     """
@@ -132,10 +144,12 @@ class _Work:
         tokenizer: "Tokenizer",
         *,
         ends: Ends,
+        end_tokens: frozenset[int],
         sampling: Sampling,
         logprobs: bool,
     ) -> None:
         self._model, self._tokenizer, self._ends = model, tokenizer, ends
+        self._end_tokens = end_tokens.union(ends.stop_token)
         self._sampling, self._logprobs = sampling, logprobs
 
     def sample(
@@ -197,7 +211,7 @@ class _Work:
             prompt,
             replace(self._sampling, seed=seed),
             self._ends.max_new_tokens,
-            end_tokens=frozenset([self._tokenizer.eod]),
+            end_tokens=self._end_tokens,
             num_alternatives=0 if self._logprobs else None,
             accept=accept,
         )
@@ -206,11 +220,15 @@ class _Work:
         sample: dict[str, Any] = {
             "text": text.text,
             "num_new_tokens": len(generation.tokens),
-            "stopped": generation.finish,
+            "stopped": "stop" if self._is_asked(generation.end_token) else generation.finish,
         }
         if self._logprobs:
             sample["tokens"] = [*self._scored(generation.tokens, generation.scores)]
         return sample
+
+    def _is_asked(self, token: int | None) -> bool:
+        """Whether a token ends continuations because the user says so."""
+        return token in self._ends.stop_token
 
     def _scored(
         self, tokens: Sequence[int], scores: "Sequence[TokenScore]"
@@ -224,7 +242,7 @@ class _Work:
 
     def search(self, encoded: Sequence[list[int]], settings: BeamSettings) -> list[dict[str, Any]]:
         """Find the best continuation of each prompt with beam search."""
-        from tokamake.inference.beams import search
+        from tokamake.inference.beams import TokenRules, search
 
         samples = []
         for prompt in encoded:
@@ -233,24 +251,33 @@ class _Work:
                 prompt,
                 beams=settings,
                 max_new_tokens=self._ends.max_new_tokens,
-                end_token=self._tokenizer.eod,
+                rules=TokenRules(self._end_tokens),
                 vocab_size=self._tokenizer.vocab_size,
             )
-            text = self._text(prompt)
-            for token in best.tokens:
-                text.add(token)
-            text.finish()
-            is_full = len(best.tokens) == self._ends.max_new_tokens
-            stopped = "eod" if best.is_ended else "max_new_tokens" if is_full else "context"
-            samples.append(
-                {
-                    "text": text.text,
-                    "num_new_tokens": len(best.tokens),
-                    "stopped": stopped,
-                    "score": best.score,
-                }
-            )
+            samples.append(self._beam_sample(best, self._text(prompt)))
         return samples
+
+    def _beam_sample(self, beam: "Beam", text: "TextStream") -> dict[str, Any]:
+        num_tokens = 0
+        for token in beam.tokens:
+            if text.is_stopped:
+                break
+            text.add(token)
+            num_tokens += 1
+        text.finish()
+        if text.is_stopped or self._is_asked(beam.end_token):
+            stopped = "stop"
+        elif beam.end_token is not None:
+            stopped = "eod"
+        else:
+            is_full = num_tokens == self._ends.max_new_tokens
+            stopped = "max_new_tokens" if is_full else "context"
+        return {
+            "text": text.text,
+            "num_new_tokens": num_tokens,
+            "stopped": stopped,
+            "score": beam.score,
+        }
 
 
 def _message(text: str, tokenizer: "Tokenizer") -> str:
@@ -292,6 +319,14 @@ def _encode(
             )
         encoded.append(tokens)
     return encoded
+
+
+def _check_stop_tokens(ends: Ends, tokenizer: "Tokenizer") -> None:
+    for token in ends.stop_token:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise UserError(
+                f"stop_token: {token}: not in the vocabulary; give 0 to {tokenizer.vocab_size - 1}"
+            )
 
 
 def _check(

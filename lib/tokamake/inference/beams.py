@@ -5,14 +5,25 @@ continuation of n tokens scores its log-probability divided by n to the power of
 Shape suffixes: W beams, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from tokamake.inference.choice import check_finite
+from tokamake.inference.choice import check_finite, without_forbidden
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """Tokens with an effect of their own."""
+
+    end_tokens: frozenset[int]
+    """Tokens that end a continuation."""
+    forbidden_after: Mapping[int, int] = field(default_factory=dict)
+    """Token that must not follow a token."""
 
 
 class Beam(NamedTuple):
@@ -22,8 +33,8 @@ class Beam(NamedTuple):
     """New tokens, without an end token."""
     score: float
     """Log-probability divided by the length to the power of the penalty."""
-    is_ended: bool
-    """Whether an end token followed."""
+    end_token: int | None = None
+    """The end token that followed."""
 
 
 def search(
@@ -32,7 +43,7 @@ def search(
     *,
     beams: BeamSettings,
     max_new_tokens: int,
-    end_token: int,
+    rules: TokenRules,
     vocab_size: int,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[Beam]:
@@ -44,7 +55,7 @@ def search(
         beams: W, the continuations to keep, and the exponent of their length; more than 0 favours
             long continuations.
         max_new_tokens: longest continuation; the context of the model may end it earlier.
-        end_token: token that ends a continuation.
+        rules: tokens that end a continuation, and those that must not follow others.
         vocab_size: tokens of the tokenizer.
         is_wanted: called before each pass; False ends the search with what there is.
 
@@ -58,23 +69,29 @@ def search(
         return []
     model.new_cache(num_beams, min(len(prompt) + max_new_tokens, limit))
     logits = model.extend([prompt])
-    running = [Beam([], 0.0, is_ended=False)]
+    running = [Beam([], 0.0)]
     finished: list[Beam] = []
     for length in range(1, max_new_tokens + 1):
         check_finite(logits[:, :vocab_size])
+        logits = without_forbidden(
+            logits,
+            lasts=[(beam.tokens or prompt)[-1] for beam in running],
+            forbidden=[rules.forbidden_after] * len(running),
+        )
         totals = torch.tensor([beam.score for beam in running], device=logits.device)
         scores = (logits.log_softmax(-1)[:, :vocab_size] + totals[:, None]).flatten()
-        # Half of twice as many candidates could end, and W of the others still go on.
-        values, places = scores.topk(min(2 * num_beams, len(scores)))
+        # Even if each beam ends with each end token, W candidates go on.
+        number = max(2, 1 + len(rules.end_tokens)) * num_beams
+        values, places = scores.topk(min(number, len(scores)))
         kept, sources = list[Beam](), list[int]()
         for rank, (value, place) in enumerate(zip(values.tolist(), places.tolist(), strict=True)):
             source, token = divmod(place, vocab_size)
-            if token == end_token:
+            if token in rules.end_tokens:
                 if rank < num_beams:
                     score = value / length**length_penalty
-                    finished.append(Beam(running[source].tokens, score, is_ended=True))
+                    finished.append(Beam(running[source].tokens, score, token))
             elif len(kept) < num_beams:
-                kept.append(Beam([*running[source].tokens, token], value, is_ended=False))
+                kept.append(Beam([*running[source].tokens, token], value))
                 sources.append(source)
         finished = _best(finished, num_beams)
         running = kept

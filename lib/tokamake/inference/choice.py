@@ -6,7 +6,7 @@ Shape suffixes: N sequences, V vocabulary, K tokens that can be drawn.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,24 @@ def check_finite(logits: Tensor) -> None:
     """
     if not logits.isfinite().all():
         raise UserError("checkpoint: its predictions are not finite; train or export it again")
+
+
+def without_forbidden(
+    logits_NV: Tensor, *, lasts: Sequence[int], forbidden: Sequence[Mapping[int, int]]
+) -> Tensor:
+    """Logits with -inf for tokens that must not follow the last ones.
+
+    Args:
+        logits_NV: logits.
+        lasts: (N) the last token of each sequence.
+        forbidden: (N) the token of each sequence that must not follow a token.
+    """
+    rows = [row for row, last in enumerate(lasts) if last in forbidden[row]]
+    if rows:
+        logits_NV = logits_NV.clone()
+        for row in rows:
+            logits_NV[row, forbidden[row][lasts[row]]] = -torch.inf
+    return logits_NV
 
 
 class Chooser:

@@ -13,8 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokamake.inference.beams import Beam, search
-from tokamake.inference.choice import Chooser, check_finite, choose_unfiltered
+from tokamake.inference.beams import Beam, TokenRules, search
+from tokamake.inference.choice import (
+    Chooser,
+    check_finite,
+    choose_unfiltered,
+    without_forbidden,
+)
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
@@ -23,6 +28,8 @@ Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled"]
 
 _PREFILL_TOKENS = 4096
 """Tokens of prompts in one pass, with padding, unless a single prompt is longer."""
+_SCORED_TOKENS = 1024
+"""Tokens of prompts that get scores in one pass: their logits are much larger than the prompts."""
 
 
 @dataclass
@@ -87,6 +94,7 @@ class Engine:
         self._waiting: deque[Generation] = deque()
         self._has_begun = False
         self._active: list[Generation] = []
+        self._in_pass: list[Generation] = []
         self.renew_cache()
 
     def renew_cache(self) -> None:
@@ -125,7 +133,7 @@ class Engine:
         *,
         beams: BeamSettings,
         max_new_tokens: int,
-        end_token: int,
+        rules: TokenRules,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> list[Beam]:
         """Search beams, while no sequence is active; see `beams.search`."""
@@ -136,16 +144,12 @@ class Engine:
                 prompt,
                 beams=beams,
                 max_new_tokens=max_new_tokens,
-                end_token=end_token,
+                rules=rules,
                 vocab_size=self._vocab_size,
                 is_wanted=is_wanted,
             )
         finally:
             self.renew_cache()
-
-    def wait(self) -> None:
-        """Keep the other ranks waiting; without any call, they end with a timeout."""
-        self._model.wait()
 
     def run(self, generations: Iterable[Generation]) -> None:
         """Continue sequences to their ends."""
@@ -170,27 +174,55 @@ class Engine:
         self._remove_finished()
         begun = [] if self._has_begun and self._active else self._next_to_begin()
         self._has_begun = bool(begun)
+        self._in_pass = begun or [*self._active]
         if begun:
             first = len(self._active)
             self._active += begun
-            advanced = self._begin(begun, first)
-        else:
-            advanced = [*self._active]
-            if advanced:
-                self._continue(advanced)
+            if sum(map(_num_scored, begun)) > _SCORED_TOKENS:  # this is one sequence
+                self._begin_in_parts(begun[0], first)
+            else:
+                self._begin(begun, first)
+        elif self._active:
+            self._continue(self._in_pass)
         self._remove_finished()
-        return cancelled + advanced
+        return cancelled + self._in_pass
+
+    def drop_pass(self) -> list[Generation]:
+        """Cancel the sequences of a step that has failed; the others can go on.
+
+        Returns:
+            The sequences.
+        """
+        dropped = [each for each in self._in_pass if each.finish is None]
+        for each in dropped:
+            each.finish = "cancelled"
+        self._remove_finished()
+        if not self._active:
+            self.renew_cache()  # frees its memory
+        return dropped
 
     def _next_to_begin(self) -> list[Generation]:
-        begun, longest = list[Generation](), 0
+        begun, longest, num_scored = list[Generation](), 0, 0
         while self._waiting and len(self._active) + len(begun) < self._num_rows:
             longest = max(longest, len(self._waiting[0].prompt))
-            if begun and longest * (len(begun) + 1) > _PREFILL_TOKENS:
+            num_scored += _num_scored(self._waiting[0])
+            is_large = longest * (len(begun) + 1) > _PREFILL_TOKENS or num_scored > _SCORED_TOKENS
+            if begun and is_large:
                 break
             begun.append(self._waiting.popleft())
         return begun
 
-    def _begin(self, begun: Sequence[Generation], first: int) -> list[Generation]:
+    def _begin_in_parts(self, generation: Generation, row: int) -> None:
+        """Score a long prompt, and begin its sequence."""
+        prompt, number = generation.prompt, generation.num_alternatives or 0
+        for start in range(0, len(prompt), _SCORED_TOKENS):
+            part = prompt[start : start + _SCORED_TOKENS]
+            logits = self._model.extend([part], first=row, predicting=[range(len(part))])
+            following = prompt[start + 1 : start + 1 + len(part)]
+            generation.prompt_scores += self._scores(logits[: len(following)], following, number)
+        self._choose([generation], logits[-1:])
+
+    def _begin(self, begun: Sequence[Generation], first: int) -> None:
         lengths = [len(each.prompt) for each in begun]
         predicting = [
             range(0 if each.scores_prompt else length - 1, length)
@@ -204,7 +236,6 @@ class Engine:
                 number = each.num_alternatives or 0
                 each.prompt_scores = self._scores(part[:-1], each.prompt[1:], number)
         self._choose(begun, torch.stack([part[-1] for part in parts]))
-        return [*begun]
 
     def _continue(self, active: Sequence[Generation]) -> None:
         logits = self._model.extend([each.tokens[-1:] for each in active])
@@ -229,7 +260,11 @@ class Engine:
 
     def _choices(self, generations: Sequence[Generation], logits_NV: Tensor) -> list[int]:
         """The next token of each sequence."""
-        logits_NV = _without_forbidden(generations, logits_NV)
+        logits_NV = without_forbidden(
+            logits_NV,
+            lasts=[(each.tokens or each.prompt)[-1] for each in generations],
+            forbidden=[each.forbidden_after for each in generations],
+        )
         tokens: list[int] = logits_NV.argmax(-1).tolist()
         unfiltered = [row for row, each in enumerate(generations) if each.sampling.is_unfiltered]
         if unfiltered:
@@ -279,12 +314,6 @@ class Engine:
                 self._model.clear(len(self._active))
 
 
-def _without_forbidden(generations: Sequence[Generation], logits_NV: Tensor) -> Tensor:
-    """Logits with -inf for tokens that must not follow."""
-    lasts = [(each.tokens or each.prompt)[-1] for each in generations]
-    rows = [row for row, each in enumerate(generations) if lasts[row] in each.forbidden_after]
-    if rows:
-        logits_NV = logits_NV.clone()
-        for row in rows:
-            logits_NV[row, generations[row].forbidden_after[lasts[row]]] = -torch.inf
-    return logits_NV
+def _num_scored(generation: Generation) -> int:
+    """Tokens of the prompt that get scores."""
+    return len(generation.prompt) if generation.scores_prompt else 0

@@ -1,5 +1,6 @@
 """How the ranks of an inference command share the model; start and end of such a command."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def peers() -> Iterator[Peers]:
 
     ranks = Ranks.find()
     if ranks.world_size == 1:
-        with noted_device_faults(ranks):
+        with noted_device_faults(ranks), _explained_lack_of_memory(ranks):
             yield Peers(ranks, choose_device(ranks))
         return
     with (
@@ -129,6 +130,31 @@ def peers() -> Iterator[Peers]:
         process_group(ranks) as device,
         # Its end may hang with a broken device, so faults of the work are noted before.
         noted_device_faults(ranks),
+        _explained_lack_of_memory(ranks),
     ):
         yield Peers(ranks, device)
     leave(ranks, 0)
+
+
+@contextmanager
+def _explained_lack_of_memory(ranks: Ranks) -> Iterator[None]:
+    """Say what to change when the device of a rank has too little memory.
+
+    Raises:
+        UserError: it has.
+    """
+    from tokamake.runtime.device_memory import is_out_of_memory
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        message = (
+            f"rank {ranks.rank}: its device has too little memory ({reason}): give a smaller "
+            "--batch-size, --dtype bf16, or more ranks that share the model"
+        )
+        if ranks.rank:  # only rank 0 reports its errors
+            print(f"tokamake: {message}", file=sys.stderr, flush=True)
+        raise UserError(message) from None

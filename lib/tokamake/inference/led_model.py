@@ -1,12 +1,15 @@
 """A model on all ranks whose passes the first rank decides; the others do what it does.
 
 Generation and servers choose the next pass by the tokens before it, so only one rank decides. It
-sends each call to the others in one message of integers (two, if it is long).
+sends each call to the others in one message of integers (two, if it is long). While it does other
+work, such as reading the data of a task, a thread of it tells the others to go on waiting: without
+a message, they would end with a timeout.
 Shape suffixes: B rows of a pass, L tokens of a row, N predicted tokens, V vocabulary.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -16,6 +19,8 @@ from torch import Tensor
 
 from tokamake.inference.model import InferenceModel
 
+_WAIT_SECONDS = 60.0
+"""Time between messages that tell the other ranks to go on waiting."""
 _MESSAGE = 64
 """Integers of a message; the rest of a longer one follows in another."""
 
@@ -54,6 +59,7 @@ class LedModel:
         self._model, self.world_size = model, world_size
         self.architecture, self.device = model.architecture, model.device
         self._cache = model.new_cache(1, 1)
+        self._lock = threading.Lock()
 
     @contextmanager
     def led(self) -> Iterator[bool]:
@@ -66,17 +72,44 @@ class LedModel:
             self._follow()
             yield False
             return
+        if self.world_size == 1:
+            yield True
+            return
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._keep_waiting, args=(is_over,), daemon=True)
+        thread.start()
         try:
             yield True
         finally:
+            is_over.set()
+            thread.join()
             self._send(LedCall.END)
+
+    def _keep_waiting(self, is_over: threading.Event) -> None:
+        """Tell the other ranks to go on waiting, between calls, until an event."""
+        while not is_over.wait(_WAIT_SECONDS):
+            # If a rank has failed, the next call says so.
+            with suppress(RuntimeError), self._call(LedCall.WAIT):
+                pass
+
+    @contextmanager
+    def _call(self, *numbers: int) -> Iterator[None]:
+        """Context of one call, which the other ranks get to know; no other call runs meanwhile."""
+        with self._lock:
+            self._send(*numbers)
+            yield
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's weights."""
+        return self._model.num_bytes
 
     # ---- Calls of the first rank ----
 
     def new_cache(self, num_rows: int, capacity: int) -> None:
         """Replace the cache by an empty one; see `KeyValueCache` for the arguments."""
-        self._send(LedCall.NEW_CACHE, num_rows, capacity)
-        self._new_cache(num_rows, capacity)
+        with self._call(LedCall.NEW_CACHE, num_rows, capacity):
+            self._new_cache(num_rows, capacity)
 
     def extend(
         self,
@@ -94,25 +127,25 @@ class LedModel:
         """
         if predicting is None:
             predicting = [range(len(row) - 1, len(row)) for row in rows]
-        self._send(LedCall.EXTEND, first, *_packed(rows, predicting))
-        logits = self._extend(first, rows, predicting=predicting)
+        with self._call(LedCall.EXTEND, first, *_packed(rows, predicting)):
+            logits = self._extend(first, rows, predicting=predicting)
         assert logits is not None
         return logits
 
     def move(self, source: int, target: int) -> None:
         """Copy a row of the cache to another one."""
-        self._send(LedCall.MOVE, source, target)
-        self._cache.move(source, target)
+        with self._call(LedCall.MOVE, source, target):
+            self._cache.move(source, target)
 
     def clear(self, row: int) -> None:
         """Forget the sequence of a row of the cache."""
-        self._send(LedCall.CLEAR, row)
-        self._cache.clear(row)
+        with self._call(LedCall.CLEAR, row):
+            self._cache.clear(row)
 
     def reorder(self, sources: Sequence[int]) -> None:
         """Let row i of the cache continue the sequence of row `sources[i]`."""
-        self._send(LedCall.REORDER, *sources)
-        self._cache.reorder(sources)
+        with self._call(LedCall.REORDER, *sources):
+            self._cache.reorder(sources)
 
     def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
         """Score tokens of sequences; data-parallel ranks share the sequences.
@@ -122,14 +155,10 @@ class LedModel:
             predicting: places of each sequence whose successors are scored: less than its length
                 - 1.
         """
-        self._send(LedCall.SCORE, *_packed(rows, predicting))
-        scores = self._score(rows, predicting)
+        with self._call(LedCall.SCORE, *_packed(rows, predicting)):
+            scores = self._score(rows, predicting)
         assert scores is not None
         return scores
-
-    def wait(self) -> None:
-        """Tell the other ranks to go on waiting: without a message, they end with a timeout."""
-        self._send(LedCall.WAIT)
 
     # ---- All ranks ----
 

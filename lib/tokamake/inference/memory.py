@@ -1,4 +1,4 @@
-"""Memory of the weights that a rank needs for inference, against what its device has.
+"""Memory that a rank needs for inference, against what its device has.
 
 Parameters are counted on torch's `meta` device, which allocates nothing.
 """
@@ -42,20 +42,38 @@ def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world
     return most * DTYPES[layout.dtype].itemsize
 
 
+def cache_bytes(architecture: "Architecture", layout: InferenceLayout, *, num_tokens: int) -> int:
+    """Most bytes of keys and values on a rank, for a number of tokens of all sequences."""
+    stages = layout.settings.layers_of_stages(architecture.num_hidden_layers)
+    heads = -(-architecture.num_key_value_heads // layout.tensor_parallel_size)
+    width = 2 * heads * architecture.head_dim * DTYPES[layout.dtype].itemsize
+    return max(map(len, stages)) * width * num_tokens
+
+
 def _num_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def memory_warning(needed: float, available: float, *, layout: InferenceLayout) -> str:
-    """A line that says that weights do not fit, with the remedy; empty if they fit.
+def memory_warning(
+    needed: float, available: float, *, layout: InferenceLayout, cache: float = 0.0
+) -> str:
+    """A line that says that a model does not fit, with the remedy; empty if it fits.
 
     Args:
         needed: bytes of weights on a rank.
         available: bytes of its device.
         layout: how ranks share the model.
+        cache: most bytes of keys and values on a rank.
     """
-    if needed <= available:
+    if needed + cache <= available:
         return ""
+    if needed <= available:
+        return (
+            f"warning: weights in {layout.dtype} need {in_bytes(round(needed))} a rank, keys and "
+            f"values of full sequences {in_bytes(round(cache))}, but the device has "
+            f"{in_bytes(round(available))}: give a smaller --batch-size or --max-length, or share "
+            "the model over more ranks"
+        )
     narrower = "set --dtype bf16 (in a workflow evaluate.dtype and generate.dtype), or "
     return (
         f"warning: weights in {layout.dtype} need {in_bytes(round(needed))} a rank, but the device "

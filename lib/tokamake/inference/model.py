@@ -20,7 +20,7 @@ from tokamake.checkpoint.load_model import verify
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.chunks import OpenFiles, read_tensor
 from tokamake.inference.layout import InferenceLayout, Peers
-from tokamake.inference.memory import DTYPES, memory_warning, weight_bytes
+from tokamake.inference.memory import DTYPES, cache_bytes, memory_warning, weight_bytes
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
@@ -43,12 +43,20 @@ class InferenceModel:
         checkpoint: of any format.
         layout: how ranks share the model.
         peers: the ranks.
+        cache_tokens: most tokens of all sequences in a cache, for a warning.
 
     Raises:
         UserError: a file is damaged.
     """
 
-    def __init__(self, checkpoint: Checkpoint, layout: InferenceLayout, *, peers: Peers) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: InferenceLayout,
+        *,
+        peers: Peers,
+        cache_tokens: int = 0,
+    ) -> None:
         self.architecture, self.device, self._peers = checkpoint.architecture, peers.device, peers
         self.mesh = mesh.SINGLE_RANK
         if peers.ranks.world_size > 1:
@@ -60,18 +68,19 @@ class InferenceModel:
         self.is_sharded = layout.fsdp and self.mesh.data.size > 1
         self._sent: tuple[Tensor, Any] | None = None
         if peers.is_first:
-            self._check_memory(layout)
+            self._check_memory(layout, cache_tokens)
         with peers.together():
             verify(checkpoint, rank=peers.ranks.rank, world_size=peers.ranks.world_size)
         with peers.together():
             self._module = self._load(checkpoint, layout)
 
-    def _check_memory(self, layout: InferenceLayout) -> None:
-        """Say that the weights do not fit, before they are read."""
+    def _check_memory(self, layout: InferenceLayout, cache_tokens: int) -> None:
+        """Say that the model does not fit, before it is read."""
         ranks = self._peers.ranks
         needed = weight_bytes(self.architecture, layout, world_size=ranks.world_size)
         available = device_memory(self.device, ranks)
-        if warning := memory_warning(needed, available, layout=layout):
+        cache = cache_bytes(self.architecture, layout, num_tokens=cache_tokens)
+        if warning := memory_warning(needed, available, layout=layout, cache=cache):
             print(warning, file=sys.stderr, flush=True)
 
     def _load(self, checkpoint: Checkpoint, layout: InferenceLayout) -> Any:
@@ -118,6 +127,11 @@ class InferenceModel:
     def is_first(self) -> bool:
         """Whether this rank gets logits and chooses tokens."""
         return self._peers.is_first
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's weights."""
+        return sum(parameter.nbytes for parameter in self._module.parameters())
 
     def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
         """Empty cache for this rank's layers; see `KeyValueCache` for the arguments."""

@@ -24,6 +24,14 @@ def device_memory(device: "torch.device", ranks: Ranks) -> float:
     return min(physical, *_cgroup_limits()) / ranks.local_size
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device of a rank, or its host, has too little memory."""
+    import torch
+
+    is_of_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return is_of_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
 def _cgroup_limits(root: Path = Path("/")) -> list[float]:
     """Memory limits of this process's control groups, which batch systems and containers set.
 

@@ -15,10 +15,13 @@ from tokamake.errors import UserError
 from tokamake.inference.beams import Beam
 from tokamake.inference.engine import Engine, Generation
 from tokamake.inference.text_stream import TextStream
+from tokamake.runtime.device_memory import is_out_of_memory
 from tokamake.serve.server_metrics import ServerMetrics
 
-_WAIT_SECONDS = 60.0
-"""Time after which ranks that wait get a message."""
+_NO_MEMORY = (
+    "the device has too little memory for this request beside the others; ask for less, or start "
+    "the server with a smaller --batch-size or --max-length"
+)
 
 
 class Awaited:
@@ -190,19 +193,27 @@ class EngineLoop:
 
     def _round(self) -> None:
         """Take messages, wait for one if there is nothing to do, and advance all sequences."""
-        try:
-            if not self._continued and not self._queue:
-                self._inbox.get(timeout=_WAIT_SECONDS)()
-            while not self._inbox.empty():
-                self._inbox.get()()
-        except queue.Empty:
-            for engine in self._engines:
-                engine.wait()
-            return
+        if not self._continued and not self._queue:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
         self._begin()
         for engine in self._engines:
             if engine.num_active or engine.num_waiting:
-                self._report(engine.step())
+                self._report(self._stepped(engine))
+
+    def _stepped(self, engine: Engine) -> list[Generation]:
+        """Advance sequences; those of a step that needs too much memory fail."""
+        try:
+            return engine.step()
+        except Exception as error:
+            # Other ranks may have done the step, and would be out of step.
+            if engine.num_ranks > 1 or not is_out_of_memory(error):
+                raise
+            dropped = engine.drop_pass()
+            for generation in dropped:
+                self._continued[generation].failure = _NO_MEMORY
+            return dropped
 
     def _begin(self) -> None:
         """Begin work in the order in which it came, up to a search, which needs all places."""

@@ -1,7 +1,7 @@
 """`PUT /api`: the text generation server of Megatron-LM, for its clients.
 
 Fields, limits and replies are Megatron's. Unlike there, each bad request has status 400, and a
-seed is an integer of any size.
+seed is an integer of any size. As there, beam search uses no field of sampling.
 """
 
 import secrets
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from tokamake.inference.beams import TokenRules
 from tokamake.inference.engine import Generation
 from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
 from tokamake.serve.engine_loop import BeamSearch, Continuation
@@ -22,7 +23,7 @@ _MAX_PROMPTS = 128
 _RENAMED = {"max_len": "tokens_to_generate", "sentences": "prompts"}
 
 _Share = Annotated[float, Field(ge=0, le=1, description="a number from 0 to 1; 0: not set")]
-_Flag = Annotated[bool, Field(description="true or false")]
+_Flag = Annotated[bool | None, Field(description="true or false")]
 
 
 class MegatronRequest(Body):
@@ -50,12 +51,14 @@ class MegatronRequest(Body):
     random_seed: Annotated[
         int | None, Field(ge=0, description="an integer of 0 or more, or nothing")
     ] = None
-    no_log: Annotated[bool, Field(description="true or false; no prompt is ever logged")] = False
+    no_log: Annotated[bool | None, Field(description="true or false; no prompt is ever logged")] = (
+        False
+    )
     beam_width: Annotated[
         int | None, Field(ge=1, description="an integer of 1 or more, or nothing")
     ] = None
     stop_token: Annotated[
-        int | None, Field(ge=0, description="a token id; by default the end-of-document token")
+        int | None, Field(ge=0, description="a token id; by default the model's end tokens")
     ] = None
     length_penalty: Annotated[
         float, Field(ge=-10, le=10, description="a number from -10 to 10")
@@ -114,8 +117,9 @@ class _MegatronAnswer:
         ]
         for prompt in self._prompts:
             self._model.check_length(prompt, body.tokens_to_generate, field="tokens_to_generate")
-        end = self._model.tokenizer.eod if body.stop_token is None else body.stop_token
-        self._end = self._model.check([end], field="stop_token")[0]
+        self._ends = self._model.end_tokens
+        if body.stop_token is not None:
+            self._ends = frozenset(self._model.check([body.stop_token], field="stop_token"))
 
     def _tokens(self, text: str) -> list[int]:
         return self._model.encode(text, field="prompts") if text else []
@@ -152,9 +156,9 @@ class _MegatronAnswer:
                 seed=prompt_seed(seed, text, repetition=repetition),
             ),
             body.tokens_to_generate,
-            end_tokens=frozenset([self._end]),
+            end_tokens=self._ends,
             num_alternatives=0 if body.logprobs else None,
-            scores_prompt=body.logprobs,
+            scores_prompt=bool(body.logprobs),
             forbidden_after=self._newline_after_colon(),
         )
         continuation = self._server.continuation(self._model, generation)
@@ -179,7 +183,7 @@ class _MegatronAnswer:
                 prompt,
                 beams=beams,
                 max_new_tokens=body.tokens_to_generate,
-                end_token=self._end,
+                rules=TokenRules(self._ends, self._newline_after_colon()),
                 is_wanted=is_wanted,
             )
         )

@@ -57,18 +57,20 @@ class _OpenAIAnswer:
         model, seed = style.model, body.seed
         if seed is None:
             seed = secrets.randbits(64)
+        stop_tokens = body.stop_token_ids or []
+        ends = model.check_stop_tokens(stop_tokens, field="stop_token_ids")
         self._choices: list[Choice] = []
         seen: Counter[tuple[int, ...]] = Counter()
         for prompt, limit in zip(prompts, max_new_tokens, strict=True):
             text, repeated = model.tokenizer.decode(prompt), seen[tuple(prompt)]
             seen[tuple(prompt)] += 1
-            for sample in range(body.n):
-                repetition = repeated * body.n + sample
+            for sample in range(body.num_choices):
+                repetition = repeated * body.num_choices + sample
                 generation = Generation(
                     prompt,
                     replace(body.sampling, seed=prompt_seed(seed, text, repetition=repetition)),
                     limit,
-                    end_tokens=frozenset([model.tokenizer.eod]),
+                    end_tokens=ends,
                     num_alternatives=num_alternatives,
                     scores_prompt=scores_prompt,
                 )
@@ -158,9 +160,9 @@ def openai_routes(server: ModelServer) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         model = server.model(body.model)
-        if body.best_of not in (None, body.n):
+        if body.best_of not in (None, body.num_choices):
             raise RequestError(f"{body.best_of}: give the value of n, or nothing", field="best_of")
-        server.check_number(len(body.prompts) * body.n, field="n")
+        server.check_number(len(body.prompts) * body.num_choices, field="n")
         prompts = _prompts(model, body)
         limits = [_room(model, prompt) if body.max_tokens is None else body.max_tokens
                   for prompt in prompts]  # fmt: skip
@@ -183,7 +185,7 @@ def openai_routes(server: ModelServer) -> APIRouter:
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("set logprobs to true, too", field="top_logprobs")
         try:
-            messages = [message.model_dump(exclude_none=True) for message in body.messages]
+            messages = [message.described for message in body.messages]
             text = chat_prompt(model.tokenizer, messages)
         except UserError as error:
             reason = str(error).removeprefix("messages: ")

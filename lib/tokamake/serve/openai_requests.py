@@ -25,15 +25,21 @@ class OpenAIRequest(Body):
     temperature: Temperature = None
     top_p: TopP = None
     top_k: Annotated[
-        int, Field(ge=0, le=2**31, description="an integer of 0, for all tokens, or more")
-    ] = 0
-    min_p: Annotated[float, Field(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+        int | None, Field(ge=0, le=2**31, description="an integer of 0, for all tokens, or more")
+    ] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")] = None
     repetition_penalty: Annotated[
-        float, Field(ge=0.01, le=100, description="a number from 0.01 to 100")
-    ] = 1.0
-    n: Annotated[int, Field(ge=1, le=_MAX_CHOICES, description="an integer from 1 to 128")] = 1
+        float | None, Field(ge=0.01, le=100, description="a number from 0.01 to 100")
+    ] = None
+    n: Annotated[
+        int | None, Field(ge=1, le=_MAX_CHOICES, description="an integer from 1 to 128")
+    ] = None
     stop: Annotated[
         _Stop | Annotated[list[_Stop], Field(max_length=16)] | None, Field(description=_STOPS)
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[Tokens, Field(max_length=64)] | None,
+        Field(description="a list of at most 64 token ids, or nothing"),
     ] = None
     seed: Annotated[int | None, Field(description="an integer")] = None
     stream: Annotated[bool | None, Field(description="true or false")] = None
@@ -42,6 +48,10 @@ class OpenAIRequest(Body):
     ] = None
     user: Annotated[str | None, Field(description="a text, which is ignored")] = None
     # OpenAI's clients may send these; only values without effect are taken.
+    store: Annotated[Literal[False] | None, Field(description="false or nothing")] = None
+    metadata: Annotated[
+        dict[str, str] | None, Field(description="an object of texts, which is ignored")
+    ] = None
     presence_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
     frequency_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
     logit_bias: Annotated[
@@ -53,11 +63,16 @@ class OpenAIRequest(Body):
         """How tokens are chosen; the seed is replaced."""
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k,
+            top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
         )
+
+    @property
+    def num_choices(self) -> int:
+        """Continuations of each prompt."""
+        return self.n or 1
 
     @property
     def stops(self) -> list[str]:
@@ -90,12 +105,33 @@ class CompletionRequest(OpenAIRequest):
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
+class TextPart(Body):
+    """A part of the content of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ResponseFormat(Body):
+    """Format of a reply."""
+
+    type: Literal["text"]
+
+
 class ChatMessage(Body):
     """A message of a conversation."""
 
     role: Annotated[str, Field(min_length=1)]
-    content: str
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
+
+    @property
+    def described(self) -> dict[str, str]:
+        """The message for a chat template; a line end joins the parts of its content."""
+        content = self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **name}
 
 
 class ChatRequest(OpenAIRequest):
@@ -105,6 +141,16 @@ class ChatRequest(OpenAIRequest):
         list[ChatMessage],
         Field(min_length=1, description='a list of {"role": "user", "content": "a text"}'),
     ]
+    response_format: Annotated[
+        ResponseFormat | None, Field(description='{"type": "text"} or nothing')
+    ] = None
+    tools: Annotated[
+        list[None] | None, Field(max_length=0, description="an empty list or nothing")
+    ] = None
+    tool_choice: Annotated[
+        Literal["none", "auto"] | None, Field(description="none, auto or nothing")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="true or false")] = None
     max_tokens: Annotated[
         int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")
     ] = None

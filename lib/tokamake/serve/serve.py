@@ -3,7 +3,7 @@
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from tokamake.serve.served_model import ServedModel
 
 _LIMITS = Limits()
+_SMALL_MODEL = 100_000_000
+"""Bytes of weights below which a step takes about as long as sending its tokens."""
+
+
+class OpenedModel(NamedTuple):
+    """A model that is ready for requests."""
+
+    name: str
+    model: "LedModel"
+    tokenizer: "Tokenizer"
+    end_tokens: frozenset[int]
+    """Tokens that end a continuation."""
 
 
 def serve(
@@ -65,9 +77,9 @@ def serve(
             listener = listen(host, port) if ranks.is_first else None
             if listener:
                 stack.enter_context(listener)
-        opened = open_models(folders, layout, tokenizer=tokenizer, ranks=ranks)
+        opened = open_models(folders, layout, tokenizer=tokenizer, limits=limits, ranks=ranks)
         with ranks.together(), ExitStack() as led:
-            if all(led.enter_context(model.led()) for _, model, _ in opened):
+            if all(led.enter_context(each.model.led()) for each in opened):
                 assert listener is not None
                 served = with_engines(opened, limits)
                 is_open = (
@@ -75,6 +87,8 @@ def serve(
                 )
                 if is_open:
                     print(f"warning: no --token-file, so all that reach {host} can use the server")
+                if max(each.model.num_bytes for each in opened) < _SMALL_MODEL:
+                    _leave_core_to_http()
                 _serve(served, limits, token=token, listener=listener)
 
 
@@ -113,34 +127,45 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def open_models(
-    folders: dict[str, Path], layout: InferenceLayout, *, tokenizer: Path | None, ranks: Peers
-) -> "list[tuple[str, LedModel, Tokenizer]]":
-    """Name, model and tokenizer of each checkpoint.
+    folders: dict[str, Path],
+    layout: InferenceLayout,
+    *,
+    tokenizer: Path | None,
+    limits: Limits,
+    ranks: Peers,
+) -> list[OpenedModel]:
+    """Open each checkpoint.
 
     Args:
         folders: by name; names that begin with # are replaced.
         layout: how ranks share the model.
         tokenizer: of all models; None: each has its own.
+        limits: of requests.
         ranks: the ranks.
 
     Raises:
         UserError: a checkpoint or a tokenizer is missing, damaged or does not match.
     """
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.inference.led_model import LedModel
     from tokamake.inference.model import InferenceModel
 
-    opened: list[tuple[str, LedModel, Tokenizer]] = []
+    opened: list[OpenedModel] = []
     for name, folder in folders.items():
         with ranks.together():
             checkpoint = open_any(folder)
             layout.check(checkpoint.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(checkpoint, tokenizer)
             if name.startswith("#"):
-                name = _name(folder, checkpoint, taken=[other for other, _, _ in opened])
-        part = InferenceModel(checkpoint, layout, peers=ranks)
-        opened.append((name, LedModel(part, ranks.ranks.world_size), text_tokenizer))
+                name = _name(folder, checkpoint, taken=[other.name for other in opened])
+        length = limits.max_length or checkpoint.architecture.max_position_embeddings
+        part = InferenceModel(
+            checkpoint, layout, peers=ranks, cache_tokens=limits.batch_size * length
+        )
+        model = LedModel(part, ranks.ranks.world_size)
+        ends = end_tokens(checkpoint, text_tokenizer)
+        opened.append(OpenedModel(name, model, text_tokenizer, ends))
     return opened
 
 
@@ -156,26 +181,25 @@ def _name(folder: Path, checkpoint: "Checkpoint", *, taken: list[str]) -> str:
     return name
 
 
-def with_engines(
-    opened: "list[tuple[str, LedModel, Tokenizer]]", limits: Limits
-) -> "list[ServedModel]":
+def with_engines(opened: list[OpenedModel], limits: Limits) -> "list[ServedModel]":
     """An engine for each model, on the first rank within the `led` contexts."""
     from tokamake.inference.engine import Engine
     from tokamake.serve.served_model import ServedModel
 
     return [
         ServedModel(
-            name,
-            tokenizer,
+            each.name,
+            each.tokenizer,
             Engine(
-                model,
+                each.model,
                 num_rows=limits.batch_size,
-                vocab_size=tokenizer.vocab_size,
+                vocab_size=each.tokenizer.vocab_size,
                 # The last new token needs no place in the cache.
                 capacity=limits.max_length and limits.max_length - 1,
             ),
+            each.end_tokens,
         )
-        for name, model, tokenizer in opened
+        for each in opened
     ]
 
 
@@ -189,7 +213,6 @@ def _serve(
     from tokamake.serve.server_metrics import ServerMetrics
     from tokamake.train.stopping.stop_signals import on_signals
 
-    _leave_core_to_http()
     metrics = ServerMetrics()
     engine_loop = EngineLoop([model.engine for model in models], metrics)
     http = HttpThread(ModelServer(models, engine_loop, limits, metrics), listener, token=token)
@@ -203,7 +226,7 @@ def _serve(
 
 
 def _leave_core_to_http() -> None:
-    """Let the model compute with all cores but one, unless OMP_NUM_THREADS is set."""
+    """Let a small model compute with all cores but one, unless OMP_NUM_THREADS is set."""
     import torch
 
     # Threads of torch spin between operations: on all cores, they would delay the HTTP thread.

@@ -22,6 +22,8 @@ class ServedModel:
     """Name in requests."""
     tokenizer: Tokenizer
     engine: Engine
+    end_tokens: frozenset[int]
+    """Tokens that end a continuation."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was loaded, in seconds since 1970."""
 
@@ -68,6 +70,17 @@ class ServedModel:
                 code="context_length_exceeded",
             )
         return tokens
+
+    def check_stop_tokens(self, tokens: Sequence[int], *, field: str) -> frozenset[int]:
+        """Return tokens that end a continuation: those of a request, and the model's.
+
+        Raises:
+            RequestError: one is not in the vocabulary.
+        """
+        if wrong := [token for token in tokens if token >= self.tokenizer.vocab_size]:
+            message = f"token {wrong[0]}: not in the vocabulary; give 0 to "
+            raise RequestError(f"{message}{self.tokenizer.vocab_size - 1}", field=field)
+        return self.end_tokens.union(tokens)
 
     def check_length(self, prompt: Sequence[int], num_new: int, *, field: str) -> None:
         """Check that there is room for a continuation.

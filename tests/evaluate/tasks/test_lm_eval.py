@@ -9,9 +9,11 @@ import transformers
 
 from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.llamas import write_confident
+from tests.support.served import TEMPLATE, with_template
 from tokamake.checkpoint.convert import convert
 from tokamake.errors import UserError
 from tokamake.evaluate.evaluate_task import evaluate_task
+from tokamake.evaluate.fetch_task import fetch_task
 
 pytestmark = pytest.mark.extra("oracles", "lm_eval", "accelerate", "peft")
 LENGTH = 96
@@ -143,15 +145,90 @@ def ours(model: Path, tokenizer: Path, output: Path, **settings: object) -> dict
 def test_scores_equal_those_of_lm_evals_own_model(
     reference: Any, tasks: Path, model: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
+    expected = theirs(reference, tasks, [*TASKS])
+    scores = ours(model, tokenizer, tmp_path / "a.json", tasks=[*TASKS], include=str(tasks))
+    assert compared(scores, expected) == 4 + 2 + 3 + 1
+    assert 0 < scores["written/exact_match"] < 1
+    assert 0 < scores["choice/acc"] < 1
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_examples_and_templates_are_those_of_lm_eval(
+    reference: Any,
+    tasks: Path,
+    model: Path,
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    chat: bool,
+) -> None:
+    monkeypatch.setattr(reference.tokenizer, "chat_template", TEMPLATE)
+    names = ["shots", "last_word", "written"]
+    options = {"num_fewshot": 1, "limit": 12}
+    expected = theirs(reference, tasks, names, apply_chat_template=chat, **options)
+    scores = ours(
+        model,
+        with_template(tokenizer, tmp_path / "tokenizer"),
+        tmp_path / "a.json",
+        tasks=names,
+        include=str(tasks),
+        chat=chat,
+        **options,
+    )
+    assert compared(scores, expected) == 2 + 2 + 1
+
+
+def test_bundled_tasks_read_data_of_the_hub_from_local_folders(
+    reference: Any,
+    model: Path,
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    folder = tmp_path / "allenai/ai2_arc"
+    folder.mkdir(parents=True)
+    splits = ("train", "validation", "test")
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in splits]
+    header = json.dumps({"configs": [{"config_name": "ARC-Easy", "data_files": files}]})
+    (folder / "README.md").write_text(f"---\n{header}\n---\n")
+    for split in splits:
+        questions = [
+            {
+                "id": f"{split}-{number}",
+                "question": f"Which word follows {number}?",
+                "choices": {"text": ["list", "value", "a name"], "label": ["A", "B", "C"]},
+                "answerKey": "ABC"[number % 3],
+            }
+            for number in range(9)
+        ]
+        lines = "".join(json.dumps(question) + "\n" for question in questions)
+        (folder / f"{split}.jsonl").write_text(lines)
+    fetch_task("lm_eval", settings='{"tasks": ["arc_easy"]}', output=tmp_path / "fetched.json")
+    scores = ours(model, tokenizer, tmp_path / "a.json", tasks=["arc_easy"], num_fewshot=2)
+    expected = theirs(reference, None, ["arc_easy"], num_fewshot=2)
+    assert compared(scores, expected) == 2
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(UserError, match=r"arc_easy: their data cannot be read .*fetch-task"):
+        ours(model, tokenizer, tmp_path / "b.json", tasks=["arc_easy"])
+
+
+def theirs(
+    reference: Any, tasks: Path | None, names: list[str], **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Scores of lm-eval's own model."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    expected = lm_eval.simple_evaluate(
-        reference,
-        tasks=[*TASKS],
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-    )["results"]
-    scores = ours(model, tokenizer, tmp_path / "a.json", tasks=[*TASKS], include=str(tasks))
+    manager = TaskManager(include_path=tasks and str(tasks), include_defaults=tasks is None)
+    results = lm_eval.simple_evaluate(reference, tasks=names, task_manager=manager, **options)
+    return results["results"]
+
+
+def compared(scores: dict[str, Any], expected: dict[str, dict[str, Any]]) -> int:
+    """Compare scores with those of lm-eval's own model; return their number."""
     compared = set()
     for task, metrics in expected.items():
         for metric, value in metrics.items():
@@ -162,16 +239,12 @@ def test_scores_equal_those_of_lm_evals_own_model(
                 score = scores[f"{task}/{name}"]
                 assert score == (value if is_share else pytest.approx(value, rel=1e-5)), metric
                 compared.add((task, name))
-    assert len(compared) == 4 + 2 + 3 + 1
-    assert 0 < scores["written/exact_match"] < 1
-    assert 0 < scores["choice/acc"] < 1
+    return len(compared)
 
 
 def test_documents_can_be_limited_and_prompts_get_the_chat_template(
     tasks: Path, model: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    from tests.support.served import with_template
-
     chat = with_template(tokenizer, tmp_path / "tokenizer")
     settings = {"tasks": ["last_word"], "include": str(tasks), "limit": 5}
     plain = ours(model, tokenizer, tmp_path / "a.json", **settings)
