@@ -176,11 +176,33 @@ def test_the_sequences_of_a_failed_step_are_dropped(
         running.step()
     dropped, kept = (second, first) if fails_at_a_beginning else (first, second)
     assert running.drop_pass() == [dropped]
-    assert dropped.finish == "cancelled"
+    assert dropped.finish == "failed"
     running.run([] if fails_at_a_beginning else [kept])
     alone = Generation(kept.prompt, GREEDY, 6)
     engine(led).run([alone])
     assert (kept.tokens, kept.finish) == (alone.tokens, "max_new_tokens")
+
+
+def test_the_longest_sequence_gives_way_when_the_cache_cannot_grow(
+    led: LedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = engine(led)
+    short, long, cancelled = (
+        Generation(tokens, GREEDY, 6) for tokens in (prompt(1, 3), prompt(2, 20), prompt(3, 4))
+    )
+    for each in (long, short, cancelled):
+        running.add(each)
+    running.step()
+    running.cancel(cancelled)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(led._model, "predict", lambda *_: (_ for _ in ()).throw(MemoryError))
+        running.step()
+    assert running.drop_pass() == [cancelled, long]
+    assert [each.finish for each in (cancelled, long, short)] == ["cancelled", "failed", None]
+    running.run([])
+    alone = Generation(short.prompt, GREEDY, 6)
+    engine(led).run([alone])
+    assert (short.tokens, short.finish) == (alone.tokens, "max_new_tokens")
 
 
 def test_sequences_end_at_end_tokens_by_the_caller_and_at_the_context(led: LedModel) -> None:

@@ -56,8 +56,8 @@ def test_the_estimate_is_what_ranks_hold(folder: Path) -> None:
 
 def test_only_weights_that_do_not_fit_give_a_warning() -> None:
     assert memory_warning(8e9, 8e9, layout=WHOLE_MODEL) == ""
-    line = memory_warning(8e9, 8e9, layout=WHOLE_MODEL, cache=1e9)
-    assert "keys and values of full sequences 1.0 GB, but the device has 8.0 GB: give a" in line
+    line = memory_warning(8e9, 8e9, layout=WHOLE_MODEL, others=1e9)
+    assert "keys and values of full sequences 1.0 GB, but the device has 8.0 GB: give" in line
     line = memory_warning(280e9, 64e9, layout=WHOLE_MODEL)
     assert "weights in fp32 need 280.0 GB a rank, but the device has 64.0 GB: set --dtype" in line
     line = memory_warning(140e9, 64e9, layout=InferenceLayout(dtype="bf16"))

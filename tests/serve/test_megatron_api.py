@@ -140,7 +140,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "prompts: missing; add it"),
     ({"prompts": "a"}, "prompts: 'a': give a list of 1 to 128 texts"),
     ({"prompts": []}, "prompts: []: give a list of 1 to 128 texts"),
-    ({"prompts": [1]}, "prompts: 1: give a list of 1 to 128 texts"),
+    ({"prompts": [1]}, "prompts.0: 1: give a list of 1 to 128 texts"),
     ({"prompts": ["a"] * 129}, "prompts: ['a', 'a', "),
     ({"prompts": ["a"], "max_len": 3}, "max_len: is no longer used; replace it with tokens_to_g"),
     ({"sentences": ["a"]}, "sentences: is no longer used; replace it with prompts"),

@@ -228,7 +228,12 @@ def test_a_step_that_needs_too_much_memory_fails_its_requests_alone(
         with monkeypatch.context() as patched:
             error = torch.OutOfMemoryError("out of memory")
             patched.setattr(engine, "_begin", lambda *_: (_ for _ in ()).throw(error))
-            message = running.refusal("/v1/completions", LONG, status=500)
+            # The first failure cancels the others of its request.
+            body = {**LONG, "prompt": [[5] * 60] * 12, "max_tokens": 2}
+            message = running.refusal("/v1/completions", body, status=500)
         assert "too little memory" in message
+        await_(lambda: running.server.num_pending == 0)
+        searched = {"prompts": ["The"], "tokens_to_generate": 2, "beam_width": 2}
+        assert running.ask("PUT", "/api", searched).status == 200
         assert running.complete(**LONG, seed=3)["choices"] == expected["choices"]
         assert running.server.num_pending == 0

@@ -212,6 +212,8 @@ def test_the_longest_sequence_fills_the_context(server: Served) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt: missing; add it"),
+    ({"prompt": "a", "stream_options": {"usage": True}}, "stream_options.usage: unknown field; "),
+    ({"prompt": "a", "stop": ["a", 1]}, "stop: ['a', 1]: give a text, or a list of at most 16"),
     ({"promt": "a"}, "promt: unknown field; the fields are model, temperature"),
     ({"prompt": "a", "temprature": 1}, "temprature: unknown field; the fields are model, tempera"),
     ({"prompt": "a", "temperature": -1}, "temperature: -1: give a number from 0 to 100"),
@@ -259,10 +261,32 @@ def test_bodies_that_are_no_objects_are_refused(server: Served, body: bytes, mes
     assert server.refusal("/v1/completions", body).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("message", "start"),
+    [
+        ({"role": "user"}, "messages.0.content: missing; give a list of"),
+        (
+            {"role": "user", "content": "a", "tool_calls": []},
+            "messages.0.tool_calls: unknown field",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": "a"}]},
+            "messages.0.content: [{'type': 'image_url'",
+        ),
+    ],
+)
+def test_a_wrong_value_within_a_field_is_named(
+    server: Served, message: dict[str, Any], start: str
+) -> None:
+    body = {"messages": [message]}
+    assert server.refusal("/v1/chat/completions", body).startswith(start)
+
+
 def test_bad_conversations_are_refused(server: Served) -> None:
     path, user = "/v1/chat/completions", {"role": "user", "content": "a"}
     assert "messages: []: give a list" in server.refusal(path, {"messages": []})
-    assert "messages: " in server.refusal(path, {"messages": [{**user, "content": 1}]})
+    message = server.refusal(path, {"messages": [{**user, "content": 1}]})
+    assert message.startswith("messages.0.content: 1: give a list")
     message = server.refusal(path, {"messages": [user], "top_logprobs": 1})
     assert message == "top_logprobs: set logprobs to true, too"
     message = server.refusal(path, {"messages": [user], "stream_options": {}})
@@ -302,6 +326,10 @@ def test_text_prompts_begin_as_those_of_transformers(
         scores = by_text["logprobs"]
         assert "".join(scores["tokens"]) == by_text["text"]
         assert scores["text_offset"][:2] == [0, 0]
+        body = {"prompts": ["The words"], "add_BOS": True, "logprobs": True}
+        megatron = running.ask("PUT", "/api", {**body, "tokens_to_generate": 0}).json
+        values = scores["token_logprobs"][1 : len(tokenizer.encode("The words"))]
+        assert megatron["logprobs"][0] == pytest.approx(values, abs=1e-4)
         asked = {"prompt": "The words", "add_special_tokens": True}
         tokens = running.ask("POST", "/tokenize", asked).json["tokens"]
         assert tokens == tokenizer.encode("The words")

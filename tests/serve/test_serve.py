@@ -156,7 +156,15 @@ def test_ranks_serve_the_same_model(tiny: Path, chat_tokenizer: Path) -> None:
         while not shared.is_idle:
             pass
         assert shared.ask("/v1/completions", body)["choices"] == expected
-        shared.process.send_signal(signal.SIGTERM)
+        replies: list[Any] = []
+        more = {**body, "n": 8, "max_tokens": 40}
+        asked = threading.Thread(target=lambda: replies.append(shared.ask("/v1/completions", more)))
+        asked.start()
+        while shared.is_idle:
+            pass
+        shared.process.send_signal(signal.SIGTERM)  # torchrun sends it to all ranks
+        asked.join()
+        assert len(replies[0]["choices"]) == 16
         shared.process.wait(60)
 
 

@@ -40,9 +40,7 @@ def read_tokenizer(
         f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
         "trained with another tokenizer"
     )
-    notes = checkpoint.notes
-    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
-    tokens: dict[str, Any] = {"eos_token_id": including(stated, opened.eod)}
+    tokens: dict[str, Any] = {"eos_token_id": including(checkpoint.stated_end_tokens, opened.eod)}
     if opened.bos is not None:
         tokens["bos_token_id"] = opened.bos
     return tokens, copied, warning if opened.vocab_size < vocab_size else None

@@ -101,12 +101,11 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a continuation: the tokenizer's, and those of generation_config.json.
+    """Tokens that end a continuation: the tokenizer's, and those that the checkpoint states.
 
     Chat models state several, such as the ends of a message and of a document.
     """
-    notes = checkpoint.notes
-    stated = notes.get("generation", {}).get("eos_token_id", notes.get("eos_token_id"))
+    stated = checkpoint.stated_end_tokens
     tokens = stated if isinstance(stated, list) else [stated]
     known = range(tokenizer.vocab_size)
     return frozenset([tokenizer.eod, *(token for token in tokens if token in known)])

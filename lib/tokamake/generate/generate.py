@@ -76,7 +76,8 @@ def generate(
         logprobs: whether the output has each token and its log-probability.
         layout: how ranks share the model.
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
-            max_new_tokens, or context: the context of the model is full).
+            max_new_tokens, or context: the context of the model is full). Beams have a score, that
+            of the whole beam, also if its text ends at a stop.
 
     Raises:
         UserError: a value is out of range, a prompt is too long, or files do not match.

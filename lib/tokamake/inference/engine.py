@@ -23,8 +23,9 @@ from tokamake.inference.choice import (
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
-Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled"]
-"""Why a sequence ended: an end token, the caller's `accept`, a limit, or nobody wants it."""
+Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
+"""Why a sequence ended: an end token, the caller's `accept`, a limit, nobody wants it, or a pass
+with it has failed."""
 
 _PREFILL_TOKENS = 4096
 """Tokens of prompts in one pass, with padding, unless a single prompt is longer."""
@@ -94,7 +95,9 @@ class Engine:
         self._waiting: deque[Generation] = deque()
         self._has_begun = False
         self._active: list[Generation] = []
+        self._ended: list[Generation] = []
         self._in_pass: list[Generation] = []
+        self._has_logits = False
         self.renew_cache()
 
     def renew_cache(self) -> None:
@@ -169,7 +172,8 @@ class Engine:
         Raises:
             UserError: the logits of the model are not finite.
         """
-        cancelled = [each for each in (*self._waiting, *self._active) if each.finish]
+        self._ended = [each for each in (*self._waiting, *self._active) if each.finish]
+        self._has_logits = False
         self._waiting = deque(each for each in self._waiting if not each.finish)
         self._remove_finished()
         begun = [] if self._has_begun and self._active else self._next_to_begin()
@@ -185,21 +189,25 @@ class Engine:
         elif self._active:
             self._continue(self._in_pass)
         self._remove_finished()
-        return cancelled + self._in_pass
+        return self._ended + self._in_pass
 
     def drop_pass(self) -> list[Generation]:
-        """Cancel the sequences of a step that has failed; the others can go on.
+        """End sequences of a step that has failed for want of memory; the others can go on.
+
+        Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
 
         Returns:
-            The sequences.
+            Sequences that ended, also before the pass.
         """
-        dropped = [each for each in self._in_pass if each.finish is None]
-        for each in dropped:
-            each.finish = "cancelled"
+        left = [each for each in self._in_pass if each.finish is None]
+        if not self._has_logits and not self._has_begun:
+            left = sorted(left, key=lambda each: len(each.prompt) + len(each.tokens))[-1:]
+        for each in left:
+            each.finish = "failed"
         self._remove_finished()
         if not self._active:
             self.renew_cache()  # frees its memory
-        return dropped
+        return self._ended + [each for each in self._in_pass if each.finish]
 
     def _next_to_begin(self) -> list[Generation]:
         begun, longest, num_scored = list[Generation](), 0, 0
@@ -243,6 +251,7 @@ class Engine:
 
     def _choose(self, generations: Sequence[Generation], logits_NV: Tensor) -> None:
         """Give each sequence its next token, or end it."""
+        self._has_logits = True
         known_NV = logits_NV[:, : self._vocab_size]
         check_finite(known_NV)
         choices = self._choices(generations, known_NV)

@@ -3,6 +3,7 @@
 Parameters are counted on torch's `meta` device, which allocates nothing.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,8 +55,29 @@ def _num_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a device holds beside the weights of a model."""
+
+    cache_tokens: int = 0
+    """Most tokens of all sequences in the cache of keys and values."""
+    other_bytes: float = 0.0
+    """Bytes of other models on a rank."""
+
+    def beside_weights(self, architecture: "Architecture", layout: InferenceLayout) -> float:
+        """Most bytes of a rank beside the weights of the model."""
+        return self.other_bytes + cache_bytes(architecture, layout, num_tokens=self.cache_tokens)
+
+    def total(
+        self, architecture: "Architecture", layout: InferenceLayout, *, world_size: int
+    ) -> float:
+        """Most bytes of a rank for the model alone, with its cache."""
+        weights = weight_bytes(architecture, layout, world_size=world_size)
+        return weights + cache_bytes(architecture, layout, num_tokens=self.cache_tokens)
+
+
 def memory_warning(
-    needed: float, available: float, *, layout: InferenceLayout, cache: float = 0.0
+    needed: float, available: float, *, layout: InferenceLayout, others: float = 0.0
 ) -> str:
     """A line that says that a model does not fit, with the remedy; empty if it fits.
 
@@ -63,16 +85,16 @@ def memory_warning(
         needed: bytes of weights on a rank.
         available: bytes of its device.
         layout: how ranks share the model.
-        cache: most bytes of keys and values on a rank.
+        others: most bytes on a rank beside them.
     """
-    if needed + cache <= available:
+    if needed + others <= available:
         return ""
     if needed <= available:
         return (
-            f"warning: weights in {layout.dtype} need {in_bytes(round(needed))} a rank, keys and "
-            f"values of full sequences {in_bytes(round(cache))}, but the device has "
-            f"{in_bytes(round(available))}: give a smaller --batch-size or --max-length, or share "
-            "the model over more ranks"
+            f"warning: weights in {layout.dtype} need {in_bytes(round(needed))} a rank, other "
+            f"models and keys and values of full sequences {in_bytes(round(others))}, but the "
+            f"device has {in_bytes(round(available))}: give a smaller --batch-size or "
+            "--max-length, or share the model over more ranks"
         )
     narrower = "set --dtype bf16 (in a workflow evaluate.dtype and generate.dtype), or "
     return (

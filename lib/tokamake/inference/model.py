@@ -20,13 +20,15 @@ from tokamake.checkpoint.load_model import verify
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.chunks import OpenFiles, read_tensor
 from tokamake.inference.layout import InferenceLayout, Peers
-from tokamake.inference.memory import DTYPES, cache_bytes, memory_warning, weight_bytes
+from tokamake.inference.memory import DTYPES, Needs, memory_warning, weight_bytes
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.loss import token_losses
 from tokamake.parallel.tensor import placements
 from tokamake.runtime.device_memory import device_memory
+
+_NO_NEEDS = Needs()
 
 
 class InferenceModel:
@@ -43,7 +45,7 @@ class InferenceModel:
         checkpoint: of any format.
         layout: how ranks share the model.
         peers: the ranks.
-        cache_tokens: most tokens of all sequences in a cache, for a warning.
+        needs: what the device holds beside the weights, for a warning.
 
     Raises:
         UserError: a file is damaged.
@@ -55,7 +57,7 @@ class InferenceModel:
         layout: InferenceLayout,
         *,
         peers: Peers,
-        cache_tokens: int = 0,
+        needs: Needs = _NO_NEEDS,
     ) -> None:
         self.architecture, self.device, self._peers = checkpoint.architecture, peers.device, peers
         self.mesh = mesh.SINGLE_RANK
@@ -68,19 +70,19 @@ class InferenceModel:
         self.is_sharded = layout.fsdp and self.mesh.data.size > 1
         self._sent: tuple[Tensor, Any] | None = None
         if peers.is_first:
-            self._check_memory(layout, cache_tokens)
+            self._check_memory(layout, needs)
         with peers.together():
             verify(checkpoint, rank=peers.ranks.rank, world_size=peers.ranks.world_size)
         with peers.together():
             self._module = self._load(checkpoint, layout)
 
-    def _check_memory(self, layout: InferenceLayout, cache_tokens: int) -> None:
+    def _check_memory(self, layout: InferenceLayout, needs: Needs) -> None:
         """Say that the model does not fit, before it is read."""
         ranks = self._peers.ranks
         needed = weight_bytes(self.architecture, layout, world_size=ranks.world_size)
         available = device_memory(self.device, ranks)
-        cache = cache_bytes(self.architecture, layout, num_tokens=cache_tokens)
-        if warning := memory_warning(needed, available, layout=layout, cache=cache):
+        others = needs.beside_weights(self.architecture, layout)
+        if warning := memory_warning(needed, available, layout=layout, others=others):
             print(warning, file=sys.stderr, flush=True)
 
     def _load(self, checkpoint: Checkpoint, layout: InferenceLayout) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,11 @@ from tokamake.runtime.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
+
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|out of memory|STATUS_ALLOC_FAILED|OUT_OF_(HOST|DEVICE)_MEMORY"
+)
+"""Messages of PyTorch's allocator for hosts, of CUDA and its libraries, and of Level Zero."""
 
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
@@ -28,8 +34,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device of a rank, or its host, has too little memory."""
     import torch
 
-    is_of_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return is_of_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    is_stated = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return is_stated or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _cgroup_limits(root: Path = Path("/")) -> list[float]:

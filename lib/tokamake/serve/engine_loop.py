@@ -210,10 +210,11 @@ class EngineLoop:
             # Other ranks may have done the step, and would be out of step.
             if engine.num_ranks > 1 or not is_out_of_memory(error):
                 raise
-            dropped = engine.drop_pass()
-            for generation in dropped:
-                self._continued[generation].failure = _NO_MEMORY
-            return dropped
+            ended = engine.drop_pass()
+            for generation in ended:
+                if generation.finish == "failed":
+                    self._continued[generation].failure = _NO_MEMORY
+            return ended
 
     def _begin(self) -> None:
         """Begin work in the order in which it came, up to a search, which needs all places."""
@@ -249,7 +250,7 @@ class EngineLoop:
         for generation in advanced:
             work = self._continued[generation]
             number = len(generation.tokens)
-            if number and generation.finish not in ("cancelled", "eod"):
+            if number and generation.finish not in ("cancelled", "eod", "failed"):
                 work.latest = self._metrics.token(work.latest, is_first=number == 1)
             if generation.finish:
                 work.finish_text()

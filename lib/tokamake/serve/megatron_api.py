@@ -1,7 +1,8 @@
 """`PUT /api`: the text generation server of Megatron-LM, for its clients.
 
 Fields, limits and replies are Megatron's. Unlike there, each bad request has status 400, and a
-seed is an integer of any size. As there, beam search uses no field of sampling.
+seed is an integer of any size. As there, beam search uses no field of sampling. `add_BOS`
+adds the tokenizer's BOS, and the end-of-document token only where it has none.
 """
 
 import secrets
@@ -111,7 +112,9 @@ class _MegatronAnswer:
 
     def __init__(self, server: ModelServer, body: MegatronRequest) -> None:
         self._server, self._body, self._model = server, body, server.model(None)
-        bos = [self._model.tokenizer.eod] if body.add_BOS else []
+        tokenizer = self._model.tokenizer
+        first = tokenizer.eod if tokenizer.bos is None else tokenizer.bos
+        bos = [first] if body.add_BOS else []
         self._prompts = [
             self._model.check([*bos, *self._tokens(text)], field="prompts") for text in body.prompts
         ]

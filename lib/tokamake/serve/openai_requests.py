@@ -15,7 +15,7 @@ _Stop = Annotated[str, Field(min_length=1)]
 class StreamOptions(Body):
     """Options of a streamed reply."""
 
-    include_usage: Annotated[bool, Field(description="true or false")] = False
+    include_usage: Annotated[bool | None, Field(description="true or false")] = False
 
 
 class OpenAIRequest(Body):

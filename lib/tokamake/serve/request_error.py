@@ -1,7 +1,13 @@
 """Errors of requests: each names what is wrong and has an HTTP status."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
+
+_UNION = {"str", "int", "float", "bool"}
+"""Types in the places of pydantic's errors, if a value can have several. Others hold - or [."""
+_NESTED = {"extra_forbidden": "unknown field", "missing": "missing"}
+"""Messages about fields within a value, by pydantic's type of error."""
 
 
 class RequestError(Exception):
@@ -36,14 +42,25 @@ def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> Reques
         errors: pydantic's errors.
         descriptions: what each field may be.
     """
+    places = [[part for part in error["loc"] if part not in ("body", "query")] for error in errors]
     # A misspelt field is unknown, and often makes another one missing.
-    error = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    place = [str(part) for part in error["loc"] if part not in ("body", "query")]
+    number = next(
+        (
+            number
+            for number, (error, place) in enumerate(zip(errors, places, strict=True))
+            if error["type"] == "extra_forbidden" and len(place) == 1
+        ),
+        0,
+    )
+    error, place = errors[number], places[number]
     if error["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {error['ctx']['error']}")
     if not place:
         return RequestError("the body is not a JSON object; send one, as application/json")
-    field = place[0]
+    path = [*takewhile(lambda part: part not in _UNION and not {*"[-"} & {*str(part)}, place)]
+    field, remedy = ".".join(map(str, path)), descriptions.get(str(place[0]), "another value")
+    if len(path) > 1 and error["type"] in _NESTED:
+        return RequestError(f"{_NESTED[error['type']]}; give {remedy}", field=field)
     if error["type"] == "extra_forbidden":
         names = ", ".join(descriptions)
         return RequestError(f"unknown field; the fields are {names}", field=field)
@@ -51,4 +68,4 @@ def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> Reques
         return RequestError("missing; add it", field=field)
     value = ascii(error["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
-    return RequestError(f"{shown}: give {descriptions.get(field, 'another value')}", field=field)
+    return RequestError(f"{shown}: give {remedy}", field=field)

@@ -1,7 +1,7 @@
 """Stage `serve`: models behind HTTP, for clients of OpenAI and Megatron, and for a page."""
 
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +10,7 @@ from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
 from tokamake.runtime.cores import num_threads
 from tokamake.serve.limits import Limits
 from tokamake.serve.token_file import read_token
+from tokamake.train.stopping.stop_signals import on_signals
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -78,7 +79,9 @@ def serve(
             if listener:
                 stack.enter_context(listener)
         opened = open_models(folders, layout, tokenizer=tokenizer, limits=limits, ranks=ranks)
-        with ranks.together(), ExitStack() as led:
+        # The first rank ends the others, once the requests in flight have ended.
+        ignoring = nullcontext() if ranks.is_first else on_signals(lambda *_: None)
+        with ranks.together(), ignoring, ExitStack() as led:
             if all(led.enter_context(each.model.led()) for each in opened):
                 assert listener is not None
                 served = with_engines(opened, limits)
@@ -149,9 +152,11 @@ def open_models(
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.inference.led_model import LedModel
+    from tokamake.inference.memory import Needs
     from tokamake.inference.model import InferenceModel
 
     opened: list[OpenedModel] = []
+    needed = 0.0
     for name, folder in folders.items():
         with ranks.together():
             checkpoint = open_any(folder)
@@ -159,10 +164,11 @@ def open_models(
             text_tokenizer = tokenizer_of(checkpoint, tokenizer)
             if name.startswith("#"):
                 name = _name(folder, checkpoint, taken=[other.name for other in opened])
-        length = limits.max_length or checkpoint.architecture.max_position_embeddings
-        part = InferenceModel(
-            checkpoint, layout, peers=ranks, cache_tokens=limits.batch_size * length
-        )
+        context = checkpoint.architecture.max_position_embeddings
+        length = min(limits.max_length or context, context)
+        needs = Needs(limits.batch_size * length, other_bytes=needed)
+        part = InferenceModel(checkpoint, layout, peers=ranks, needs=needs)
+        needed += needs.total(checkpoint.architecture, layout, world_size=ranks.ranks.world_size)
         model = LedModel(part, ranks.ranks.world_size)
         ends = end_tokens(checkpoint, text_tokenizer)
         opened.append(OpenedModel(name, model, text_tokenizer, ends))
@@ -211,7 +217,6 @@ def _serve(
     from tokamake.serve.http_thread import HttpThread
     from tokamake.serve.model_server import ModelServer
     from tokamake.serve.server_metrics import ServerMetrics
-    from tokamake.train.stopping.stop_signals import on_signals
 
     metrics = ServerMetrics()
     engine_loop = EngineLoop([model.engine for model in models], metrics)

@@ -15,7 +15,7 @@ class TokenizeRequest(Body):
     prompt: Annotated[str, Field(description="a text")]
     model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
     add_special_tokens: Annotated[
-        bool, Field(description="true, for the token that begins texts, or false")
+        bool | None, Field(description="true, for the token that begins texts, or false")
     ] = False
 
 
@@ -45,7 +45,7 @@ def tokenizer_routes(server: ModelServer) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Tokens of a text."""
         model = server.model(body.model)
-        adds_bos = body.add_special_tokens
+        adds_bos = bool(body.add_special_tokens)
         tokens = []
         if body.prompt:
             tokens = model.encode(body.prompt, field="prompt", adds_bos=adds_bos)

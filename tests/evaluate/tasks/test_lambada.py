@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.llamas import write_confident
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
@@ -59,11 +60,7 @@ def test_scores_follow_from_the_logits_of_transformers(
 ) -> None:
     oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
     tokenizer = open_tokenizer(sampled / "tokenizer")
-    passages = [*PASSAGES]
-    # A passage that ends as the model expects.
-    context = tokenizer.encode_batch(["def main"])[0]
-    with torch.no_grad():
-        best = int(oracle(torch.tensor([context])).logits[0, -1].argmax())
+    passages = [*PASSAGES, _expected_passage(oracle, tokenizer)]
     right, loss = 0, 0.0
     for text in passages:
         context, label = divided(tokenizer, text, strict=strict)
@@ -73,16 +70,20 @@ def test_scores_follow_from_the_logits_of_transformers(
         right += rows.argmax(-1).tolist() == label
         loss -= sum(float(row[token]) for row, token in zip(rows, label, strict=True))
     scores = score(model, sampled, tmp_path, passages, strict=strict)
-    assert best >= 0
+    assert 0 < right < len(passages)
     assert scores["passages"] == len(passages)
     assert scores["accuracy"] == right / len(passages)
     assert scores["perplexity"] == pytest.approx(math.exp(loss / len(passages)), rel=1e-4)
 
 
 def test_a_word_that_the_model_expects_is_right(model: Path, sampled: Path, tmp_path: Path) -> None:
-    """The label is built from greedy tokens, whose text begins with a space."""
     oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
-    tokenizer = open_tokenizer(sampled / "tokenizer")
+    passage = _expected_passage(oracle, open_tokenizer(sampled / "tokenizer"))
+    assert score(model, sampled, tmp_path, [passage])["accuracy"] == 1.0
+
+
+def _expected_passage(oracle: transformers.LlamaForCausalLM, tokenizer: Tokenizer) -> str:
+    """A passage whose last word is the most likely token, whose text begins with a space."""
     for start in range(400):
         context = tokenizer.decode([start, 5, 9])
         tokens = tokenizer.encode_batch([context.strip()])[0]
@@ -93,10 +94,45 @@ def test_a_word_that_the_model_expects_is_right(model: Path, sampled: Path, tmp_
         word = tokenizer.decode([best])
         is_word = word.startswith(" ") and word.strip() and len(word.split()) == 1
         if is_word and tokenizer.encode_batch([word])[0] == [best]:
-            passage = f"{context.strip()}{word}"
-            assert score(model, sampled, tmp_path, [passage])["accuracy"] == 1.0
-            return
+            return f"{context.strip()}{word}"
     pytest.fail("no context is followed by a word")
+
+
+def test_a_label_is_what_follows_its_context_in_the_passage(
+    model: Path, sampled: Path, tmp_path: Path
+) -> None:
+    """Llama 2's normalizer puts a space before each text, so also before a word with one."""
+    path = write_bos_tokenizer(sorted((sampled / "raw/docs").glob("*.jsonl")), tmp_path)
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = None
+    content["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ],
+    }
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = open_tokenizer(path)
+    passage, context = "return the value", "return the"
+    whole, before = tokenizer.encode_batch([passage, context])
+    label = whole[len(before) :]
+    assert tokenizer.encode_batch([" value"])[0] != label
+    oracle = transformers.LlamaForCausalLM.from_pretrained(model).eval()
+    with torch.no_grad():
+        rows = oracle(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)[-len(label) :]
+    loss = -sum(float(row[token]) for row, token in zip(rows, label, strict=True))
+    data = tmp_path / "one.jsonl"
+    data.write_text(json.dumps({"text": passage}))
+    evaluate_task(
+        "lambada",
+        checkpoint=model,
+        tokenizer=path,
+        settings=json.dumps({"data": [str(data)]}),
+        output=tmp_path / "one.json",
+    )
+    scores = json.loads((tmp_path / "one.json").read_text())["scores"]
+    assert scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
 
 
 def test_a_passage_of_one_word_is_refused(model: Path, sampled: Path, tmp_path: Path) -> None:

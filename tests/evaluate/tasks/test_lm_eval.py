@@ -1,6 +1,7 @@
 """Scores are those of lm-eval's own model class on the same checkpoint, for each kind of task."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,24 @@ def test_bundled_tasks_read_data_of_the_hub_from_local_folders(
     (folder / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"arc_easy: their data cannot be read .*fetch-task"):
         ours(model, tokenizer, tmp_path / "b.json", tasks=["arc_easy"])
+
+
+def test_code_of_the_model_runs_only_if_allowed(
+    model: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    (tmp_path / "rows.jsonl").write_text('{"question": "def ", "answer": "main"}\n')
+    common = COMMON.format(name="unsafe", data=tmp_path / "rows.jsonl")
+    task = f"{common}{TASKS['written'].replace('{{text}}', '')}unsafe_code: true\n"
+    (tmp_path / "unsafe.yaml").write_text(task)
+    settings = {"tasks": ["unsafe"], "include": str(tmp_path)}
+    tokenizer = sampled / "tokenizer"
+    with pytest.raises(UserError, match=r"tasks: unsafe: lm-eval cannot run them: .*unsafe"):
+        ours(model, tokenizer, tmp_path / "a.json", **settings)
+    assert "HF_ALLOW_CODE_EVAL" not in os.environ
+    scores = ours(model, tokenizer, tmp_path / "b.json", allow_code=True, **settings)
+    assert "unsafe/exact_match" in scores
+    assert os.environ["HF_ALLOW_CODE_EVAL"] == "1"
 
 
 def theirs(

@@ -80,6 +80,12 @@ class Checkpoint:
     is_padding_unknown: bool = False
     """Whether vocab_size may include padding, because no file states the true number."""
 
+    @property
+    def stated_end_tokens(self) -> Any:
+        """`eos_token_id` of generation_config.json, else of config.json: one, several, or None."""
+        own = self.notes.get("eos_token_id")
+        return self.notes.get("generation", {}).get("eos_token_id", own)
+
 
 @dataclass(frozen=True)
 class Target:

@@ -64,4 +64,7 @@ def _divided(scorer: "Scorer", text: str, *, is_strict: bool) -> tuple[list[int]
         return tokens[:-1], tokens[-1:]
     text = text.rstrip()
     word = text.rsplit(None, 1)[-1] if text else ""
-    return scorer.encode(text[: len(text) - len(word)].strip()), scorer.encode(f" {word}")
+    context = text[: len(text) - len(word)].strip()
+    # Not the tokens of " word": SentencePiece begins a text with a space of its own.
+    before, whole = scorer.encode(context), scorer.encode(f"{context} {word}")
+    return before, whole[len(before) :]

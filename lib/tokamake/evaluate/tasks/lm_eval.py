@@ -4,6 +4,7 @@ Bundled tasks read datasets of the Hugging Face Hub: `tokamake fetch-task` downl
 YAML files of one's own read any files.
 """
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ def fetch(settings: "TaskSettings") -> None:
 def _loaded(settings: "TaskSettings") -> Any:
     """The manager of tasks, once it knows those of the settings and has read their data."""
     check(settings)
+    if settings.own["allow_code"]:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # tasks read it when they are loaded
     from lm_eval.tasks import TaskManager
 
     names, include = settings.own["tasks"], settings.own["include"]
@@ -107,16 +110,22 @@ def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
     from tokamake.evaluate.harness_model import HarnessModel
 
     own = settings.own
-    results = simple_evaluate(
-        HarnessModel(scorer),
-        tasks=[*own["tasks"]],
-        task_manager=manager,
-        num_fewshot=None if own["num_fewshot"] < 0 else own["num_fewshot"],
-        limit=own["limit"] or None,
-        apply_chat_template=own["chat"],
-        confirm_run_unsafe_code=own["allow_code"],
-        log_samples=False,
-    )
+    try:
+        results = simple_evaluate(
+            HarnessModel(scorer),
+            tasks=[*own["tasks"]],
+            task_manager=manager,
+            num_fewshot=None if own["num_fewshot"] < 0 else own["num_fewshot"],
+            limit=own["limit"] or None,
+            apply_chat_template=own["chat"],
+            confirm_run_unsafe_code=own["allow_code"],
+            log_samples=False,
+        )
+    except (ValueError, NotImplementedError) as error:  # tasks for other kinds of models
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"tasks: {', '.join(own['tasks'])}: lm-eval cannot run them: {reason}"
+        ) from None
     scores = {}
     for task, metrics in {**results["results"], **results.get("groups", {})}.items():
         for metric, value in metrics.items():
