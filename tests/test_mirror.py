@@ -15,6 +15,7 @@ TESTED_THROUGH = {
         "checkpoint/tensors/checkpoint",
         *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
         "models/bert/megatron",
+        "models/t5/megatron",
     ],
     "checkpoint/test_convert_optimizer_states.py": [
         *("checkpoint/deepspeed/folder", "checkpoint/megatron_model/optimizer_states"),
@@ -81,6 +82,7 @@ TESTED_THROUGH = {
     "optim/test_optimizer_base.py": ["optim/adafactor", "optim/lamb", "optim/schedule_free_adamw"],
     # Models and layers, compared with torch and transformers.
     "models/llama/test_model.py": ["models/common/language_model", "models/common/layers"],
+    "models/t5/test_model.py": ["models/common/encoder_decoder"],
     "parallel/test_context.py": [
         *("models/common/recompute", "parallel/attention", "parallel/kernels", "parallel/ring"),
     ],

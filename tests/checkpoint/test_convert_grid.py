@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support import berts, gpts, llamas, qwens
+from tests.support import berts, gpts, llamas, qwens, t5s
 from tests.support.grids import cover, params
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
@@ -27,6 +27,7 @@ KINDS = {
     "llama-wide-heads": llamas.WIDE_HEADS,
     "qwen3": qwens.ARCHITECTURES["qwen3"],
     **berts.ARCHITECTURES,
+    **t5s.ARCHITECTURES,
 }
 """A model of each kind that the trainer has, too small for many ranks."""
 VOCABULARIES = (131, 1025, 1024)
@@ -91,6 +92,8 @@ def layouts_of(name: str, part: str, shape: str) -> list[tuple[int, int]]:
     """Layouts to test: of those beside `EACH_SIZE`, shapes take one half each, in turn."""
     if name == "mds_pipeline" and not SHAPES[shape].is_causal:
         return []  # Megatron-DeepSpeed has none
+    if name == "megatron" and SHAPES[shape].has_decoder:
+        return [(tensor, 1) for tensor in (1, 2, 4, 8)] if part == "each size" else []
     if name == "mds":
         return LAYOUTS[name]
     if part == "each size":
@@ -185,7 +188,7 @@ def test_every_model_type_is_tested_tied_and_untied() -> None:
     }
     for tied in (True, False):
         shown = [each for each in SHAPES.values() if each.tie_word_embeddings == tied]
-        encoders = set() if tied else {"megatron-bert"}
+        encoders = set() if tied else {"megatron-bert", "blenderbot"}
         assert {config_json.format_for(each).model_type for each in shown} == types - encoders
         assert {each.position_embedding for each in shown} == {"learned", "rotary", "alibi"}
         gpt = {each.num_key_value_heads for each in shown if each.family == "gpt"}

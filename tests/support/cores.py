@@ -1,4 +1,4 @@
-"""Checkpoints of megatron.core's own GPTModel and BertModel on the CPU, with logits; a program.
+"""Checkpoints of megatron.core's own GPT, BERT and T5 on the CPU, with logits; a program.
 
     python cores.py FOLDER RANK SIZE
 
@@ -12,6 +12,7 @@ import sys
 import zlib
 from argparse import Namespace
 from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ BERTS: dict[str, dict[str, Any]] = {
     "bert-without-order": {**_BERT, "bert_binary_head": False},
 }
 """The same of BERTs."""
+T5S: dict[str, dict[str, Any]] = {
+    "t5": {**_BERT, "decoder_num_layers": 3},
+    "t5-fused": {**_BERT, "decoder_num_layers": 4, "bias_gelu_fusion": True},
+}
+"""The same of T5s."""
+ALL = CASES | BERTS | T5S
 NUM_PADDING = 5
 """Tokens at the end of the last row that are padding."""
 
@@ -99,7 +106,7 @@ def arguments(name: str) -> Namespace:
         "device": torch.device("cuda", 0),
         "save": Path("checkpoints"),
     }
-    args = Namespace(**{**usual, **(CASES | BERTS)[name]})
+    args = Namespace(**{**usual, **ALL[name]})
     args.group_query_attention = args.num_query_groups is not None
     return args
 
@@ -135,6 +142,7 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     )
     torch.manual_seed(1)
     build = _bert if hasattr(args, "bert_binary_head") else _gpt
+    build = _t5 if hasattr(args, "decoder_num_layers") else build
     model = build(args, config, **options)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -161,6 +169,31 @@ def _bert(args: Namespace, config: Any, **options: Any) -> Any:
         max_sequence_length=args.max_position_embeddings,
         share_embeddings_and_output_weights=True,
         add_binary_head=args.bert_binary_head,
+        parallel_output=False,
+        **options,
+    )
+
+
+def _t5(args: Namespace, config: Any, **options: Any) -> Any:
+    from megatron.core.models.T5 import t5_spec
+    from megatron.core.models.T5.t5_model import T5Model
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    of_decoder = copy(config)
+    of_decoder.num_layers = args.decoder_num_layers
+    specs = (
+        t5_spec.get_t5_encoder_with_local_block_spec(args.num_layers),
+        t5_spec.get_t5_decoder_with_local_block_spec(args.decoder_num_layers),
+    )
+    for spec in specs:
+        spec.layer_norm = WrappedTorchNorm  # without Transformer Engine, stacks would have none
+    return T5Model(
+        of_decoder,
+        config,
+        *specs,
+        vocab_size=ROWS,
+        max_sequence_length=args.max_position_embeddings,
+        share_embeddings_and_output_weights=True,
         parallel_output=False,
         **options,
     )
@@ -233,6 +266,29 @@ def inputs_of_bert() -> Any:
     return padding_mask, (torch.arange(TOKENS[1]) >= 9).long().expand(TOKENS)
 
 
+def decoder_tokens() -> Any:
+    """Tokens of the decoder of a T5: half as many as those of the encoder."""
+    import torch
+
+    rows, length = TOKENS
+    return torch.arange(rows * length // 2).view(rows, -1) + 50
+
+
+def _logits_of_t5(model: Any, tokens: Any) -> Any:
+    padding_mask, _ = inputs_of_bert()
+    of_decoder = decoder_tokens()
+    later = of_decoder.new_ones(of_decoder.shape[1], of_decoder.shape[1]).bool().triu(1)
+    hidden = ~padding_mask[:, None, None]  # True: not seen
+    length, of_decoder_length = tokens.shape[1], of_decoder.shape[1]
+    return model(
+        tokens,
+        of_decoder,
+        hidden.expand(-1, 1, length, -1),
+        later[None, None],
+        hidden.expand(-1, 1, of_decoder_length, -1),
+    )
+
+
 def write(folder: Path, name: str, rank: int, size: int) -> None:
     """A rank's part of the checkpoint of a case."""
     import torch
@@ -247,6 +303,8 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
             padding_mask, types = inputs_of_bert()
             types = types if args.bert_binary_head else None
             logits = model(tokens, padding_mask.long(), types)
+        elif name in T5S:
+            logits = _logits_of_t5(model, tokens)
         else:
             positions = torch.arange(length).expand(rows, length)
             hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
@@ -254,7 +312,7 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
     file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
     file.parent.mkdir(parents=True)
     weights = model.state_dict_for_save_checkpoint()
-    stack = "encoder" if name in BERTS else "decoder"
+    stack = "decoder" if name in CASES else "encoder"
     weights[f"{stack}.layers.0.self_attention.linear_qkv._extra_state"] = io.BytesIO(b"scales")
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": weights}
     torch.save({**state, "optimizer": _stepped(model)}, file)
@@ -266,8 +324,8 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
 def main(folder: Path, rank: int, size: int) -> None:
     """All cases."""
     start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
-    for name in CASES | BERTS:
-        heads = (CASES | BERTS)[name].get("num_query_groups") or size
+    for name in ALL:
+        heads = ALL[name].get("num_query_groups") or size
         if heads % size == 0:
             write(folder / name, name, rank, size)
 

@@ -24,7 +24,10 @@ def to_hf(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str
     }
     for name in {model_format.name(name) for name in tensors if model_format.is_transposed(name)}:
         stored[name] = stored[name].mT
-    return stored
+    stored |= {name: stored[name][None] for name in model_format.as_rows.values()}
+    return stored | {
+        name: stored[model_format.name(ours)] for name, ours in model_format.twice.items()
+    }
 
 
 def from_hf(architecture: Architecture, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -33,6 +36,7 @@ def from_hf(architecture: Architecture, stored: Mapping[str, Tensor]) -> dict[st
     for name, shape in model_tensors.shapes(architecture).items():
         tensor = stored[model_format.name(name)]
         tensor = tensor.mT if model_format.is_transposed(name) else tensor
+        tensor = tensor[0] if name in model_format.as_rows else tensor
         ranges = model_format.rows(architecture, name, shape[0])
         tensors[name] = torch.cat(
             [tensor[start : start + rows.stop - rows.start] for rows, start in ranges]

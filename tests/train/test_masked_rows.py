@@ -31,7 +31,7 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.train import trainer, validation
-from tokamake.train.batch import StepSamples, has_masked_labels, input_shape, label_draws, to_batch
+from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
 from tokamake.train.checks import check_layout
 from tokamake.train.masked_rows import MaskedRows, masked_rows
 
@@ -210,14 +210,14 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     batches = [to_batch(rows, run, device=CPU) for rows in (records, samples)]
     assert batches[0].further_inputs.keys() == FURTHER
     for rows, batch in zip((records, samples), batches, strict=True):
-        assert input_shape(rows) == (SIZE, LENGTH)
+        assert label_shape(rows) == (SIZE, LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
         assert torch.equal(batch.labels, torch.from_numpy(samples.labels))
         assert batch.sample_labels is not None
         assert torch.equal(batch.sample_labels, torch.from_numpy(samples.is_random))
         padding = batch.further_inputs["document_ids"]
         assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
-    assert has_masked_labels(run.train, batches)
+    assert has_masked_labels(run.train)
     (draws,) = label_draws([records], seed=1, step=1, mesh=SINGLE_RANK)
     assert draws.shape == (SIZE, LENGTH)
 

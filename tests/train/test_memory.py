@@ -55,7 +55,7 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(
 ) -> None:
     architecture = Architecture(family=family, head_dim=head_dim, **SIZES)
     plug_in = plugins.load("models/*/model", family)
-    layer = next(iter(plug_in.Model(architecture).to(dtype).layers.values()))
+    layer = plug_in.Model(architecture).to(dtype).blocks[0]
     parameter_storages = {
         parameter.untyped_storage().data_ptr() for parameter in layer.parameters()
     }

@@ -1,7 +1,8 @@
-"""From raw text to a pretrained BERT that transformers reads, with one command."""
+"""From raw text to a pretrained BERT or T5 that transformers reads, with one command."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +12,27 @@ import yaml
 from tests.support.workflow_configs import train
 from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, make_workspace, snakemake
 
-SECTIONS = {
+SECTIONS: dict[str, Any] = {
     "tokenizer": {"kind": "wordpiece", "vocab_size": 500},
     "tokenize": {"split_sentences": True, "append_eod": False},
-    "train": train(objective="masked", sequence_length=64, train_steps=12, evaluation_interval=6),
 }
+TRAIN = {"sequence_length": 64, "train_steps": 12, "evaluation_interval": 6}
+KINDS: dict[str, dict[str, Any]] = {
+    "bert": {**SECTIONS, "train": train(objective="masked", **TRAIN)},
+    "t5": {
+        **SECTIONS,
+        "tokenizer": {**SECTIONS["tokenizer"], "sentinels": 20},
+        "train": train(objective="span_corruption", **TRAIN),
+    },
+}
+"""Sections of the config by family."""
 
 
-def make_encoder_workspace(folder: Path) -> Path:
+def make_encoder_workspace(folder: Path, family: str = "bert") -> Path:
     make_workspace(folder)
-    architecture = {**ARCHITECTURE, "family": "bert", "num_key_value_heads": 4}
+    architecture = {**ARCHITECTURE, "family": family, "num_key_value_heads": 4}
     (folder / "architecture.yaml").write_text(yaml.safe_dump(architecture))
-    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **SECTIONS}))
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, **KINDS[family]}))
     return folder
 
 
@@ -35,19 +45,22 @@ def test_the_dry_run_refuses_what_needs_the_next_token(tmp_path: Path) -> None:
     assert snakemake(folder, "-n", *MINE, "train").returncode == 0
 
 
-@pytest.mark.grid
-@pytest.mark.slow
-def test_raw_text_becomes_a_bert(tmp_path: Path) -> None:
-    folder = make_encoder_workspace(tmp_path)
+def trained(folder: Path, key: str) -> Path:
+    """The exported folder of a run whose loss has fallen."""
     result = snakemake(folder, *MINE, "train", "export_hf")
     assert result.returncode == 0, result.stdout + result.stderr
     metrics = (folder / "results/smoke/training/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in metrics]
-    losses = [record["token_loss"] for record in records if "token_loss" in record]
+    losses = [record[key] for record in records if key in record]
     assert losses[-1] < losses[0] - 0.1
     assert any("validation_loss" in record for record in records)
+    return folder / "results/smoke/export"
 
-    export = folder / "results/smoke/export"
+
+@pytest.mark.grid
+@pytest.mark.slow
+def test_raw_text_becomes_a_bert(tmp_path: Path) -> None:
+    export = trained(make_encoder_workspace(tmp_path), "token_loss")
     model = transformers.MegatronBertForPreTraining.from_pretrained(export).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     inputs = tokenizer("The list of words.", "It returns a value.", return_tensors="pt")
@@ -55,3 +68,20 @@ def test_raw_text_becomes_a_bert(tmp_path: Path) -> None:
         output = model(**inputs)
     assert output.prediction_logits.isfinite().all()
     assert output.seq_relationship_logits.shape == (1, 2)
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+def test_raw_text_becomes_a_t5(tmp_path: Path) -> None:
+    export = trained(make_encoder_workspace(tmp_path, "t5"), "loss")
+    model = transformers.BlenderbotForConditionalGeneration.from_pretrained(export).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    start, end = tokenizer.convert_tokens_to_ids(["[BOS]", "[EOS]"])
+    assert model.config.decoder_start_token_id == model.generation_config.bos_token_id == start
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == end
+    text = "The list of <extra_id_0>. It returns a <extra_id_1>."
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    inputs.pop("token_type_ids", None)
+    written = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    assert written[0, 0] == start
+    assert written.shape[1] > 1

@@ -6,6 +6,7 @@ from typing import Any
 from tokamake.checkpoint.hf.config_json import including
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
+from tokamake.data.tokenizers._sentinels import decoder_tokens
 from tokamake.errors import UserError
 
 _OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
@@ -40,7 +41,10 @@ def read_tokenizer(
         f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
         "trained with another tokenizer"
     )
-    tokens: dict[str, Any] = {"eos_token_id": including(checkpoint.stated_end_tokens, opened.eod)}
-    if opened.bos is not None:
-        tokens["bos_token_id"] = opened.bos
+    bos, eos = opened.bos, opened.eod
+    if checkpoint.architecture.has_decoder:
+        bos, eos = decoder_tokens(opened) or (bos, eos)
+    tokens: dict[str, Any] = {"eos_token_id": including(checkpoint.stated_end_tokens, eos)}
+    if bos is not None:
+        tokens["bos_token_id"] = bos
     return tokens, copied, warning if opened.vocab_size < vocab_size else None

@@ -44,7 +44,7 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     if (needed := int(_NEEDED * size)) > (free := _free_memory()):
         return f"logits: not compared: needs {in_bytes(needed)} of memory, {in_bytes(free)} is free"
     expected = _logits(load_model(checkpoint).model, checkpoint)
-    reader, model = _load(folder)
+    reader, model = _load(folder, has_decoder=checkpoint.architecture.has_decoder)
     actual = _logits(model, checkpoint)
     scale = max(float(expected.abs().max()), 1e-6)
     difference = float((actual - expected).abs().max()) / scale
@@ -58,12 +58,13 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     return f"logits: as those of the source, by {reader} (difference {difference:.1g})"
 
 
-def _load(folder: Path) -> tuple[str, "nn.Module"]:
+def _load(folder: Path, *, has_decoder: bool) -> tuple[str, "nn.Module"]:
     """Return the name of the program that loads the folder, and the model in fp32."""
     if find_spec("transformers"):
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        kind = AutoModelForSeq2SeqLM if has_decoder else AutoModelForCausalLM
+        model = kind.from_pretrained(folder, local_files_only=True)
         return "transformers", model.float()
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import load_model
@@ -75,13 +76,19 @@ def _logits(model: "nn.Module", checkpoint: Checkpoint) -> "Tensor":
     """(2, L, V) logits on tokens that depend on the shape of the model only."""
     import torch
 
+    from tokamake.models.common.language_model import LanguageModel
+
     architecture = checkpoint.architecture
     length = min(_LENGTH, architecture.max_position_embeddings)
     tokens = torch.arange(_SEQUENCES * length).view(_SEQUENCES, length) * 7919
     tokens %= architecture.vocab_size or 1
-    device = next(model.parameters()).device
+    tokens = tokens.to(next(model.parameters()).device)
+    inputs = {}
+    if architecture.has_decoder:
+        name = "decoder_tokens" if isinstance(model, LanguageModel) else "decoder_input_ids"
+        inputs = {name: tokens.flip(1)}
     with torch.inference_mode():
-        output = model.eval()(tokens.to(device))
+        output = model.eval()(tokens, **inputs)
     return getattr(output, "logits", output).float().cpu()
 
 

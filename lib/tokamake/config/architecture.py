@@ -117,8 +117,8 @@ class Architecture(Settings):
     """Width of an attention head; empty: hidden_size / num_attention_heads."""
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
     """Longest sequence the model is meant for."""
-    position_embedding: Literal["rotary", "learned", "alibi"] = "rotary"
-    """Position encoding: rotary, learned or ALiBi."""
+    position_embedding: Literal["rotary", "learned", "alibi", "relative"] = "rotary"
+    """Position encoding: rotary, learned, ALiBi, or learned biases of relative positions."""
     rope_theta: Positive = 10000.0
     """Base of the rotary position frequencies."""
     rope_scaling: RopeScaling | None = None
@@ -167,6 +167,16 @@ class Architecture(Settings):
         return self
 
     @model_validator(mode="after")
+    def _as_deep_as_the_encoder(self) -> "Architecture":
+        own = self.model_extra or {}
+        number = own.get("num_decoder_layers")
+        if isinstance(number, int) and number < 0:
+            raise ValueError(f"num_decoder_layers: {number}: too small; give 1 or more")
+        if number == 0:
+            own["num_decoder_layers"] = self.num_hidden_layers
+        return self
+
+    @model_validator(mode="after")
     def _known_to_family(self) -> "Architecture":
         settings = _settings(self.family)
         for name, choices in settings.items():
@@ -210,6 +220,12 @@ class Architecture(Settings):
         return self.query_size == self.hidden_size
 
     @property
+    def num_layers(self) -> int:
+        """Layers of all stacks."""
+        num_decoder_layers: int = (self.model_extra or {}).get("num_decoder_layers", 0)
+        return self.num_hidden_layers + num_decoder_layers
+
+    @property
     def query_size(self) -> int:
         """Width of all query heads together."""
         return self.num_attention_heads * self.head_dim
@@ -222,7 +238,7 @@ class Architecture(Settings):
     @property
     def has_position_bias(self) -> bool:
         """Whether positions enter as a bias of attention, for each head and pair of tokens."""
-        return self.position_embedding == "alibi"
+        return self.position_embedding in ("alibi", "relative")
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -233,6 +249,11 @@ class Architecture(Settings):
     def is_causal(self) -> bool:
         """Whether the family predicts the next token, as text is generated; encoders do not."""
         return "causal" in self.objectives
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the family has two stacks of layers: an encoder, and a decoder that sees it."""
+        return "span_corruption" in self.objectives
 
     @property
     def position_fields(self) -> tuple[str, ...]:
@@ -274,6 +295,11 @@ class Architecture(Settings):
         Raises:
             UserError: the family needs more than the states that a pipeline passes on.
         """
+        if size > 1 and self.has_decoder:
+            raise UserError(
+                f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "
+                f"one stack of layers, and {self.family} has an encoder and a decoder; set 1"
+            )
         if size > 1 and not self.is_causal:
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes states and "

@@ -13,6 +13,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.batching import BatchSizes
 from tokamake.config.data_set import data_set_in
 from tokamake.config.fields import Settings
+from tokamake.config.objective import sample_settings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.validation import read_yaml, validate
@@ -94,6 +95,14 @@ class Run(Settings):
         folder = str(self.data_root)
         data_set = data_set_in(folder)
         return data_set.name if data_set else folder
+
+
+def sample_lengths(run: Run) -> list[int]:
+    """Tokens of a sample in each stack of layers: those of the encoder come first."""
+    lengths = [run.train.sequence_length]
+    if run.architecture.has_decoder:
+        lengths.append(sample_settings(run.train)["decoder_sequence_length"])
+    return lengths
 
 
 ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"

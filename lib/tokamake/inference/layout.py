@@ -41,8 +41,9 @@ class InferenceLayout:
             UserError: the sizes do not fit the number of ranks, the heads or the layers.
         """
         if not architecture.is_causal:
+            kind = "an encoder-decoder" if architecture.has_decoder else "an encoder"
             raise UserError(
-                f"the checkpoint is of family {architecture.family}, an encoder, which cannot "
+                f"the checkpoint is of family {architecture.family}, {kind}, which cannot "
                 "continue text; give a checkpoint of another family"
             )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):

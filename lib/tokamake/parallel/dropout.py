@@ -17,9 +17,17 @@ from torch.autograd.function import once_differentiable
 from tokamake.parallel.axis import Axis
 from tokamake.runtime.torch_internals import not_compiled
 
-Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
+Site = Literal[
+    "embedding",
+    "attention",
+    "attention_output",
+    "mlp_output",
+    "decoder_embedding",
+    "cross_attention",
+    "cross_attention_output",
+]
 """Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
-stream."""
+stream. Decoders of encoder-decoders have further ones."""
 
 _BITS = 24
 """Bits of a hash that are compared with the rate."""
@@ -56,7 +64,7 @@ class Dropout(NamedTuple):
             layer: module whose `number` is that of the layer in the whole model; None: 0. A number
                 would make torch.compile compile each layer for itself.
         """
-        rate = self.embedding if site == "embedding" else self.hidden
+        rate = self.embedding if site.endswith("embedding") else self.hidden
         if not rate:
             return x_BLD
         rows = _hashes(
@@ -68,13 +76,16 @@ class Dropout(NamedTuple):
         return result
 
     @not_compiled
-    def weights(self, weights_BHSS: Tensor, axis: Axis, *, layer: Any) -> Tensor:
+    def weights(
+        self, weights_BHSS: Tensor, axis: Axis, *, layer: Any, site: Site = "attention"
+    ) -> Tensor:
         """Drop weights of attention, and scale the others.
 
         Args:
             weights_BHSS: (B, H, S, S) of all tokens of each sample, of queries and of keys.
             axis: context-parallel ranks, which divide the heads of this rank.
             layer: module whose `number` is that of the layer in the whole model.
+            site: attention or cross_attention.
         """
         num_heads, length = weights_BHSS.shape[1], weights_BHSS.shape[2]
         first = self.heads.start + axis.rank * num_heads
@@ -82,10 +93,10 @@ class Dropout(NamedTuple):
         heads_H = torch.arange(first, first + num_heads, device=device)
         places_S = torch.arange(length, device=device)
         rows = _hashes(
-            _key(self.seed, layer.number, "attention"),
+            _key(self.seed, layer.number, site),
             [self.samples_B[:, None, None, None], heads_H[:, None, None], places_S[:, None]],
         )
-        columns_S = _column_hashes(length, device)
+        columns_S = _column_hashes(weights_BHSS.shape[3], device)
         result: Tensor = _Dropped.apply(weights_BHSS, *rows, columns_S, self.attention)
         return result
 

@@ -6,7 +6,6 @@ backward pass leaves partial: those of parameters that tensor-parallel ranks rep
 an embedding that two pipeline stages share.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
@@ -29,8 +28,6 @@ from tokamake.runtime.torch_internals import (
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor import DTensor
-
-_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass
@@ -280,17 +277,27 @@ def squares(chunks: Iterable[ParameterChunk], device: torch.device) -> Tensor:
 
 
 def squares_by_layer(
-    chunks: Iterable[ParameterChunk], num_layers: int, *, device: torch.device
+    chunks: Iterable[ParameterChunk],
+    num_layers: int,
+    *,
+    number_of: Callable[[str], int | None],
+    device: torch.device,
 ) -> Tensor:
     """Sums of squares of this rank's gradients, as `squares`, for each layer.
+
+    Args:
+        chunks: this rank's parts of the parameters.
+        num_layers: of the whole model.
+        number_of: number of the layer of a parameter, by its name; None: it is in no layer.
+        device: device of the result.
 
     Returns:
         (num_layers + 1,) fp32; the last sum is of all parameters outside layers.
     """
     by_layer: list[list[ParameterChunk]] = [[] for _ in range(num_layers + 1)]
     for chunk in chunks:
-        match = _LAYER.match(chunk.name)
-        by_layer[int(match[1]) if match else num_layers].append(chunk)
+        number = number_of(chunk.name)
+        by_layer[num_layers if number is None else number].append(chunk)
     return torch.stack([squares(chunks, device) for chunks in by_layer])
 
 

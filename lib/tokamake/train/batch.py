@@ -20,13 +20,14 @@ from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.train.masked_rows import MaskedRows, masked_rows
+from tokamake.train.span_rows import SpanRows, span_rows
 
 TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens; one below 0 fills up a row and is no token."""
 
-SampleRows = npt.NDArray[Any] | MaskedRows
-"""A micro batch as the loader makes it: rows of tokens, or masked samples, also as the records that
-`masked_rows` takes."""
+SampleRows = npt.NDArray[Any] | MaskedRows | SpanRows
+"""A micro batch as the loader makes it: rows of tokens, or samples of an encoder, also as the
+records that `masked_rows` and `span_rows` take."""
 
 
 class StepSamples(NamedTuple):
@@ -46,11 +47,11 @@ class MicroBatch(NamedTuple):
     inputs: Tensor
     """(B, L) tokens."""
     labels: Tensor
-    """(B, L) tokens to predict, `NO_LABEL` where there is no loss."""
+    """(B, L) tokens to predict, `NO_LABEL` where there is no loss; (B, M) for M decoder_tokens."""
     further_inputs: dict[str, Tensor]
     """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
-    documents apart; (B, L) token_types; (N,) label_places of the tokens with a label, in rows of
-    B × L tokens; (B,) sample_numbers, from which masks of dropout follow."""
+    documents apart; (B, L) token_types; (B, M) decoder_tokens; (N,) label_places of the tokens with
+    a label, among all labels; (B,) sample_numbers, from which masks of dropout follow."""
     sample_labels: Tensor | None = None
     """(B,) int64 class of each sample, of masked samples."""
 
@@ -84,7 +85,7 @@ def to_batch(
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
     Args:
-        rows: (B, L + 1) tokens, or masked samples.
+        rows: (B, L + 1) tokens, or samples of an encoder.
         run: its settings say whether documents of a row are kept apart.
         device: device of the model.
         mesh: this rank among its peers.
@@ -93,12 +94,18 @@ def to_batch(
     rows, sample_labels = with_fields(rows), None
     if isinstance(rows, MaskedRows):
         inputs, labels, arrays = rows.tokens, rows.labels, _inputs_of_encoder(rows)
-        if not run.train.log_corpus_losses:  # they need the losses of each row
-            arrays["label_places"] = np.flatnonzero(labels != NO_LABEL)
         sample_labels = to_device(rows.is_random, device)
+    elif isinstance(rows, SpanRows):
+        # Sequence parallelism divides the tokens of the decoder, too.
+        multiple = mesh.tensor.size if mesh.sequence_parallel else 1
+        inputs, labels = rows.tokens, rows.padded_labels(multiple)
+        arrays = rows.inputs(multiple)
     else:
         loss_mask, arrays = _documents(rows, run)
         inputs, labels = inputs_and_labels(rows, loss_mask)
+    # Losses of corpora need those of each row.
+    if run.train.objective != "causal" and not run.train.log_corpus_losses:
+        arrays["label_places"] = np.flatnonzero(labels != NO_LABEL)
 
     def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
         return share(to_device(array, device), axis=mesh.context)
@@ -109,18 +116,18 @@ def to_batch(
     return MicroBatch(rank_tensor(inputs), rank_tensor(labels), further, sample_labels)
 
 
-def with_fields(rows: SampleRows) -> TokenRows | MaskedRows:
-    """Masked samples by their fields; rows of tokens as they are."""
+def with_fields(rows: SampleRows) -> TokenRows | MaskedRows | SpanRows:
+    """Samples of an encoder by their fields; rows of tokens as they are."""
     if isinstance(rows, np.ndarray) and rows.dtype.names:
-        return masked_rows(rows)
+        return span_rows(rows) if "decoder_tokens" in rows.dtype.names else masked_rows(rows)
     return rows
 
 
-def input_shape(rows: SampleRows) -> tuple[int, int]:
-    """Samples and tokens of the inputs of a micro batch."""
+def label_shape(rows: SampleRows) -> tuple[int, int]:
+    """Samples of a micro batch, and labels of each."""
     rows = with_fields(rows)
-    if isinstance(rows, MaskedRows):
-        num_samples, length = rows.tokens.shape
+    if isinstance(rows, MaskedRows | SpanRows):
+        num_samples, length = rows.labels.shape
         return num_samples, length
     num_samples, width = rows.shape  # the last token is a label alone
     return num_samples, width - 1
@@ -175,7 +182,7 @@ def concatenated(batches: list[MicroBatch]) -> MicroBatch:
 def label_draws(
     rows: Sequence[SampleRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
 ) -> list[Tensor]:
-    """Random numbers in [0, 1) that draw a label for each token of this rank, (B, L) fp32 each.
+    """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
 
     A token of a global batch has the same number however ranks share the batch.
 
@@ -185,7 +192,7 @@ def label_draws(
         step: number of the step.
         mesh: this rank among its peers.
     """
-    shape = (len(rows), mesh.data.size, *input_shape(rows[0]))
+    shape = (len(rows), mesh.data.size, *label_shape(rows[0]))
     # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
     all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
     of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
@@ -228,7 +235,7 @@ def num_micro_batches(train: TrainSettings, mesh: Mesh) -> int:
     return train.global_batch_size // (train.micro_batch_size * mesh.data.size)
 
 
-def has_masked_labels(train: TrainSettings, batches: Sequence[MicroBatch]) -> bool:
+def has_masked_labels(train: TrainSettings) -> bool:
     """Whether some tokens of training samples may have no loss."""
     has_gaps = train.fim.rate > 0 or any(getattr(train, name) for name in PACKING_SETTINGS)
-    return has_gaps or any(batch.sample_labels is not None for batch in batches)
+    return has_gaps or train.objective != "causal"

@@ -138,6 +138,17 @@ def check_sequence_length(
             f"train.sequence_length: {train.sequence_length}: more than the {limit} "
             f"max_position_embeddings of {source}; lower it"
         )
+    if train.objective != "span_corruption":
+        return
+    length = sample_settings(train)["decoder_sequence_length"]
+    # Sequence parallelism pads the decoder to a multiple of its ranks.
+    parallel = train.parallel
+    multiple = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    if -(-length // multiple) * multiple > limit:
+        raise UserError(
+            f"train.masking.decoder_sequence_length: {length}: more than the {limit} "
+            f"max_position_embeddings of {source}; lower it"
+        )
 
 
 def num_training_samples(index: Index) -> int:

@@ -10,8 +10,9 @@ import torch
 
 from tokamake import plugins
 from tokamake.config.parallel import SPLIT_BACKWARD
-from tokamake.config.resolved_run import Run
+from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
+from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import stages_of_rank
@@ -111,7 +112,7 @@ def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
     uses_fsdp = has_copies and (num_sharers > 1 or pipelined)
     shards = num_sharers // parallel.data_parallel_replicate_size if train.zero_stage else 1
     modules = _modules(run, rank)
-    layers = [_num_parameters(layer) for module in modules for layer in module.layers.values()]
+    layers = [_num_parameters(layer) for module in modules for layer in module.blocks]
     total = sum(map(_num_parameters, modules))
     # In a pipeline, FSDP2 gathers the whole stage, and shards gradients at the end of a step.
     by_layers = train.zero_stage == 3 and uses_fsdp and not pipelined
@@ -155,14 +156,45 @@ def _num_parameters(module: torch.nn.Module) -> int:
 
 def _activations(run: Run, setup: _Setup, *, modules: list[Any], rank: int) -> float:
     parallel = run.train.parallel
-    tokens = (
-        run.train.micro_batch_size * run.train.sequence_length // parallel.context_parallel_size
-    )
     passes = _num_passes(setup, rank) / len(modules)
-    layers = sum(_layer_bytes(run, setup, num_layers=len(module.layers)) for module in modules)
+    stacks = [stack for module in modules for stack in _stacks(run, setup, module=module)]
+    layers = sum(stack.length * _layer_bytes(run, setup, stack=stack) for stack in stacks)
     has_logits = any(module.is_last for module in modules)
-    logits = _logit_bytes(run, setup) if has_logits else 0.0
-    return tokens * (passes * layers + logits) + _attention_bias_bytes(run, setup)
+    # The last stack has as many logits as tokens.
+    logits = stacks[-1].length * _logit_bytes(run, setup) if has_logits else 0.0
+    samples = run.train.micro_batch_size / parallel.context_parallel_size
+    return samples * (passes * layers + logits) + _attention_bias_bytes(run, setup)
+
+
+class _SameLayers(NamedTuple):
+    """Layers of the same kind."""
+
+    length: int
+    """Tokens of a sample."""
+    num_attended: int
+    """Tokens that each of them attends to."""
+    num_layers: int
+    kept: SavedActivations
+    """Of a layer, for each token."""
+
+
+def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
+    """Layers of a pipeline stage; those of a decoder come after those of its encoder."""
+    architecture, lengths = run.architecture, sample_lengths(run)
+    family = plugins.load("models/*/memory", architecture.family)
+    sizes = {"size": setup.dtype_bytes, "fused_norm": setup.device_type != "cpu"}
+    kept = family.saved_activations(architecture, **sizes)
+    if len(lengths) == 1:
+        return [_SameLayers(lengths[0], lengths[0], len(module.blocks), kept)]
+    of_encoder, of_decoder = lengths
+    by_decoder = family.saved_by_decoder(
+        architecture, encoder_tokens=of_encoder / of_decoder, **sizes
+    )
+    num_decoder_layers = architecture.num_layers - architecture.num_hidden_layers
+    return [
+        _SameLayers(of_encoder, of_encoder, architecture.num_hidden_layers, kept),
+        _SameLayers(of_decoder, of_encoder + of_decoder, num_decoder_layers, by_decoder),
+    ]
 
 
 def _logit_bytes(run: Run, setup: _Setup) -> float:
@@ -207,20 +239,17 @@ def _num_passes(setup: _Setup, rank: int) -> float:
     return min(num_batches * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
 
 
-def _layer_bytes(run: Run, setup: _Setup, *, num_layers: int) -> float:
-    """Bytes that the layers of a stage keep of a token."""
+def _layer_bytes(run: Run, setup: _Setup, *, stack: _SameLayers) -> float:
+    """Bytes that the layers of a stack keep of a token."""
     architecture, train = run.architecture, run.train
+    num_layers, kept = stack.num_layers, stack.kept
     tensor = train.parallel.tensor_parallel_size
     sequence = tensor if train.parallel.sequence_parallel else 1
-    family = plugins.load("models/*/memory", architecture.family)
-    kept = family.saved_activations(
-        architecture, size=setup.dtype_bytes, fused_norm=setup.device_type != "cpu"
-    )
     layer = kept.states / sequence + kept.gathered + kept.split / tensor
     weights = 0.0
     if train.dropout.attention:
         # Weights of attention before and after dropout, in fp32 and for the product with values.
-        weights = architecture.num_attention_heads * train.sequence_length / tensor
+        weights = architecture.num_attention_heads * stack.num_attended / tensor
         layer += weights * (_FP32_BYTES + setup.dtype_bytes)
     state = architecture.hidden_size * setup.dtype_bytes / sequence
     if train.recompute_granularity == "none":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
-from tokamake.config.resolved_run import Run
+from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.runtime.console import counted
 from tokamake.units import duration
 
@@ -180,7 +180,7 @@ def _line(record: Mapping[str, Any]) -> str:
 def model_flops_per_token(run: Run) -> int:
     """Floating-point operations that the model needs for a token, forward and backward."""
     family = plugins.load("models/*/memory", run.architecture.family)
-    flops: int = family.flops_per_token(run.architecture, run.train.sequence_length)
+    flops: int = family.flops_per_token(run.architecture, *sample_lengths(run))
     return flops
 
 

@@ -118,12 +118,12 @@ class PipelineStages:
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
         placed, saved_names = placements(module), module.saved_names()
         if train.compile:
-            for layer in module.layers.values():
+            for layer in module.blocks:
                 layer.compile()
         if self._sharded:
             sharding.shard(
                 module,
-                module.layers.values(),
+                module.blocks,
                 self._mesh,
                 policy=MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
                 reshard_after_forward=train.zero_stage == 3,
@@ -147,6 +147,11 @@ class PipelineStages:
             axis=self._mesh.pipeline,
             device=device,
         )
+
+    def layer_number(self, parameter: str) -> int | None:
+        """Number, among all layers of the model, of that of a parameter; None: it is in none."""
+        number: int | None = next(iter(self.modules.values())).layer_number(parameter)
+        return number
 
     @property
     def is_pipelined(self) -> bool:
@@ -234,6 +239,8 @@ class PipelineStages:
         self._factors = factors
         (module,) = self.modules.values()
         output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
+        if draws is not None and (missing := labels.shape[1] - draws.shape[1]):
+            draws = F.pad(draws, (0, missing))  # of labels that `SpanRows` pads
         if (places := batch.further_inputs.get("label_places")) is not None:
             labels = labels.flatten()[places]
             draws = None if draws is None else draws.to(labels.device).flatten()[places]

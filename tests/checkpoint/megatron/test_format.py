@@ -131,7 +131,39 @@ def test_berts_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: P
     assert_is_bert(two_ranks / name)
 
 
-@pytest.mark.parametrize("name", [*cores.CASES, *cores.BERTS])
+def assert_is_t5(folder: Path) -> None:
+    """Check the logits of a T5."""
+    checkpoint = open_any(folder)
+    assert checkpoint.architecture.family == "t5"
+    keys = [key for key in checkpoint.source if key.startswith("model.")]
+    weights = {key.removeprefix("model."): checkpoint.source.read(key) for key in keys}
+    model = model_tensors.to_model(checkpoint.architecture, weights).eval()
+    rows, length = cores.TOKENS
+    padding_mask, _ = cores.inputs_of_bert()
+    with torch.no_grad():
+        ours = model(
+            torch.arange(rows * length).view(cores.TOKENS),
+            document_ids=(~padding_mask).long(),
+            decoder_tokens=cores.decoder_tokens(),
+        )
+    expected = torch.load(folder / "logits.pt")[..., :131]
+    assert expected.std() > 1
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", cores.T5S)
+def test_t5s_equal_those_of_megatron_core(name: str, folder: Path) -> None:
+    assert_is_t5(folder / name)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", cores.T5S)
+def test_t5s_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
+    check_replicas(open_any(two_ranks / name).source)
+    assert_is_t5(two_ranks / name)
+
+
+@pytest.mark.parametrize("name", cores.ALL)
 def test_optimizer_states_belong_to_the_right_parameters(name: str, folder: Path) -> None:
     assert_states_of_one_step(open_any(folder / name))
 

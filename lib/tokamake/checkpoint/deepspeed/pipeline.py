@@ -20,9 +20,9 @@ def layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
     """Yield a rank's tensors of each pipeline layer, in order.
 
     Raises:
-        UserError: the model has heads, for which Megatron-DeepSpeed has no pipeline.
+        UserError: the model has heads or a decoder, for which Megatron-DeepSpeed has no pipeline.
     """
-    if rank.heads():
+    if rank.heads() or rank.architecture.has_decoder:
         raise UserError(
             f"format: Megatron-DeepSpeed has no pipeline of a {rank.architecture.family}; choose "
             "mds, megatron or another format"

@@ -148,6 +148,10 @@ def write_config(
         UserError: transformers has no such model.
     """
     model_format = format_for(architecture)
+    # Decoders of encoder-decoders begin with that token.
+    start_token = generation.get("decoder_start_token_id", bos_token)
+    has_start = architecture.has_decoder and start_token is not None
+    start = {"decoder_start_token_id": start_token} if has_start else {}
     config: Mapping[str, Any] = {
         "architectures": [model_format.class_name],
         "model_type": model_format.model_type,
@@ -155,11 +159,12 @@ def write_config(
         **{key: dropout.get(rate, 0.0) for key, rate in model_format.dropout.items()},
         "bos_token_id": bos_token,
         "eos_token_id": eos_token,
+        **start,
         # Both versions read torch_dtype. Version 4 keeps an additional `dtype` as it is, so that
         # the key would be wrong after a cast.
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     stop_tokens = including(generation.get("eos_token_id"), eos_token)
     tokens = {"bos_token_id": bos_token, "eos_token_id": stop_tokens}
-    files.write_json(folder / GENERATION_CONFIG, {**generation, **tokens})
+    files.write_json(folder / GENERATION_CONFIG, {**generation, **tokens, **start})
     files.write_json(folder / "config.json", config)

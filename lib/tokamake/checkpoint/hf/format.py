@@ -84,27 +84,35 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
     stored = _stored_tensors(architecture, model_format)
-    copies = {name: model_format.name(ours) for name, ours in model_format.copies.items()}
+    # An output layer that is not tied is no copy, but a tensor of the model.
+    known = {name: ours for name, ours in model_format.copies.items() if name not in stored}
     extra = {
-        name: extents.pop(name)
-        for name in copies
-        if name in extents and architecture.tie_word_embeddings
+        name: (extents.pop(name), model_format.name(ours))
+        for name, ours in known.items()
+        if name in extents
     }
     model_tensors.check_names(extents, stored, where=str(folder))
     for name, (shape, _) in stored.items():
         _check(name, extents[name], shape=shape)
-    located = [replace(extents[name], chunks=tensor.chunks) for name, tensor in stored.items()]
-    for name, extent in extra.items():
-        located.append(replace(extent, chunks=stored[copies[name]].chunks, is_replica=True))
+    for name, ours in model_format.twice.items():
+        extra[name] = extents.pop(name), model_format.name(ours)
+    located = [
+        replace(extent, chunks=stored[name].chunks, is_replica=False)
+        for name, extent in extents.items()
+    ]
+    located += [
+        replace(extent, chunks=stored[original].chunks, is_replica=True)
+        for extent, original in extra.values()
+    ]
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
     source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
-    for name, extent in extra.items():
-        if not _is_same(extent, extents[copies[name]]):
-            raise UserError(
-                f"{extent.file}: tensor {name} differs from {copies[name]}, but config.json says "
-                "tie_word_embeddings; set it to false"
-            )
+    for name, (extent, original) in extra.items():
+        if not _is_same(extent, extents[original]):
+            reason = "but config.json says tie_word_embeddings; set it to false"
+            if name in model_format.twice:
+                reason = f"and a {architecture.family} has one for both; choose another model"
+            raise UserError(f"{extent.file}: tensor {name} differs from {original}, {reason}")
     config = files.read_json(folder / "config.json", REMEDY)
     noted = ("model_type", "bos_token_id", "eos_token_id")
     notes = {key: config[key] for key in noted if key in config}
@@ -225,7 +233,11 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
             for rows, start in model_format.rows(architecture, name, shapes[name][0])
         ]
         shape = (*columns, num_rows) if is_transposed else (num_rows, *columns)
+        if names[0] in model_format.as_rows:
+            shape = (1, *shape)
         stored[stored_name] = _StoredTensor(shape, tuple(chunks))
+    for name, ours in model_format.twice.items():
+        stored[name] = stored[model_format.name(ours)]
     return stored
 
 

@@ -5,13 +5,14 @@ which stage; `tensor_parallel_slices` knows which chunks a tensor consists of.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    Stack,
     TensorParallelRank,
     TensorSlice,
 )
@@ -49,6 +50,22 @@ _CORE_NAMES = (
     (r"\bmlp\.linear_fc2\.", "mlp.dense_4h_to_h."),
 )
 """Patterns of names in megatron.core, and the classic names. The order matters."""
+_CORE_DECODER_NAMES = (
+    (r"^decoder\.", "language_model.decoder."),
+    # megatron.core has these modules under two names.
+    (r"^lm_head\.output_layer\.bias$", "output_layer.bias"),
+    (r"^position_embeddings\.", "embedding.position_embeddings."),
+    (r"\bpre_cross_attn_layernorm\.", "post_attention_layernorm."),
+    (r"\bcross_attention\.linear_q\.", "inter_attention.query."),
+    (r"\bcross_attention\.linear_kv\.", "inter_attention.key_value."),
+    (r"\bcross_attention\.linear_proj\.", "inter_attention.dense."),
+    (
+        r"(decoder\.layers\.(?:\d+\.)?)(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_)",
+        r"\1post_inter_attention_layernorm.",
+    ),
+)
+"""Further ones of a model with an encoder and a decoder; they come first."""
+_CORE_STACKS = ("encoder.", "decoder.")
 _HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
@@ -66,16 +83,17 @@ def stage_tree(
         is_first: whether the stage has the embedding.
         is_last: whether the stage has the last norm, the output layer and heads.
     """
-    encoder = {
-        f"layers.{index}.{name}": tensor
-        for index, layer in enumerate(layers)
-        for name, tensor in rank.layer(layer).items()
-    }
+    encoder = _stack(rank, layers)
     model: dict[str, Any] = {"encoder": encoder}
     if is_first:
         model = {"embedding": _nested(rank.embedding()), **model}
     if is_last:
         encoder |= {f"final_layernorm.{name}": tensor for name, tensor in rank.norm().items()}
+        if rank.architecture.has_decoder:
+            numbers = range(rank.architecture.setting("num_decoder_layers"))
+            model["decoder"] = _stack(rank, numbers, stack="decoder") | {
+                f"final_layernorm.{name}": tensor for name, tensor in rank.norm("decoder").items()
+            }
         if output := rank.output_layer():
             model["output_layer"] = output
     tree = {ROOT: model}
@@ -85,6 +103,16 @@ def stage_tree(
         module, _, remainder = name.removeprefix(f"{ROOT}.").partition(".")
         parent.setdefault(module, {})[remainder] = tensor
     return tree
+
+
+def _stack(
+    rank: TensorParallelRank, layers: range, *, stack: Stack = "encoder"
+) -> dict[str, TensorSlice]:
+    return {
+        f"layers.{index}.{name}": tensor
+        for index, layer in enumerate(layers)
+        for name, tensor in rank.layer(layer, stack).items()
+    }
 
 
 def rank_trees(
@@ -117,6 +145,11 @@ def even_layers(architecture: Architecture, stages: int) -> list[range]:
         UserError: the number of stages does not divide them.
     """
     per_stage, remainder = divmod(architecture.num_hidden_layers, stages)
+    if architecture.has_decoder and stages > 1:
+        raise UserError(
+            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: stages of a model with an "
+            "encoder and a decoder are not supported; give 1"
+        )
     if remainder:
         raise UserError(
             f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
@@ -217,7 +250,9 @@ def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
 
 
 def _by_current_name(module: Any, expected: Container[str] = ()) -> dict[str, Any]:
-    tensors = {current_name(name): value for name, value in torch_archive.leaves(module)}
+    leaves = dict(torch_archive.leaves(module))
+    has_decoder = has_both_stacks(leaves)
+    tensors = {current_name(name, has_decoder=has_decoder): value for name, value in leaves.items()}
     if _TIED_HEAD in expected and _HEAD not in expected and _HEAD in tensors:
         # In megatron.core, the last stage's copy of a tied embedding is called output_layer, and
         # it is the last parameter. `pop` keeps it last.
@@ -238,8 +273,13 @@ def is_buffer(name: str) -> bool:
 
 def is_core(module: Any) -> bool:
     """Return whether a module has the names of megatron.core."""
-    roots = ("decoder.", "encoder.")
-    return any(name.startswith(roots) for name, _ in torch_archive.leaves(module))
+    return any(name.startswith(_CORE_STACKS) for name, _ in torch_archive.leaves(module))
+
+
+def has_both_stacks(names: Iterable[str]) -> bool:
+    """Return whether names of megatron.core are those of a model with an encoder and a decoder."""
+    stacks = {stack for name in names for stack in _CORE_STACKS if name.startswith(stack)}
+    return len(stacks) == len(_CORE_STACKS)
 
 
 def current_names(module: Any) -> frozenset[str]:
@@ -271,9 +311,15 @@ def named_slices(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice
         yield from named_slices(value, f"{prefix}{name}.")
 
 
-def current_name(name: str) -> str:
-    """Translate a name of an early Megatron version or of megatron.core."""
-    for pattern, replacement in (*_OLD_NAMES, *_CORE_NAMES):
+def current_name(name: str, *, has_decoder: bool = False) -> str:
+    """Translate a name of an early Megatron version or of megatron.core.
+
+    Args:
+        name: of a tensor.
+        has_decoder: whether the model is megatron.core's, and has a decoder beside an encoder.
+    """
+    of_decoder = _CORE_DECODER_NAMES if has_decoder else ()
+    for pattern, replacement in (*_OLD_NAMES, *of_decoder, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name
 

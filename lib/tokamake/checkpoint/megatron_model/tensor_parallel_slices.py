@@ -20,6 +20,8 @@ from tokamake.models.common.megatron_format import MegatronModule
 from tokamake.parallel.axis import Axis, part
 
 _KINDS = ("weight", "bias")
+Stack = Literal["encoder", "decoder"]
+"""Megatron's names of the stacks of layers; its GPT is an encoder here."""
 
 
 class TensorSlice(NamedTuple):
@@ -52,6 +54,11 @@ class TensorParallelRank:
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
+        if shape.family not in plugins.names("models/*/megatron"):
+            raise UserError(
+                f"format: Megatron has no model of family {shape.family}; choose the format hf or "
+                "native"
+            )
         divided = {
             "num_attention_heads": shape.num_attention_heads,
             "intermediate_size": shape.intermediate_size,
@@ -65,6 +72,12 @@ class TensorParallelRank:
                     f"tensor_parallel_size: {size}: does not divide {name} {number}, as Megatron "
                     "needs; give a divisor"
                 )
+        if shape.has_decoder and shape.num_key_value_heads != shape.num_attention_heads:
+            raise UserError(
+                f"num_key_value_heads: {shape.num_key_value_heads}: Megatron's encoder-decoders "
+                f"have as many as query heads, {shape.num_attention_heads}; choose the format hf "
+                "or native"
+            )
 
     def embedding(self) -> dict[str, TensorSlice]:
         """Tensors of the embedding."""
@@ -74,10 +87,16 @@ class TensorParallelRank:
             slices |= self._copied(name, ours)
         return slices
 
-    def layer(self, number: int) -> dict[str, TensorSlice]:
-        """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""
+    def layer(self, number: int, stack: Stack = "encoder") -> dict[str, TensorSlice]:
+        """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it.
+
+        Args:
+            number: of the layer.
+            stack: of the layer. Models with a single stack have the encoder only.
+        """
         family = plugins.load("models/*/megatron", self.architecture.family)
-        return self._modules(family.LAYER, f"model.layers.{number}.")
+        modules = family.DECODER_LAYER if stack == "decoder" else family.LAYER
+        return self._modules(modules, f"{self._root(stack)}.layers.{number}.")
 
     def heads(self) -> dict[str, TensorSlice]:
         """Tensors after the last norm beside the output layer, by their names in the model."""
@@ -106,9 +125,13 @@ class TensorParallelRank:
                 slices |= self._copied(module.name, *ours)
         return slices
 
-    def norm(self) -> dict[str, TensorSlice]:
-        """Tensors of the last norm."""
-        return self._copied("", "model.norm")
+    def norm(self, stack: Stack = "encoder") -> dict[str, TensorSlice]:
+        """Tensors of the norm after the last layer of a stack."""
+        return self._copied("", f"{self._root(stack)}.norm")
+
+    def _root(self, stack: Stack) -> str:
+        """Beginning of our names of the tensors of a stack."""
+        return f"model.{stack}" if self.architecture.has_decoder else "model"
 
     def output_layer(self) -> dict[str, TensorSlice]:
         """The output layer, empty where it is the embedding."""
@@ -132,7 +155,7 @@ class TensorParallelRank:
         }
 
     def _fused_qkv(self, name: str, *ours: str) -> dict[str, TensorSlice]:
-        """Query, key and value in one, by heads."""
+        """Query, key and value in one, by heads; or key and value, of cross-attention."""
         sizes = {kind: self._shapes.get(f"{ours[0]}.{kind}") for kind in _KINDS}
         shapes = {kind: shape for kind, shape in sizes.items() if shape is not None}
         if self.architecture.num_key_value_heads == 1 and self.axis.size > 1:
@@ -149,7 +172,9 @@ class TensorParallelRank:
     ) -> Iterator[Chunk]:
         start, row = 0, columns[0] if columns else 1
         for number, rows in self._qkv_row_order():
-            yield Chunk(f"model.{ours[number]}.{kind}", _slices(rows, columns), start)
+            if (place := number - 3 + len(ours)) < 0:  # the query of cross-attention
+                continue
+            yield Chunk(f"model.{ours[place]}.{kind}", _slices(rows, columns), start)
             start += len(rows) * row
 
     def _qkv_row_order(self) -> Iterator[tuple[int, range]]:

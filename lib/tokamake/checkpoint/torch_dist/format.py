@@ -5,6 +5,7 @@ with Megatron's arguments and counters, and `metadata.json` with the kind of the
 loads it at any parallel layout.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,15 @@ _LAYER_MODULES = (
 get the same keys: Megatron ignores those that it does not ask for."""
 
 
+_SECOND_KEYS = ("lm_head.output_layer.bias", "position_embeddings.weight")
+"""Second keys of tensors of megatron.core's T5."""
+_CROSS_ATTENTION = (
+    *("pre_cross_attn_layernorm", "cross_attention.core_attention"),
+    *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
+)
+"""The same of a decoder beside an encoder."""
+
+
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
     folders = candidates(path, POINTER, NUMBERED_FOLDER)
@@ -123,13 +133,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if _EMBEDDING not in contents.tensors:
         raise UserError(f"{folder}: has no {_EMBEDDING}; give a checkpoint of a language model")
     args, rows = common.value.get("args"), contents.tensors[_EMBEDDING].size[0]
-    names = frozenset(map(module_tree.current_name, contents.tensors))
+    has_decoder = module_tree.has_both_stacks(contents.tensors)
+    names = frozenset(
+        # Layers that lie in one tensor have no number.
+        re.sub(r"\.layers\.(?!\d)", ".layers.0.", name)
+        for key in contents.tensors
+        for name in [module_tree.current_name(key, has_decoder=has_decoder)]
+    )
     description = Description(common.file, common.value, args, rows, is_core=True, names=names)
     architecture = description.architecture
     stored = {
         key: tensor
         for key, tensor in contents.tensors.items()
-        if not optimizer_reader.is_state(key) and not module_tree.is_buffer(key)
+        if not optimizer_reader.is_state(key)
+        and not module_tree.is_buffer(key)
+        and not (has_decoder and key in _SECOND_KEYS)
     }
     expected = sharded_tensors(architecture, padded_vocab_size=rows)
     tensors = match_tensors(folder, stored, model=expected)
@@ -293,11 +311,17 @@ def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
 
 def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the keys of extra states."""
-    layers, stack = checkpoint.architecture.num_hidden_layers, stack_of(checkpoint.architecture)
-    for module in _LAYER_MODULES:
-        for number in range(layers):
-            yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
-    yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
+    architecture = checkpoint.architecture
+    stacks = {stack_of(architecture): architecture.num_hidden_layers}
+    further = {}
+    if architecture.has_decoder:
+        stacks["decoder"] = architecture.setting("num_decoder_layers")
+        further["decoder"] = _CROSS_ATTENTION
+    for stack, layers in stacks.items():
+        for module in (*_LAYER_MODULES, *further.get(stack, ())):
+            for number in range(layers):
+                yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
+        yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
 
 
 def _common_state(

@@ -282,10 +282,12 @@ def _fitting_order(tree: Any, buckets: Sequence[WholeTensor]) -> list[list[Buffe
 def _place(name: str, order: Sequence[str]) -> tuple[int, int, int]:
     """Return a sort key: modules before the layers, layers with their modules, later modules."""
     match = re.search(r"\.layers\.(\d+)\.(.+)", name)
+    # A decoder beside an encoder comes after its norm.
+    in_decoder = 2 * (".decoder." in name)
     if match is None:
-        return (0 if ".embedding." in name else 2), 0, 0
+        return (0 if ".embedding." in name else 2 + in_decoder), 0, 0
     places = (number for number, module in enumerate(order) if match[2].startswith(f"{module}."))
-    return 1, int(match[1]), next(places, len(order))
+    return 1 + in_decoder, int(match[1]), next(places, len(order))
 
 
 def _in_bucket(

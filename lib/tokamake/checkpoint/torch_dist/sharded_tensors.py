@@ -42,6 +42,16 @@ _CORE_NAMES = (
     (r"\bmlp\.dense_4h_to_h\.", "mlp.linear_fc2."),
 )
 """Patterns of classic names, and megatron.core's names in checkpoints."""
+_DECODER = r"^language_model\.(decoder\.layers\.\d+\.)"
+_CORE_DECODER_NAMES = (
+    (_DECODER + r"post_attention_layernorm\.", r"\1pre_cross_attn_layernorm."),
+    (_DECODER + r"inter_attention\.query\.", r"\1cross_attention.linear_q."),
+    (_DECODER + r"inter_attention\.key_value\.", r"\1cross_attention.linear_kv."),
+    (_DECODER + r"inter_attention\.dense\.", r"\1cross_attention.linear_proj."),
+    (_DECODER + r"post_inter_attention_layernorm\.", r"\1mlp.linear_fc1.layer_norm_"),
+    (r"^language_model\.decoder\.", "decoder."),
+)
+"""Those of a decoder beside an encoder; they come first."""
 
 
 class ShardedTensor(NamedTuple):
@@ -81,7 +91,7 @@ def stack_of(architecture: Architecture) -> str:
 
 def _core_name(name: str, stack: str) -> str:
     name = re.sub(r"^language_model\.encoder\.", f"{stack}.", name)
-    for pattern, replacement in _CORE_NAMES:
+    for pattern, replacement in (*_CORE_DECODER_NAMES, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name
 

@@ -25,6 +25,16 @@ def appended_texts(num_sentinels: int) -> list[str]:
     return [*DECODER_TOKENS, *(SENTINEL.format(number) for number in range(num_sentinels))]
 
 
+def decoder_tokens(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Ids of [BOS] and [EOS], which begin and end what a decoder writes; None if there are none."""
+    if tokenizer.package != "tokenizers":
+        return None
+    added = json.loads(tokenizer.definition())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    bos, eos = map(ids.get, DECODER_TOKENS)
+    return None if bos is None or eos is None else (bos, eos)
+
+
 def extended_definition(tokenizer: Tokenizer, num_sentinels: int, *, path: Path) -> str:
     """Text of the tokenizer.json with [BOS], [EOS] and sentinels.
 

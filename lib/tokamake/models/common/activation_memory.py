@@ -4,6 +4,7 @@ Korthikanti et al. 2022 (arXiv 2205.05198), section 4, as torch saves them: with
 and without attention scores, because SDPA computes them again.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tokamake.config.architecture import Architecture
@@ -74,4 +75,35 @@ def gated_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> S
         gathered=2 * hidden * size,
         split=attention + 4 * inner,
         products=attention + 2 * inner,
+    )
+
+
+def decoder_layer(
+    architecture: Architecture,
+    *,
+    size: int,
+    fused_norm: bool,
+    encoder_tokens: float,
+    of_layer: Callable[..., SavedActivations],
+) -> SavedActivations:
+    """Bytes per token of a decoder's layer, which has cross-attention.
+
+    Cross-attention saves the input of its norm and of its queries, queries, result and normalizers,
+    and keys and values of the encoder's tokens. All layers share the states of the encoder.
+
+    Args:
+        architecture: shape of the model.
+        size: bytes per number of the forward pass.
+        fused_norm: whether the device has RMSNorm as one kernel.
+        encoder_tokens: tokens of the encoder for each token of the decoder.
+        of_layer: bytes per token of a layer without cross-attention.
+    """
+    layer = of_layer(architecture, size=size, fused_norm=fused_norm)
+    cross = 2 * architecture.query_size * size + 4 * architecture.num_attention_heads
+    cross += round(encoder_tokens * 2 * architecture.key_value_size * size)
+    return SavedActivations(
+        states=layer.states + layer.states // 2,  # three norms instead of two
+        gathered=layer.gathered + architecture.hidden_size * size,
+        split=layer.split + cross,
+        products=layer.products + cross,
     )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tokamake.config.architecture import SCALING, Architecture
 
 _ROPE_TYPES = ("default", *SCALING)
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"model\.((?:encoder\.|decoder\.)?)layers\.(\d+)\.(.+)\.(weight|bias)")
 _QKV = re.compile(r"self_attn\.([qkv])_proj\b")
 
 
@@ -37,6 +37,8 @@ class HFFormat:
     """Fields that have the same value in all such models."""
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that change the model, and the values that our model supports."""
+    equal: Mapping[str, str] = field(default_factory=dict)
+    """Keys that must have the value of another key."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Keys that every config.json gets."""
     dropout: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +52,8 @@ class HFFormat:
     layers: str = "layers"
     """Name of the list of layers."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names of modules that differ from ours, by ours."""
+    """Names of modules that differ from ours, by ours. Those of a layer may begin with its stack,
+    such as `decoder.mlp.up_proj`."""
     heads: Mapping[str, str] = field(default_factory=dict)
     """Names of modules outside the prefix, by ours without `model.`."""
     copies: Mapping[str, str] = field(
@@ -58,6 +61,10 @@ class HFFormat:
     )
     """Tensors that some files have beside our tensors with the same content, if the output layer is
     tied."""
+    twice: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that all files have beside our tensors with the same content."""
+    as_rows: Mapping[str, str] = field(default_factory=dict)
+    """Whole names of tensors that are stored as a matrix of one row, by ours."""
     fused: str | None = None
     """Name of the module that has query, key and value in one."""
     fused_rows: Literal["stacked", "grouped"] = "grouped"
@@ -70,11 +77,14 @@ class HFFormat:
 
     def name(self, ours: str) -> str:
         """Name of a tensor, by ours; for query, key or value, that of the fused tensor."""
+        if ours in self.as_rows:
+            return self.as_rows[ours]
         if match := _LAYER.fullmatch(ours):
-            number, module, kind = match.groups()
+            stack, number, module, kind = match.groups()
             if self.fused and _QKV.fullmatch(module):
                 module = self.fused
-            return f"{self.prefix}{self.layers}.{number}.{self.names.get(module, module)}.{kind}"
+            module = self.names.get(stack + module) or self.names.get(module, module)
+            return f"{self.prefix}{stack}{self.layers}.{number}.{module}.{kind}"
         module, _, kind = ours.rpartition(".")
         if module == "lm_head":
             return ours
@@ -85,7 +95,8 @@ class HFFormat:
 
     def is_outside(self, name: str) -> bool:
         """Whether a stored tensor has no prefix, even in a whole model."""
-        return name.startswith(("lm_head.", *self.heads.values())) or name in self.copies
+        heads = ("lm_head.", *self.heads.values(), *self.as_rows.values())
+        return name.startswith(heads) or name in self.copies
 
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
         """Where the rows of our tensor lie in the stored one, before that is transposed.
@@ -120,6 +131,10 @@ class HFFormat:
             if key in config and config[key] not in values:
                 value = config[key]
                 return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
+        for key, other_key in self.equal.items():
+            if other_key in config and config.get(key) not in (None, config[other_key]):
+                value = config[other_key]
+                return f"{key}: {config[key]!r} is not supported; choose a model with {value!r}"
         if other := sorted({*(config.get("layer_types") or ())} - {"full_attention"}):
             return f"layer_types: {other[0]!r} is not supported; choose a model with full_attention"
         key = _rope_key(config)

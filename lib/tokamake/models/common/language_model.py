@@ -5,6 +5,7 @@ and the layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from tokamake.parallel.tensor import (
     own_tokens,
     shared_input,
 )
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 class Predictions(NamedTuple):
@@ -104,10 +107,7 @@ class LanguageModel(nn.Module):
         numbers = range(architecture.num_hidden_layers) if stage is None else stage
         self.is_first = numbers.start == 0
         self.is_last = numbers.stop == architecture.num_hidden_layers
-        self.layers = nn.ModuleDict({str(n): self.build_layer() for n in numbers})
-        for number, layer in self.layers.items():
-            attention: Any = layer.self_attn
-            attention.number = int(number)
+        self.add_layers(numbers)
         if self.is_first:
             self.add_embeddings()
         if self.is_last:
@@ -121,6 +121,27 @@ class LanguageModel(nn.Module):
         """Build a layer; families implement this."""
         raise NotImplementedError
 
+    def add_layers(self, numbers: range) -> None:
+        """Add the layers of this stage.
+
+        Args:
+            numbers: their numbers in the whole model.
+        """
+        self.layers = nn.ModuleDict({str(number): self.build_layer() for number in numbers})
+        for number, layer in self.layers.items():
+            attention: Any = layer.self_attn
+            attention.number = int(number)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Layers of this stage: each is compiled, sharded and recomputed for itself."""
+        return [*self.layers.values()]
+
+    def layer_number(self, parameter: str) -> int | None:
+        """Number, among all layers of the model, of that of a parameter; None: it is in none."""
+        match = _LAYER.match(parameter)
+        return int(match[1]) if match else None
+
     def add_embeddings(self) -> None:
         """Add the token embedding to the first stage; families may add more."""
         vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
@@ -129,11 +150,15 @@ class LanguageModel(nn.Module):
 
     def add_output(self) -> None:
         """Add the norm to the last stage, and the output layer unless that is the embedding."""
-        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
-        assert vocab_size is not None
         self.norm = self.build_norm()
         if self.has_tied_output or not self.architecture.tie_word_embeddings:
-            self.lm_head = ColumnParallelLinear(hidden, vocab_size, mesh=self.mesh)
+            self.lm_head = self.build_output()
+
+    def build_output(self) -> nn.Linear:
+        """Build the output layer."""
+        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        assert vocab_size is not None
+        return ColumnParallelLinear(hidden, vocab_size, mesh=self.mesh)
 
     def forward(
         self,

@@ -140,8 +140,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "silu": F.silu,
 }
-"""Activations without a gate, by Hugging Face's names."""
+"""Activations by Hugging Face's names."""
 
 
 class MLP(nn.Module):
@@ -161,11 +162,11 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward layer with a SiLU gate, SwiGLU (arXiv 2002.05202)."""
+    """Feed-forward layer with a gate, such as SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
         super().__init__()
-        self._mesh = mesh
+        self._mesh, self._activation = mesh, ACTIVATIONS[architecture.hidden_act]
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         bias = architecture.mlp_bias
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
@@ -185,7 +186,7 @@ class GatedMLP(nn.Module):
             gate, up = self.gate_up_proj(x_BLD)
         else:
             gate, up = self.gate_proj(x_BLD), self.up_proj(x_BLD)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self._activation(gate) * up)
 
 
 class TransformerLayer(nn.Module):

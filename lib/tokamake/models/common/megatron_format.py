@@ -32,6 +32,14 @@ ATTENTION = (
     MegatronModule("self_attention.dense", ("self_attn.o_proj",), "columns"),
 )
 """Attention of most families."""
+CROSS_ATTENTION = (
+    MegatronModule("inter_attention.query", ("cross_attn.q_proj",), "rows"),
+    MegatronModule(
+        "inter_attention.key_value", ("cross_attn.k_proj", "cross_attn.v_proj"), "heads"
+    ),
+    MegatronModule("inter_attention.dense", ("cross_attn.o_proj",), "columns"),
+)
+"""Cross-attention of decoders."""
 INPUT_NORM = MegatronModule("input_layernorm", ("input_layernorm",))
 MLP_NORM = MegatronModule("post_attention_layernorm", ("post_attention_layernorm",))
 _MLP_OUTPUT = MegatronModule("mlp.dense_4h_to_h", ("mlp.down_proj",), "columns")

@@ -24,3 +24,32 @@ def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matri
     layer = projections + mlp + scores_and_values
     multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
+
+
+def per_encoder_token(
+    architecture: Architecture,
+    sequence_length: int,
+    decoder_length: int,
+    *,
+    num_mlp_matrices: int,
+) -> int:
+    """Floating-point operations of a sample of an encoder-decoder, by tokens of the encoder.
+
+    Args:
+        architecture: shape of the model, vocab_size filled in.
+        sequence_length: tokens of the encoder.
+        decoder_length: tokens of the decoder.
+        num_mlp_matrices: matrices of hidden_size × intermediate_size in a layer.
+    """
+    assert architecture.vocab_size is not None, "fill in vocab_size before counting"
+    hidden, query = architecture.hidden_size, architecture.query_size
+    key_value = architecture.key_value_size
+    mlp = num_mlp_matrices * hidden * architecture.intermediate_size
+    layer = 2 * hidden * (query + key_value) + mlp
+    encoder = sequence_length * (layer + 2 * sequence_length * query)
+    of_decoder_token = layer + 2 * hidden * query + 2 * (decoder_length + sequence_length) * query
+    decoder = decoder_length * of_decoder_token + sequence_length * 2 * hidden * key_value
+    multiply_adds = architecture.num_hidden_layers * encoder
+    multiply_adds += architecture.setting("num_decoder_layers") * decoder
+    multiply_adds += decoder_length * hidden * architecture.vocab_size
+    return 3 * 2 * multiply_adds // sequence_length

@@ -38,11 +38,7 @@ def shapes(
     layer = dict(_attention(architecture, biased_norms=biased_norms))
     layer |= of_attention(architecture)
     layer |= dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
-    tensors = {
-        f"model.layers.{number}.{name}": shape
-        for number in range(architecture.num_hidden_layers)
-        for name, shape in layer.items()
-    }
+    tensors = _layers("model", layer, number=architecture.num_hidden_layers)
     tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
     tensors |= of_embeddings(architecture)
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
@@ -50,6 +46,48 @@ def shapes(
         tensors["lm_head.weight"] = (vocabulary, hidden)
     tensors |= of_heads(architecture)
     return tensors
+
+
+def encoder_decoder_shapes(
+    architecture: Architecture,
+    *,
+    gated: bool,
+    biased_norms: bool,
+    of_embeddings: Callable[[Architecture], Shapes] = _none,
+    of_heads: Callable[[Architecture], Shapes] = _none,
+) -> Shapes:
+    """Shape of every tensor of an encoder-decoder by its name; see `shapes` for the arguments."""
+    hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
+    assert vocabulary is not None, "fill in vocab_size before asking for shapes"
+    attention = dict(_attention(architecture, biased_norms=biased_norms))
+    cross = {
+        name.replace("input_layernorm", "cross_attn_layernorm").replace(
+            "self_attn", "cross_attn"
+        ): s
+        for name, s in attention.items()
+    }
+    mlp = dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
+    norm = with_bias("norm", (hidden,), has_bias=biased_norms)
+    tensors: Shapes = {}
+    for stack, layer, number in (
+        ("model.encoder", attention | mlp, architecture.num_hidden_layers),
+        ("model.decoder", attention | cross | mlp, architecture.setting("num_decoder_layers")),
+    ):
+        tensors |= _layers(stack, layer, number=number)
+        tensors |= {f"{stack}.{name}": shape for name, shape in norm.items()}
+    tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
+    tensors |= of_embeddings(architecture)
+    if not architecture.tie_word_embeddings:
+        tensors["lm_head.weight"] = (vocabulary, hidden)
+    return tensors | of_heads(architecture)
+
+
+def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:
+    return {
+        f"{stack}.layers.{index}.{name}": shape
+        for index in range(number)
+        for name, shape in layer.items()
+    }
 
 
 def _attention(

@@ -222,7 +222,7 @@ class EngineBase(ABC):
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
         """Number of tokens with a loss, over all ranks."""
-        if not has_masked_labels(self._run.train, batches):
+        if not has_masked_labels(self._run.train):
             own = sum(batch.labels.numel() for batch in batches)
             return own * self.mesh.data.size * self.mesh.context.size
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]

@@ -133,8 +133,12 @@ class Engine(EngineBase):
         squares = sharding.squares(self._chunks, self._device)
         layers = None
         if self._run.train.log_layer_norms:
-            num_layers = self._run.architecture.num_hidden_layers
-            layers = sharding.squares_by_layer(self._chunks, num_layers, device=self._device)
+            layers = sharding.squares_by_layer(
+                self._chunks,
+                self._run.architecture.num_layers,
+                number_of=self.stages.layer_number,
+                device=self._device,
+            )
         sums = self._sum_over_ranks(
             total,
             squares,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokamake import plugins
-from tokamake.config.resolved_run import Run
+from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import sample_numbers
@@ -20,13 +20,14 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import StepSamples, num_micro_batches, steps_of_rank
 from tokamake.train.checks import check_run, check_trial_samples
 from tokamake.train.numerics import with_precision
+from tokamake.train.span_rows import SpanRows
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
 
 if TYPE_CHECKING:
     import torch
 
-    from tokamake.train.batch import TokenRows
+    from tokamake.train.batch import SampleRows
 
 
 class TrialSteps:
@@ -72,7 +73,7 @@ class TrialSteps:
         backend = plugins.load("train/backends", train.backend)
         self.engine: Any = backend.Engine(self.run, ranks, device=device)
 
-    def train_step(self, rows: "list[TokenRows]", **rates: float) -> StepResult:
+    def train_step(self, rows: "list[SampleRows]", **rates: float) -> StepResult:
         """Do one optimizer step with the next samples."""
         mesh, train = self.engine.mesh, self.run.train
         numbers = sample_numbers(
@@ -85,7 +86,7 @@ class TrialSteps:
         result: StepResult = self.engine.train_step(rows, samples=StepSamples(numbers), **rates)
         return result
 
-    def batches(self) -> "Iterator[list[TokenRows]]":
+    def batches(self) -> "Iterator[list[SampleRows]]":
         """This rank's micro batches of each step."""
         if self._synthetic:
             return self._random_batches()
@@ -94,15 +95,24 @@ class TrialSteps:
         )
         return report_from_any_rank(ahead(step.micro_batches for step in steps), self._ranks)
 
-    def _random_batches(self) -> "Iterator[list[TokenRows]]":
+    def _random_batches(self) -> "Iterator[list[SampleRows]]":
         train, mesh = self.run.train, self.engine.mesh
-        vocab_size = self.run.architecture.vocab_size
-        assert vocab_size is not None
         # Each data-parallel rank has its own tokens, as with real samples.
         generator = np.random.default_rng((self.run.seed, mesh.data.rank))
-        shape = train.micro_batch_size, train.sequence_length + 1
         for _ in range(self._num_steps):
-            yield [
-                generator.integers(vocab_size, size=shape)
-                for _ in range(num_micro_batches(train, mesh))
+            rows: list[SampleRows] = [
+                _random_rows(self.run, generator) for _ in range(num_micro_batches(train, mesh))
             ]
+            yield rows
+
+
+def _random_rows(run: Run, generator: np.random.Generator) -> "SampleRows":
+    """A micro batch of random tokens."""
+    size, vocab_size = run.train.micro_batch_size, run.architecture.vocab_size
+    length, *of_decoder = sample_lengths(run)
+    assert vocab_size is not None
+    if not of_decoder:
+        return generator.integers(vocab_size, size=(size, length + 1))
+    rows = generator.integers(vocab_size, size=(size, of_decoder[0] + 1))
+    tokens = generator.integers(vocab_size, size=(size, length))
+    return SpanRows(tokens, rows[:, :-1], rows[:, 1:], np.ones((size, length), np.bool_))

@@ -1,0 +1,272 @@
+"""Encoder-decoders: a stack of layers for what they read, and one for what they write.
+
+The encoder reads a text in both directions. The decoder predicts each of its tokens from those
+before it and from the states of the encoder (Vaswani et al. 2017, arXiv 1706.03762).
+Shape suffixes: B batch, L tokens of the encoder, M tokens of the decoder, S tokens attended to,
+D hidden size, H heads, K width of a head, V vocabulary.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import recompute
+from tokamake.models.common.key_value_cache import KeyValueCache
+from tokamake.models.common.language_model import LanguageModel, Output
+from tokamake.models.common.layers import Attention, TransformerLayer, key_value_projection
+from tokamake.parallel.attention import AttentionMask, attention
+from tokamake.parallel.context import UNMASKED
+from tokamake.parallel.dropout import Dropout
+from tokamake.parallel.linear import linear
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    own_tokens,
+    shared_input,
+)
+
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+
+
+class CrossAttention(nn.Module):
+    """Attention of the decoder's tokens to those of the encoder.
+
+    Attributes:
+        number: of its layer in the whole model.
+
+    Args:
+        architecture: shape of the model.
+        mesh: this rank among its peers.
+    """
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+        super().__init__()
+        self.number = 0
+        self._mesh, self._width = mesh, architecture.head_dim
+        hidden, bias = architecture.hidden_size, architecture.attention_bias
+        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh=mesh, bias=bias)
+        self.k_proj = key_value_projection(architecture, mesh)
+        self.v_proj = key_value_projection(architecture, mesh)
+        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
+        self.q_norm: nn.Module = nn.Identity()
+
+    def forward(
+        self, x_BMD: Tensor, memory_BLD: Tensor, mask: AttentionMask, dropout: Dropout | None
+    ) -> Tensor:
+        """Mix states of the encoder into those of the decoder.
+
+        Args:
+            x_BMD: states of the decoder.
+            memory_BLD: `shared_input` of the states of the encoder: all layers share it.
+            mask: (B, 1, 1, L) bool, True for tokens, or `UNMASKED`.
+            dropout: dropout of the weights; None: nothing is dropped.
+        """
+        x_BMD = shared_input(x_BMD, self._mesh)
+        q_BHMK, k_BGLK, v_BGLK = (
+            projected.unflatten(-1, (-1, self._width)).transpose(1, 2)
+            for projected in (self.q_proj(x_BMD), self.k_proj(memory_BLD), self.v_proj(memory_BLD))
+        )
+        axis, drop = self._mesh.context, None
+        if dropout and dropout.attention:
+            drop = partial(dropout.weights, axis=axis, layer=self, site="cross_attention")
+        q_BHMK = self.q_norm(q_BHMK)
+        y_BHMK = attention(q_BHMK, k_BGLK, v_BGLK, axis=axis, mask=mask, drop=drop)
+        return self.o_proj(y_BHMK.transpose(1, 2).flatten(2))
+
+
+class DecoderLayer(nn.Module):
+    """A pre-norm layer: attention, cross-attention, MLP, each added to the residual stream.
+
+    Args:
+        norm: builds a norm.
+        attention: mixes tokens of the decoder.
+        cross_attention: mixes in tokens of the encoder.
+        mlp: transforms each token on its own.
+    """
+
+    def __init__(
+        self,
+        norm: Callable[[], nn.Module],
+        attention: Attention,
+        *,
+        cross_attention: CrossAttention,
+        mlp: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm()
+        self.self_attn = attention
+        self.cross_attn_layernorm = norm()
+        self.cross_attn = cross_attention
+        self.post_attention_layernorm = norm()
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x_BMD: Tensor,
+        memory_BLD: Tensor,
+        mask: AttentionMask,
+        memory_mask: AttentionMask,
+        dropout: Dropout | None,
+    ) -> Tensor:
+        """Transform states of the decoder; see `Attention.forward` and `CrossAttention.forward`."""
+        y_BMD: Tensor = self.self_attn(self.input_layernorm(x_BMD), None, None, mask, dropout)
+        if dropout:
+            y_BMD = dropout.states(y_BMD, "attention_output", layer=self.self_attn)
+        x_BMD = x_BMD + y_BMD
+        y_BMD = self.cross_attn(self.cross_attn_layernorm(x_BMD), memory_BLD, memory_mask, dropout)
+        if dropout:
+            y_BMD = dropout.states(y_BMD, "cross_attention_output", layer=self.cross_attn)
+        x_BMD = x_BMD + y_BMD
+        y_BMD = self.mlp(self.post_attention_layernorm(x_BMD))
+        if dropout:
+            y_BMD = dropout.states(y_BMD, "mlp_output", layer=self.self_attn)
+        return x_BMD + y_BMD
+
+
+class LayerStack(nn.Module):
+    """Layers, and the norm after the last one.
+
+    Args:
+        layers: the layers.
+        norm: the norm.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
+        self.norm = norm
+
+
+class EncoderDecoder(LanguageModel):
+    """A whole encoder-decoder; pipelines do not divide it.
+
+    A family defines `build_norm`, `build_layer` (of the encoder) and `build_decoder_layer`, and may
+    replace `embedded`, `masks` and `output_logits`. The number of layers of the decoder is its
+    setting `num_decoder_layers`.
+    """
+
+    is_causal = False
+    encoder: LayerStack
+    decoder: LayerStack
+
+    def build_layer(self) -> TransformerLayer:
+        raise NotImplementedError
+
+    def build_decoder_layer(self) -> DecoderLayer:
+        """Build a layer of the decoder; families implement this."""
+        raise NotImplementedError
+
+    def add_layers(self, numbers: range) -> None:
+        """Add the layers of both stacks, and number them one stack after the other."""
+        assert len(numbers) == self.architecture.num_hidden_layers, "pipelines are refused"
+        num_decoder_layers = self.architecture.setting("num_decoder_layers")
+        encoder = [self.build_layer() for _ in numbers]
+        decoder = [self.build_decoder_layer() for _ in range(num_decoder_layers)]
+        self.encoder = LayerStack(encoder, self.build_norm())
+        self.decoder = LayerStack(decoder, self.build_norm())
+        for number, layer in enumerate(encoder):
+            layer.self_attn.number = number
+        for number, decoder_layer in enumerate(decoder, len(encoder)):
+            decoder_layer.self_attn.number = decoder_layer.cross_attn.number = number
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return [*self.encoder.layers.values(), *self.decoder.layers.values()]
+
+    def layer_number(self, parameter: str) -> int | None:
+        match = _LAYER.match(parameter)
+        if not match:
+            return None
+        return int(match[2]) + len(self.encoder.layers) * (match[1] == "decoder")
+
+    def add_output(self) -> None:
+        """Add the output layer unless that is the embedding; the norm is the decoder's."""
+        if not self.architecture.tie_word_embeddings:
+            self.lm_head = self.build_output()
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        label_places: Tensor | None = None,
+    ) -> Output:
+        """Predict each successor of the decoder's tokens; see `LanguageModel.forward`.
+
+        Args:
+            x: (B, L) int64 tokens of the encoder.
+            cache: None.
+            position_ids: None: tokens have their places in the row.
+            document_ids: (B, L) numbers of the encoder's tokens: 0, and 1 for padding, which no
+                token of the decoder sees. None: there is no padding.
+            sample_numbers: (B,) int64 number of each sample in the run, for dropout.
+            decoder_tokens: (B, M) int64 tokens of the decoder; padding comes last.
+            label_places: (N,) int64 places of the tokens to predict among all B × M; logits are
+                then (N, V), of these tokens alone. None: all tokens.
+        """
+        assert cache is None, "an encoder has no cache"
+        assert position_ids is None
+        assert decoder_tokens is not None
+        memory_BLD = self.encoded(x, document_ids, sample_numbers)
+        dropout = self.dropout(decoder_tokens, sample_numbers)
+        y_BMD = self.embedded(decoder_tokens)
+        if dropout:
+            y_BMD = dropout.states(y_BMD, "decoder_embedding")
+        memory_mask: AttentionMask = UNMASKED
+        if document_ids is not None:
+            memory_mask = (document_ids == 0)[:, None, None]
+        layers = [*self.decoder.layers.values()]
+        masks = self.decoder_mask(decoder_tokens), memory_mask
+        y_BMD = recompute.run(layers, self.recompute, y_BMD, memory_BLD, *masks, dropout)
+        y_BMD = shared_input(self.decoder.norm(y_BMD), self.mesh)
+        if label_places is not None:
+            # Much of a row is padding, and the product with the vocabulary is the largest one.
+            return self.output_logits(y_BMD.flatten(0, 1).index_select(0, label_places))
+        return self.output_logits(y_BMD)
+
+    def encoded(
+        self, tokens_BL: Tensor, document_ids: Tensor | None, sample_numbers: Tensor | None
+    ) -> Tensor:
+        """States of the encoder as `CrossAttention` takes them; see `forward` for the arguments."""
+        dropout = self.dropout(tokens_BL, sample_numbers)
+        x_BLD = self.embedded(tokens_BL)
+        if dropout:
+            x_BLD = dropout.states(x_BLD, "embedding")
+        layers, mask = [*self.encoder.layers.values()], self.encoder_mask(tokens_BL, document_ids)
+        x_BLD = recompute.run(layers, self.recompute, x_BLD, None, None, mask, dropout)
+        # Once for all layers of the decoder, whose gradients add up before ranks sum them.
+        return shared_input(self.encoder.norm(x_BLD), self.mesh)
+
+    def embedded(self, tokens_BL: Tensor) -> Tensor:
+        """States of tokens of either stack before its first layer, of this rank's `own_tokens`."""
+        states_BLD: Tensor = self.embed_tokens(tokens_BL)
+        return states_BLD
+
+    def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
+        """Mask of the encoder's attention: tokens see all tokens but padding."""
+        return self.mask(document_ids)
+
+    def decoder_mask(self, tokens_BM: Tensor) -> AttentionMask:  # noqa: ARG002
+        """Mask of the decoder's attention; None: causal, so that no token sees padding."""
+        return None
+
+    def output_logits(self, x_BMD: Tensor) -> Tensor:
+        """Logits (..., V) of normed states, for this rank's part of the vocabulary."""
+        if hasattr(self, "lm_head"):
+            logits: Tensor = self.lm_head(x_BMD)
+            return logits
+        return linear(x_BMD, self.embed_tokens.weight)
+
+
+def places(tokens_BL: Tensor, mesh: Mesh) -> Tensor:
+    """Places of this rank's `own_tokens` in their rows, (1, L) int64."""
+    return own_tokens(torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None], mesh)

@@ -1,0 +1,92 @@
+"""T5 as Megatron has it (objective of arXiv 1910.10683): an encoder-decoder with LayerNorm before
+attention and MLP, learned absolute positions, one embedding for both stacks and the output layer.
+
+The original T5 has RMSNorm, relative positions and a gated MLP: it is another model, `hf_t5`. The
+output layer is the embedding with a bias per token of the vocabulary.
+Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.encoder_decoder import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderDecoder,
+    places,
+)
+from tokamake.models.common.layers import MLP, Attention, TransformerLayer
+from tokamake.parallel.axis import part
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.tensor import LayerNorm, Placement, ReplicatedEmbedding
+
+OBJECTIVES = ("span_corruption",)
+"""Objectives that this family learns by."""
+
+SETTINGS = {
+    "position_embedding": ("learned",),
+    "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
+    "attention_bias": (True, False),
+    "mlp_bias": (True, False),
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": (True,),
+    "num_decoder_layers": 0,
+}
+"""Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
+own: num_decoder_layers is the number of layers of the decoder, 0 for as many as the encoder has,
+which num_hidden_layers counts. Megatron's hidden_act is gelu_new, unless bias_gelu_fusion is off.
+"""
+
+
+class VocabularyBias(nn.Module):
+    """A bias of the logits, of this rank's part of the vocabulary."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+        super().__init__()
+        assert architecture.vocab_size is not None
+        self.bias = nn.Parameter(torch.zeros(len(part(architecture.vocab_size, mesh.tensor))))
+        if mesh.tensor.size > 1:
+            self.placements = {"bias": Placement(0)}
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Add the bias in place."""
+        return logits.add_(self.bias)
+
+
+class Model(EncoderDecoder):
+    """A T5; layers of its stacks have the names of Hugging Face's Llama, see `tensor_name`."""
+
+    def build_norm(self) -> LayerNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
+        return LayerNorm(hidden, self.mesh, eps=eps)
+
+    def build_layer(self) -> TransformerLayer:
+        attention = Attention(self.architecture, self.mesh)
+        return TransformerLayer(self.build_norm, attention, mlp=MLP(self.architecture, self.mesh))
+
+    def build_decoder_layer(self) -> DecoderLayer:
+        return DecoderLayer(
+            self.build_norm,
+            Attention(self.architecture, self.mesh),
+            cross_attention=CrossAttention(self.architecture, self.mesh),
+            mlp=MLP(self.architecture, self.mesh),
+        )
+
+    def add_embeddings(self) -> None:
+        """Add the embeddings of tokens and of positions, which both stacks share."""
+        super().add_embeddings()
+        longest, hidden = self.architecture.max_position_embeddings, self.architecture.hidden_size
+        self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
+
+    def add_output(self) -> None:
+        """Add the bias of the vocabulary."""
+        super().add_output()
+        self.head = VocabularyBias(self.architecture, self.mesh)
+
+    def embedded(self, tokens_BL: Tensor) -> Tensor:
+        return super().embedded(tokens_BL) + self.embed_positions(places(tokens_BL, self.mesh))
+
+    def output_logits(self, x_BMD: Tensor) -> Tensor:
+        logits: Tensor = self.head(super().output_logits(x_BMD))
+        return logits

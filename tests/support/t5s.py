@@ -1,0 +1,146 @@
+"""Tiny T5s for tests: our shapes, transformers' models of the same shape, samples with spans."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.language_model import predictions
+from tokamake.parallel.loss import NO_LABEL, cross_entropy
+from tokamake.train.span_rows import SpanRows
+
+PAD, BOS = 0, 1
+
+
+def t5(**values: Any) -> Architecture:
+    """A shape with 4 heads of width 16, 3 + 2 layers and an odd vocabulary."""
+    usual = {
+        "family": "t5",
+        "vocab_size": 131,
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_decoder_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 64,
+    }
+    return Architecture(**(usual | values))
+
+
+ARCHITECTURES = {
+    "t5": t5(),
+    "t5-tanh": t5(hidden_act="gelu_new", vocab_size=128, num_hidden_layers=2, intermediate_size=48),
+}
+"""Those that transformers can hold, too."""
+
+
+def _config(shape: Architecture) -> Any:
+    import transformers
+
+    return transformers.BlenderbotConfig(
+        vocab_size=shape.vocab_size,
+        d_model=shape.hidden_size,
+        encoder_layers=shape.num_hidden_layers,
+        decoder_layers=shape.setting("num_decoder_layers"),
+        encoder_attention_heads=shape.num_attention_heads,
+        decoder_attention_heads=shape.num_attention_heads,
+        encoder_ffn_dim=shape.intermediate_size,
+        decoder_ffn_dim=shape.intermediate_size,
+        max_position_embeddings=shape.max_position_embeddings,
+        activation_function=shape.hidden_act,
+        init_std=shape.initializer_range,
+        dropout=0.0,
+        pad_token_id=None,  # the embedding of padding would have no gradient as an output, either
+    )
+
+
+def reference(architecture: Architecture) -> Any:
+    """transformers' model with random weights, norms and biases included, without dropout.
+
+    Its two tables of positions are one, and its bias of the logits is trained, as in Megatron.
+    """
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.BlenderbotForConditionalGeneration(_config(architecture))
+    model.model.decoder.embed_positions = model.model.encoder.embed_positions
+    bias = torch.nn.Parameter(torch.zeros(1, architecture.vocab_size or 0))
+    del model.final_logits_bias
+    model.final_logits_bias = bias
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def named_parameters(model: Any) -> dict[str, Tensor]:
+    """Parameters of transformers' model by the names of its files, with the tables of positions."""
+    named = dict(model.named_parameters())
+    positions = "embed_positions.weight"
+    if f"model.encoder.{positions}" in named:
+        named[f"model.decoder.{positions}"] = named[f"model.encoder.{positions}"]
+    return named
+
+
+def span_samples(
+    architecture: Architecture, *, number: int, length: int, decoder_length: int, seed: int = 7
+) -> SpanRows:
+    """Random samples of different lengths; the first one is full."""
+    assert architecture.vocab_size is not None
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(2, architecture.vocab_size, (number, length))
+    targets = generator.integers(2, architecture.vocab_size, (number, decoder_length))
+    lengths = generator.integers(length // 2, length, number)
+    decoder_lengths = generator.integers(decoder_length // 2, decoder_length, number)
+    lengths[0], decoder_lengths[0] = length, decoder_length
+    padding_mask = np.arange(length) < lengths[:, None]
+    is_token = np.arange(decoder_length) < decoder_lengths[:, None]
+    decoder_tokens = np.concatenate([np.full((number, 1), BOS), targets[:, :-1]], 1)
+    return SpanRows(
+        np.where(padding_mask, tokens, PAD),
+        np.where(is_token, decoder_tokens, PAD),
+        np.where(is_token, targets, NO_LABEL),
+        padding_mask,
+    )
+
+
+def rows_of(samples: SpanRows, part: slice) -> SpanRows:
+    """Some of the samples."""
+    return SpanRows(*(array[part] for array in samples))
+
+
+def inputs_of(samples: SpanRows, multiple: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+    """Arguments of our model."""
+    further = {name: torch.from_numpy(array) for name, array in samples.inputs(multiple).items()}
+    return torch.from_numpy(samples.tokens), further
+
+
+def mean_loss(model: Any, samples: SpanRows) -> Tensor:
+    """Loss of our model: mean over tokens of the decoder."""
+    mesh = model.mesh
+    multiple = mesh.tensor.size if mesh.sequence_parallel else 1
+    tokens, further = inputs_of(samples, multiple)
+    logits = predictions(model(tokens, **further)).logits
+    labels = torch.from_numpy(samples.padded_labels(multiple))
+    total = cross_entropy(logits, labels, mesh=mesh, size=model.architecture.vocab_size)
+    return total / (labels != NO_LABEL).sum()
+
+
+def their_logits(model: Any, samples: SpanRows) -> Tensor:
+    """Logits by transformers' model."""
+    logits: Tensor = model(
+        input_ids=torch.from_numpy(samples.tokens),
+        attention_mask=torch.from_numpy(samples.padding_mask).long(),
+        decoder_input_ids=torch.from_numpy(samples.decoder_tokens),
+    ).logits
+    return logits
+
+
+def their_loss(model: Any, samples: SpanRows) -> Tensor:
+    """Loss of transformers' model, by torch."""
+    labels = torch.from_numpy(samples.labels).flatten()
+    return F.cross_entropy(their_logits(model, samples).flatten(0, 1), labels)

@@ -1,0 +1,289 @@
+"""Training on span corruption: at each layout it equals transformers' Blenderbot and torch."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.engines import build, parts, whole
+from tests.support.hf_tensors import from_hf
+from tests.support.layouts import laid_out, parallel
+from tests.support.ranks import spawn
+from tests.support.runs import (
+    losses,
+    make_run,
+    prepare,
+    records,
+    train_here,
+    weights,
+    write_start,
+)
+from tests.support.t5s import (
+    named_parameters,
+    reference,
+    rows_of,
+    span_samples,
+    t5,
+    their_loss,
+)
+from tokamake import files
+from tokamake.config.objective import sample_settings
+from tokamake.config.resolved_run import Run, read_run, sample_lengths, write_run
+from tokamake.data.samples.index_folder import read_index
+from tokamake.data.samples.span_corruption import span_record
+from tokamake.errors import UserError
+from tokamake.parallel.axis import Axis
+from tokamake.parallel.mesh import Mesh
+from tokamake.train import trainer, validation
+from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
+from tokamake.train.checks import check_layout, check_sequence_length
+from tokamake.train.memory import estimate
+from tokamake.train.metrics import model_flops_per_token
+from tokamake.train.numerics import with_precision
+from tokamake.train.span_rows import SpanRows, span_rows
+
+CPU = torch.device("cpu")
+ARCHITECTURE = t5(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
+SIZE, LENGTH, DECODER_LENGTH, NUM_STEPS = 8, 16, 11, 3
+LAYOUTS: dict[int, list[dict[str, Any]]] = {
+    1: [
+        {},
+        {"micro_batch_size": 8},
+        {"recompute_granularity": "full"},
+        {"log_corpus_losses": True},
+        {"log_layer_norms": True},
+    ],
+    2: [
+        *({"zero_stage": stage} for stage in range(4)),
+        {"zero_stage": 3, "micro_batch_size": 1},
+        parallel(tp=2),
+        parallel(tp=2, sp=True),
+        parallel(tp=2, sp=True) | {"recompute_granularity": "full", "micro_batch_size": 4},
+        {"backend": "deepspeed", "zero_stage": 1},
+        {"backend": "deepspeed", "zero_stage": 2},
+        {"backend": "deepspeed", "zero_stage": 3},
+        {"backend": "deepspeed", "zero_stage": 2} | parallel(tp=2, sp=True),
+    ],
+}
+"""By number of ranks: settings."""
+
+
+def samples_of(step: int) -> SpanRows:
+    """Samples of a global batch."""
+    return span_samples(
+        ARCHITECTURE, number=SIZE, length=LENGTH, decoder_length=DECODER_LENGTH, seed=step
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = prepare(tmp_path_factory.mktemp("spans"))
+    config = make_run(root, "run")
+    weights = {n: t.detach() for n, t in named_parameters(reference(ARCHITECTURE)).items()}
+    write_start(root / "t5", ARCHITECTURE, from_hf(ARCHITECTURE, weights))
+    # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
+    optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
+    changed = {"architecture": ARCHITECTURE, "checkpoint": root / "t5/global_step0"}
+    masking = {"masking": {"decoder_sequence_length": DECODER_LENGTH}}
+    settings = {"objective": "span_corruption", **masking, **optimizer}
+    return laid_out(read_run(config).model_copy(update=changed), settings)
+
+
+def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train once for each layout on this rank."""
+    results = []
+    for layout in layouts:
+        engine = build(laid_out(run, layout))
+        size, data = engine._run.train.micro_batch_size, engine.mesh.data
+        result: dict[str, Any] = {"losses": [], "norms": [], "layers": []}
+        firsts = range(data.rank * size, SIZE, size * data.size)
+
+        def rows(step: int, size: int = size, firsts: range = firsts) -> list[SpanRows]:
+            return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
+
+        result["validation"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        for step in range(NUM_STEPS):
+            numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
+            samples = StepSamples(numbers)  # for dropout
+            rates = {"learning_rate": 0.01, "weight_decay": 0.1}
+            done = engine.train_step(rows(step), **rates, samples=samples)
+            result["losses"].append(done.loss)
+            result["norms"].append(done.grad_norm)
+            result["layers"].append(done.layer_norms)
+        result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        if engine._run.train.backend == "native":
+            result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
+        results.append(result)
+    return results
+
+
+@cache
+def plain_training() -> dict[str, Any]:
+    """Train transformers' model with torch's AdamW in one process."""
+    model = reference(ARCHITECTURE)
+    named = dict(model.named_parameters())
+    # The bias of the logits is a matrix of one row there.
+    is_matrix = {name: p.dim() > 1 and len(p) > 1 for name, p in named.items()}
+    groups = [
+        {"params": [named[n] for n in named if is_matrix[n] == decays], "weight_decay": decay}
+        for decays, decay in ((True, 0.1), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-3)
+    result: dict[str, Any] = {"losses": [], "norms": []}
+    result["validation"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    for step in range(NUM_STEPS):
+        loss = their_loss(model, samples_of(step))
+        optimizer.zero_grad()
+        loss.backward()
+        result["losses"].append(loss.item())
+        result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
+        optimizer.step()
+    result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    stored = {name: p.detach() for name, p in named_parameters(model).items()}
+    result["weights"] = from_hf(ARCHITECTURE, stored)
+    return result
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", LAYOUTS)
+def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run) -> None:
+    expected = plain_training()
+    of_ranks = spawn(train, world_size, run, LAYOUTS[world_size])
+    for number, layout in enumerate(LAYOUTS[world_size]):
+        results = [of_rank[number] for of_rank in of_ranks]
+        for result in results:
+            for name in ("losses", "norms", "validation", "validation after"):
+                assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
+            if layout.get("log_layer_norms"):
+                squares = [sum(norm**2 for norm in norms) for norms in result["layers"]]
+                assert squares == pytest.approx([norm**2 for norm in expected["norms"]], rel=1e-4)
+                assert all(len(norms) == 5 and min(norms) > 0 for norms in result["layers"])
+        if "weights" not in results[0]:
+            continue
+        weights = whole(result["weights"] for result in results)
+        assert weights.keys() == expected["weights"].keys()
+        for name, tensor in expected["weights"].items():
+            torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
+
+
+@pytest.mark.ranks
+def test_each_layout_drops_the_same_numbers(run: Run) -> None:
+    dropping = laid_out(run, DROPPING)
+    (expected,) = spawn(train, 1, dropping, [{}])
+    assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
+    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | {"recompute_granularity": "full"}]
+    for of_rank in spawn(train, 2, dropping, layouts):
+        for result in of_rank:
+            for name in ("losses", "norms", "validation after"):
+                assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
+
+
+def records_of(samples: SpanRows) -> Any:
+    """The samples as `data.samples` makes them."""
+    records = np.zeros(len(samples.tokens), span_record(LENGTH, DECODER_LENGTH))
+    for name in ("tokens", "decoder_tokens", "labels"):
+        records[name] = getattr(samples, name)
+    records["num_tokens"] = samples.padding_mask.sum(1)
+    return records
+
+
+def test_records_of_the_loader_are_such_samples(run: Run) -> None:
+    samples = samples_of(0)
+    records = records_of(samples)
+    for ours, theirs in zip(span_rows(records), samples, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for rows in (records, samples):
+        batch = to_batch(rows, run, device=CPU)
+        assert label_shape(rows) == (SIZE, DECODER_LENGTH)
+        assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
+        assert torch.equal(batch.labels, torch.from_numpy(samples.labels))
+        assert batch.further_inputs.keys() == {"decoder_tokens", "document_ids", "label_places"}
+        padding = batch.further_inputs["document_ids"]
+        assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
+        assert batch.sample_labels is None
+    assert has_masked_labels(run.train)
+    (draws,) = label_draws([records], seed=1, step=1)
+    assert draws.shape == (SIZE, DECODER_LENGTH)
+
+
+def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
+    mesh = Mesh(tensor=Axis(1, 4), sequence_parallel=True)
+    batch = to_batch(samples_of(0), run, device=CPU, mesh=mesh)
+    assert batch.labels.shape == batch.further_inputs["decoder_tokens"].shape == (SIZE, 12)
+    assert (batch.labels[:, 11] == -100).all()
+
+
+class Records:
+    """Samples of a split as the loader has them: the decoder repeats its token."""
+
+    corpora = ("corpus",)
+
+    def __init__(self, number: int) -> None:
+        samples = [samples_of(step) for step in range(number // SIZE)]
+        for each in samples:
+            each.labels[each.labels >= 0] = each.decoder_tokens[each.labels >= 0]
+        self._records = np.concatenate([records_of(each) for each in samples])
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self._records[sample : sample + 1].reshape(())
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run.index, tmp_path / "index")
+    content = {**read_index(run.index), "objective": sample_settings(run.train)}
+    del content["digest"]
+    described = {**content, "digest": files.digest(content)}
+    files.write_json(tmp_path / "index/index.json", described)
+    monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
+    monkeypatch.setattr(validation, "open_samples", lambda *_, **__: Records(16))
+    for name, stops in (("whole", [None]), ("parts", [3, None])):
+        changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
+        write_run(tmp_path / name / "run.yaml", run.model_copy(update=changed))
+        for stop in stops:
+            assert train_here(tmp_path / name / "run.yaml", until_step=stop) == 0
+    whole_run, parts_run = (tmp_path / name / "run.yaml" for name in ("whole", "parts"))
+    for key in ("loss", "validation_loss"):
+        assert losses(parts_run, key) == losses(whole_run, key)
+    trained = [record for record in records(whole_run) if "loss" in record]
+    assert len(trained) == 6
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    for name, tensor in weights(whole_run).items():
+        assert torch.equal(weights(parts_run)[name], tensor)
+
+
+def test_decoders_count_in_estimates(run: Run) -> None:
+    assert sample_lengths(run) == [LENGTH, DECODER_LENGTH]
+    longer = laid_out(run, {"masking": {"decoder_sequence_length": 30}})
+    assert model_flops_per_token(longer) > 1.5 * model_flops_per_token(run)
+    estimates = [estimate(with_precision(each, CPU), 1, CPU) for each in (run, longer)]
+    assert estimates[1].activations > 1.5 * estimates[0].activations
+    assert estimates[1].weights == estimates[0].weights
+
+
+def test_decoders_longer_than_the_positions_are_refused(run: Run) -> None:
+    for length, settings in ((33, {}), (32, {})):
+        longer = laid_out(run, {"masking": {"decoder_sequence_length": length}, **settings})
+        if length == 32:
+            check_sequence_length(longer.train, ARCHITECTURE)
+            continue
+        with pytest.raises(UserError, match=r"decoder_sequence_length: 33: more than the 32 max"):
+            check_sequence_length(longer.train, ARCHITECTURE)
+
+
+def test_layouts_that_divide_a_stack_or_a_sequence_are_refused(run: Run) -> None:
+    for sizes, name in (({"pp": 2}, "pipeline"), ({"cp": 2}, "context")):
+        with pytest.raises(UserError, match=rf"{name}_parallel_size: 2: .*t5.*; set 1"):
+            check_layout(laid_out(run, parallel(**sizes)), 2)
