@@ -238,7 +238,8 @@ def test_every_back_end_has_checks() -> None:
 
 @pytest.mark.parametrize("part", ["hf", "megatron", "memory"])
 def test_every_family_has_every_part(part: str) -> None:
-    assert plugins.names(f"models/*/{part}") == plugins.names("models/*/model")
+    lacking = {"hf_t5"} if part == "megatron" else set()  # Megatron has no such model
+    assert {*plugins.names(f"models/*/{part}")} == {*plugins.names("models/*/model")} - lacking
 
 
 def test_profiles_have_a_launch_script() -> None:

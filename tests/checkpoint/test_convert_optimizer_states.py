@@ -259,7 +259,7 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
 
 
 def test_chains_cover_every_family() -> None:
-    assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/model")}
+    assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/megatron")}
 
 
 @pytest.mark.grid

@@ -77,6 +77,57 @@ def reference(architecture: Architecture) -> Any:
     return model.eval()
 
 
+def hf_t5(**values: Any) -> Architecture:
+    """A T5 v1.1 with 4 heads of width 16 of narrower states, 3 + 2 layers and few buckets."""
+    usual = {
+        "family": "hf_t5",
+        "hidden_size": 48,
+        "head_dim": 16,
+        "relative_attention_num_buckets": 12,
+        "relative_attention_max_distance": 20,
+    }
+    return t5(**(usual | values))
+
+
+HF_ARCHITECTURES = {
+    "hf_t5": hf_t5(),
+    "hf_t5-tied": hf_t5(
+        hidden_act="silu", vocab_size=128, tie_word_embeddings=True, num_decoder_layers=3
+    ),
+}
+
+
+def hf_reference(shape: Architecture) -> Any:
+    """transformers' T5 with random weights, norms included, without dropout."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=shape.vocab_size,
+        d_model=shape.hidden_size,
+        d_kv=shape.head_dim,
+        d_ff=shape.intermediate_size,
+        num_layers=shape.num_hidden_layers,
+        num_decoder_layers=shape.setting("num_decoder_layers"),
+        num_heads=shape.num_attention_heads,
+        relative_attention_num_buckets=shape.setting("relative_attention_num_buckets"),
+        relative_attention_max_distance=shape.setting("relative_attention_max_distance"),
+        feed_forward_proj={"gelu_new": "gated-gelu", "silu": "gated-silu"}[shape.hidden_act],
+        layer_norm_epsilon=shape.rms_norm_eps,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        initializer_factor=0.3,
+        dropout_rate=0.0,
+        n_positions=shape.max_position_embeddings,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    if not shape.tie_word_embeddings:  # transformers 5 ties them in any case
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
 def named_parameters(model: Any) -> dict[str, Tensor]:
     """Parameters of transformers' model by the names of its files, with the tables of positions."""
     named = dict(model.named_parameters())

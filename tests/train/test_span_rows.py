@@ -23,6 +23,8 @@ from tests.support.runs import (
     write_start,
 )
 from tests.support.t5s import (
+    hf_reference,
+    hf_t5,
     named_parameters,
     reference,
     rows_of,
@@ -47,7 +49,9 @@ from tokamake.train.numerics import with_precision
 from tokamake.train.span_rows import SpanRows, span_rows
 
 CPU = torch.device("cpu")
-ARCHITECTURE = t5(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
+SIZES = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 2}
+ARCHITECTURE = t5(**SIZES)
+ARCHITECTURES = {"t5": ARCHITECTURE, "hf_t5": hf_t5(**SIZES)}
 SIZE, LENGTH, DECODER_LENGTH, NUM_STEPS = 8, 16, 11, 3
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [
@@ -79,18 +83,32 @@ def samples_of(step: int) -> SpanRows:
     )
 
 
+def oracle(family: str) -> Any:
+    """transformers' model."""
+    return reference(ARCHITECTURE) if family == "t5" else hf_reference(ARCHITECTURES[family])
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run of each family."""
     root = prepare(tmp_path_factory.mktemp("spans"))
-    config = make_run(root, "run")
-    weights = {n: t.detach() for n, t in named_parameters(reference(ARCHITECTURE)).items()}
-    write_start(root / "t5", ARCHITECTURE, from_hf(ARCHITECTURE, weights))
+    config = read_run(make_run(root, "run"))
     # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
     optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
-    changed = {"architecture": ARCHITECTURE, "checkpoint": root / "t5/global_step0"}
     masking = {"masking": {"decoder_sequence_length": DECODER_LENGTH}}
     settings = {"objective": "span_corruption", **masking, **optimizer}
-    return laid_out(read_run(config).model_copy(update=changed), settings)
+    runs = {}
+    for family, architecture in ARCHITECTURES.items():
+        weights = {n: t.detach() for n, t in named_parameters(oracle(family)).items()}
+        write_start(root / family, architecture, from_hf(architecture, weights))
+        start = {"architecture": architecture, "checkpoint": root / family / "global_step0"}
+        runs[family] = laid_out(config.model_copy(update=start), settings)
+    return runs
+
+
+@pytest.fixture
+def run(runs: dict[str, Run]) -> Run:
+    return runs["t5"]
 
 
 def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,9 +140,9 @@ def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @cache
-def plain_training() -> dict[str, Any]:
+def plain_training(family: str = "t5") -> dict[str, Any]:
     """Train transformers' model with torch's AdamW in one process."""
-    model = reference(ARCHITECTURE)
+    model = oracle(family)
     named = dict(model.named_parameters())
     # The bias of the logits is a matrix of one row there.
     is_matrix = {name: p.dim() > 1 and len(p) > 1 for name, p in named.items()}
@@ -144,16 +162,33 @@ def plain_training() -> dict[str, Any]:
         optimizer.step()
     result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
     stored = {name: p.detach() for name, p in named_parameters(model).items()}
-    result["weights"] = from_hf(ARCHITECTURE, stored)
+    result["weights"] = from_hf(ARCHITECTURES[family], stored)
     return result
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", LAYOUTS)
 def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run) -> None:
-    expected = plain_training()
-    of_ranks = spawn(train, world_size, run, LAYOUTS[world_size])
-    for number, layout in enumerate(LAYOUTS[world_size]):
+    assert_trains_as_torch("t5", run, world_size, layouts=LAYOUTS[world_size])
+
+
+@pytest.mark.ranks
+def test_the_t5_of_transformers_trains_as_torch(runs: dict[str, Run]) -> None:
+    layouts = [
+        {"zero_stage": 3, "recompute_granularity": "full"},
+        parallel(tp=2, sp=True) | {"recompute_granularity": "selective"},
+        {"backend": "deepspeed", "zero_stage": 3},
+    ]
+    assert_trains_as_torch("hf_t5", runs["hf_t5"], 2, layouts=layouts)
+
+
+def assert_trains_as_torch(
+    family: str, run: Run, world_size: int, *, layouts: list[dict[str, Any]]
+) -> None:
+    """Check losses, norms and weights of each layout."""
+    expected = plain_training(family)
+    of_ranks = spawn(train, world_size, run, layouts)
+    for number, layout in enumerate(layouts):
         results = [of_rank[number] for of_rank in of_ranks]
         for result in results:
             for name in ("losses", "norms", "validation", "validation after"):

@@ -45,6 +45,16 @@ def test_the_dry_run_refuses_what_needs_the_next_token(tmp_path: Path) -> None:
     assert snakemake(folder, "-n", *MINE, "train").returncode == 0
 
 
+def test_the_dry_run_refuses_stages_of_a_t5(tmp_path: Path) -> None:
+    folder = make_encoder_workspace(tmp_path, "t5")
+    config = yaml.safe_load((folder / "my.yaml").read_text())
+    config["train"]["parallel"] = {"pipeline_parallel_size": 2}
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
+    refused = snakemake(folder, "-n", *MINE, "train")
+    assert refused.returncode == 2
+    assert "pipeline_parallel_size: 2: a pipeline passes the states of one stack" in refused.stderr
+
+
 def trained(folder: Path, key: str) -> Path:
     """The exported folder of a run whose loss has fallen."""
     result = snakemake(folder, *MINE, "train", "export_hf")

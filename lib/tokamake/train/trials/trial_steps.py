@@ -4,7 +4,7 @@ They use the run's own engine and its samples, or random tokens. There is no val
 checkpoint and no output folder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class TrialSteps:
         backend = plugins.load("train/backends", train.backend)
         self.engine: Any = backend.Engine(self.run, ranks, device=device)
 
-    def train_step(self, rows: "list[SampleRows]", **rates: float) -> StepResult:
+    def train_step(self, rows: "Sequence[SampleRows]", **rates: float) -> StepResult:
         """Do one optimizer step with the next samples."""
         mesh, train = self.engine.mesh, self.run.train
         numbers = sample_numbers(
@@ -86,7 +86,7 @@ class TrialSteps:
         result: StepResult = self.engine.train_step(rows, samples=StepSamples(numbers), **rates)
         return result
 
-    def batches(self) -> "Iterator[list[SampleRows]]":
+    def batches(self) -> "Iterator[Sequence[SampleRows]]":
         """This rank's micro batches of each step."""
         if self._synthetic:
             return self._random_batches()
@@ -95,12 +95,12 @@ class TrialSteps:
         )
         return report_from_any_rank(ahead(step.micro_batches for step in steps), self._ranks)
 
-    def _random_batches(self) -> "Iterator[list[SampleRows]]":
+    def _random_batches(self) -> "Iterator[Sequence[SampleRows]]":
         train, mesh = self.run.train, self.engine.mesh
         # Each data-parallel rank has its own tokens, as with real samples.
         generator = np.random.default_rng((self.run.seed, mesh.data.rank))
         for _ in range(self._num_steps):
-            rows: list[SampleRows] = [
+            rows: Sequence[SampleRows] = [
                 _random_rows(self.run, generator) for _ in range(num_micro_batches(train, mesh))
             ]
             yield rows

@@ -1,0 +1,87 @@
+"""hf_t5 in transformers' folders: read, written, refused; Megatron has no such model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.hf_tensors import from_hf
+from tests.support.t5s import HF_ARCHITECTURES, hf_reference, span_samples, their_logits
+from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint.tensors.checkpoint import Target
+from tokamake.errors import UserError
+
+SHAPE = HF_ARCHITECTURES["hf_t5"]
+
+
+@pytest.mark.parametrize("name", HF_ARCHITECTURES)
+def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path) -> None:
+    model = hf_reference(HF_ARCHITECTURES[name])
+    model.save_pretrained(tmp_path / "theirs")
+    architecture, tensors = hf_folder.read(tmp_path / "theirs")
+    assert architecture == HF_ARCHITECTURES[name]
+    expected = from_hf(architecture, dict(model.named_parameters()))
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+    hf_folder.write(tmp_path / "ours", architecture, tensors)
+    again = type(model).from_pretrained(tmp_path / "ours").eval()
+    samples = span_samples(architecture, number=2, length=20, decoder_length=10)
+    with torch.no_grad():
+        assert torch.equal(their_logits(again, samples), their_logits(model, samples))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """config.json of a folder."""
+    hf_folder.write(tmp_path / "hf", SHAPE, model_tensors.random(SHAPE, 1))
+    return tmp_path / "hf/config.json"
+
+
+@pytest.mark.parametrize("kind", ["relu", "gated-relu", None])
+def test_other_mlps_are_refused(kind: str | None, config: Path) -> None:
+    values = json.loads(config.read_text()) | {"feed_forward_proj": kind}
+    config.write_text(json.dumps({key: value for key, value in values.items() if value}))
+    with pytest.raises(UserError, match=f"hidden_act: '{kind or 'relu'}': hf_t5 has gelu_new or"):
+        hf_folder.read(config.parent)
+
+
+def test_files_of_old_versions_have_copies_of_the_embedding(config: Path) -> None:
+    file = config.with_name("model.safetensors")
+    tensors = load_file(file)
+    embedding = tensors["shared.weight"]
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    copies: dict[str, Any] = {unused: torch.zeros(12, 4)}
+    for stack in ("encoder", "decoder"):
+        copies[f"{stack}.embed_tokens.weight"] = embedding.clone()
+    save_file(tensors | copies, file)
+    _, read = hf_folder.read(config.parent)
+    assert torch.equal(read["model.embed_tokens.weight"], embedding)
+    assert torch.equal(read["lm_head.weight"], tensors["lm_head.weight"])
+
+
+def test_a_native_checkpoint_keeps_every_bit(config: Path, tmp_path: Path) -> None:
+    writer.write(tmp_path / "there", open_any(config.parent), "native", Target())
+    writer.write(tmp_path / "back", open_any(tmp_path / "there"), "hf", Target())
+    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
+
+
+def test_transformers_computes_the_logits_of_a_converted_model(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(source=config.parent, target=tmp_path / "n", format="native")
+    convert(source=tmp_path / "n", target=tmp_path / "back", format="hf", compare_logits=True)
+    assert "logits: as those of the source, by transformers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["mds", "mds_pipeline", "megatron", "torch_dist", "universal"])
+def test_formats_of_megatron_are_refused(kind: str, config: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Megatron has no model of family hf_t5; choose the format"):
+        writer.write(tmp_path / "a", open_any(config.parent), kind, Target())
