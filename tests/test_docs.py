@@ -48,6 +48,11 @@ QUICKLY_PLANNED = ("aurora",)
 TRACKERS = pytest.mark.extra("trackers", "wandb")
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
+    "finetune": (
+        "tokamake/results/order/evaluate_finetuned.json",
+        "tokamake/results/order/export/config.json",
+        "tokamake/scores/dev.jsonl",
+    ),
     "existing-datasets": (
         "tokamake/results/tokens/train.json",
         "tokamake/results/listed/index/index.json",

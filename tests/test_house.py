@@ -29,6 +29,7 @@ NO_COMMAND = {"all", "data", "report"}
 OTHER_NAME = {
     **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
     **{"fetch_weights": "fetch", "import_checkpoint": "convert", "export_hf": "convert"},
+    "export_finetuned": "convert",
 }
 
 

@@ -62,6 +62,11 @@ TESTED_THROUGH = {
     "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
     "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
+    "finetune/test_trainer.py": [
+        *("finetune/epochs", "finetune/finetune", "finetune/finetune_run"),
+        *("finetune/prepare_finetune", "finetune/start"),
+    ],
+    "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_training_curves.py": [

@@ -90,6 +90,15 @@ STAGES = {
         ),
         "doctor": Command("doctor", "--profile profiles/aurora"),
         "train": Command("train", "--config results/tiny/run.yaml"),
+        "prepare-finetune": Command(
+            "finetune",
+            '--checkpoint results/bert/training --settings \'{"task": "rte", "train_files":'
+            ' "RTE/train.tsv", "validation_files": "RTE/dev.tsv"}\' --run rte --seed 1'
+            " --tokenizer tokenizer --output-folder training --start start --output run.yaml",
+        ),
+        "finetune": Command(
+            "finetune", "--config results/rte/run.yaml --output finetune.json --model finetuned"
+        ),
     },
     "Model": {
         "model-card": Command(
@@ -110,6 +119,16 @@ STAGES = {
         "generate": Command(
             "generate",
             "--checkpoint results/tiny/training --prompt 'def main'",
+        ),
+        "evaluate-finetuned": Command(
+            "finetune",
+            "rte --checkpoint results/rte/finetuned --data dev=RTE/dev.tsv --tokenizer tokenizer"
+            " --sequence-length 128",
+        ),
+        "plot-finetuned": Command(
+            "report",
+            "--scores results/rte/finetune.json --evaluation results/rte/evaluate_finetuned.json"
+            " --output plots",
         ),
         "plot": Command(
             "report",
@@ -177,7 +196,7 @@ COMMANDS = commands(STAGES) | commands(TOOLS)
 SEVERAL_FILES = {
     *("sample-corpus", "train-tokenizer", "split", "tokenize", "merge", "repair", "index"),
     *("tokenize-batch", "merge-batch", "extend-tokenizer"),
-    *("init-model", "convert", "plot", "compare"),
+    *("init-model", "convert", "plot", "plot-finetuned", "compare"),
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.support.finetune_workspaces import make_finetune_workspace
 from tests.support.web_server import Server
 from tests.support.workflow_configs import write_runs
 from tests.support.workflows import CONFIG, CORPORA, MINE, make_workspace, snakemake
@@ -15,6 +16,7 @@ from tokamake.config.data_set import DataSet
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.status.stages import stages
 from tokamake.workflow.config import read_workflow_config
+from tokamake.workflow.finetune import RULES as FINETUNE_RULES
 
 EPOCHS = "corpus\tfiles\tepochs\ndocs\tresults/raw/docs/*\t2\n"
 
@@ -82,7 +84,7 @@ def read_jobs(text: str) -> list[JobState]:
 
 
 def test_stages_have_the_products_and_logs_of_the_rules(planned: list[JobState]) -> None:
-    others = {"all", "data", "fetch_task", "fetch_weights", "import_checkpoint"}
+    others = {"all", "data", "fetch_task", "fetch_weights", "import_checkpoint", *FINETUNE_RULES}
     assert {job.rule for job in planned} == rules().keys() - others
     for job in planned:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +98,23 @@ def test_stages_have_the_products_and_logs_of_the_rules(planned: list[JobState])
     # The dry run knows the run `epochs` up to its plan of segments only.
     complete = [stage for title in groups if title != "run epochs" for stage in groups[title]]
     assert {stage.log for stage in complete if stage.always} <= {job.log for job in planned}
+
+
+def test_stages_of_finetuned_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_finetune_workspace(tmp_path))
+    result = snakemake(tmp_path, "-n", *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    planned = [
+        job for job in read_jobs(result.stdout + result.stderr) if job.rule in FINETUNE_RULES
+    ]
+    for job in planned:
+        Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        Path(job.log).touch()
+    of_run = {stage.name: stage for stage in stages(Path())["run order"]}
+    assert {*of_run} == {job.rule for job in planned} == {*FINETUNE_RULES}
+    for job in planned:
+        assert of_run[job.rule].log == job.log
+        assert is_product(of_run[job.rule].product, job.outputs), job
 
 
 def is_product(path: str, outputs: list[str]) -> bool:

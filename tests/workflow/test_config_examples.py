@@ -23,6 +23,9 @@ PROFILE = re.compile(r"# Profile: .*profiles/(\w+)\W.*`train: (\{.*\})`")
 TARGETS = {"gpt3-sizes": "results/gpt3-18.4b/train.json"}
 
 
+TASK_FILE = re.compile(r"glue/[\w/]+\.tsv")
+
+
 def write_raw(pattern: Path, key: str) -> None:
     """A raw file that a pattern names, with the key that holds the text."""
     path = pattern.with_name(pattern.name.replace("*", "part-0"))
@@ -59,6 +62,10 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     table = read_table(clone / yaml.safe_load(text)["corpora"], setting="corpora", row="corpus")
     for row in table.rows.values():
         write_raw(clone / row["files"], row["text_key"])
+    if runs := yaml.safe_load(text).get("runs"):
+        for path in TASK_FILE.findall((clone / runs).read_text()):
+            (clone / path).parent.mkdir(parents=True, exist_ok=True)
+            (clone / path).write_text("planned only\n")
     settings = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())
     settings["set-resources"]["train"] |= resources
     copy = clone / "mine/profile.yaml"

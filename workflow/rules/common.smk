@@ -6,6 +6,7 @@ from tokamake.config.training import INDEX_SETTINGS
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
 from tokamake.workflow.paths import DOCTOR, RUN, split_weights
+from tokamake.workflow.report import FINETUNE_FIGURES
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix())
@@ -23,6 +24,7 @@ data_rules = FUNCTIONS.data
 checkpoint_rules = FUNCTIONS.checkpoints
 segments = FUNCTIONS.segments
 task_rules = FUNCTIONS.tasks
+finetune_rules = FUNCTIONS.finetune
 doctor_rules = FUNCTIONS.doctor
 layouts = FUNCTIONS.layouts
 run_changes = FUNCTIONS.changes
@@ -34,9 +36,9 @@ DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
 
 
 wildcard_constraints:
-    run="|".join(map(re.escape, CONFIG.runs)),
-    batch=rf"(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
-    corpus="|".join(map(re.escape, CONFIG.corpora)),
+    run="|".join(map(re.escape, CONFIG.runs)) or "(?!)",
+    batch=rf"(?:{'|'.join(map(re.escape, CONFIG.corpora)) or '(?!)'})-\d+",
+    corpus="|".join(map(re.escape, CONFIG.corpora)) or "(?!)",
     segment=r"(\.[1-9]\d*)?",
     task="|".join(map(re.escape, task_rules.names)) or "(?!)",
     start="|".join(map(re.escape, checkpoint_rules.starts)) or "(?!)",

@@ -1,6 +1,8 @@
 # Figures and tables of the runs, and Snakemake's report around them.
 
-from tokamake.workflow.report import FIGURES, figure_rules
+from tokamake.workflow.report import FIGURES, figure_rules, plotted_runs
+
+PLOTTED = plotted_runs(CONFIG)
 
 
 rule plot:
@@ -44,10 +46,10 @@ rule plot:
 rule compare:
     "Compare the settings and the results of all runs of the table."
     input:
-        runs=expand(f"{RUN}/run.yaml", run=CONFIG.runs),
-        indexes=expand(f"{RUN}/index/index.json", run=CONFIG.runs),
-        trained=expand(f"{RUN}/train.json", run=CONFIG.runs),
-        evaluations=expand(f"{RUN}/evaluate.json", run=CONFIG.runs),
+        runs=expand(f"{RUN}/run.yaml", run=PLOTTED),
+        indexes=expand(f"{RUN}/index/index.json", run=PLOTTED),
+        trained=expand(f"{RUN}/train.json", run=PLOTTED),
+        evaluations=expand(f"{RUN}/evaluate.json", run=PLOTTED),
     output:
         report(
             f"{DATA_SET.shared}/compare/runs.html", category="Runs", caption="../report/runs.rst"
@@ -62,7 +64,7 @@ rule compare:
     benchmark:
         f"{DATA_SET.benchmarks}/compare.tsv"
     params:
-        runs=[f"results/{run}" for run in CONFIG.runs],
+        runs=[f"results/{run}" for run in PLOTTED],
         folder=subpath(output[0], parent=True),
     shell:
         "tokamake compare {params.runs} --output {params.folder} > {log} 2>&1"
@@ -71,9 +73,14 @@ rule compare:
 rule report:
     "Gather all runs' figures, tables, the DAG and run times in report.html."
     input:
-        expand(rules.plot.output, run=CONFIG.runs),
+        expand(rules.plot.output, run=PLOTTED),
         checkpoint_rules.exported,
-        rules.compare.output if len(CONFIG.runs) > 1 else [],
+        rules.compare.output if len(PLOTTED) > 1 else [],
+        (
+            expand(rules.plot_finetuned.output, run=finetune_rules.names)
+            if finetune_rules.names
+            else []
+        ),
     output:
         html=f"{DATA_SET.shared}/report.html",
         config=f"{DATA_SET.shared}/config.json",

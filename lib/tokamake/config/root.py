@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.fields import Name, Settings
+from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.tasks import Tasks
@@ -118,6 +119,9 @@ class Config(Settings):
     """Architecture and initial checkpoint."""
     train: TrainSettings = TrainSettings()
     """Training."""
+    finetune: FinetuneSettings | None = None
+    """Finetuning on a task, in place of pretraining: such a run starts from model.checkpoint, a
+    folder or another run of the table. Empty: the run pretrains."""
     convert: CheckpointForms = ()
     """Additional formats of the trained model: a format of `tokamake convert`, parallel sizes and a
     dtype, for example mds-pipeline-tp2-pp4, hf-bf16, or mds-tp2-dp4-zero1-bf16 (with optimizer
@@ -202,7 +206,26 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_task(self) -> "Config":
+        if self.finetune is None:
+            return self
+        if self.model.checkpoint is None:
+            raise ValueError(
+                f"finetune.task: {self.finetune.task.name}: there is no model to finetune; name a "
+                "folder or {run: NAME} in model.checkpoint"
+            )
+        if self.train.finetune is False:
+            raise ValueError(
+                "train.finetune: false: a run with the section finetune starts at step 0 with a "
+                "new optimizer; remove this setting"
+            )
+        check_train_settings(self.train)
+        return self
+
+    @model_validator(mode="after")
     def _check_finetune(self) -> "Config":
+        if self.finetune is not None:
+            return self
         finetune, checkpoint = self.train.finetune, self.model.checkpoint
         if checkpoint is not None and finetune is None:
             raise ValueError(

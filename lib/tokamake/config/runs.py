@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RUN_SECTIONS = (
     *("seed", "corpora", "weights", "data_root", "model"),
-    *("train", "convert", "export", "evaluate", "generate"),
+    *("train", "finetune", "convert", "export", "evaluate", "generate"),
 )
 """Sections and settings that may differ between runs."""
 

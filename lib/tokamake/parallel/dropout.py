@@ -25,9 +25,10 @@ Site = Literal[
     "decoder_embedding",
     "cross_attention",
     "cross_attention_output",
+    "task_head",
 ]
 """Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
-stream. Decoders of encoder-decoders have further ones."""
+stream. Decoders of encoder-decoders have further ones. task_head: what the head of a task reads."""
 
 _BITS = 24
 """Bits of a hash that are compared with the rate."""

@@ -60,11 +60,22 @@ _RUN_STAGES = (
     StageJob("push", "results/{run}/push.json", "logs/{run}/push.log", False),
     StageJob("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
+_FINETUNE_STAGES = (
+    StageJob("prepare_finetune", "results/{run}/run.yaml", "logs/{run}/prepare_finetune.log"),
+    StageJob("finetune", "results/{run}/finetune.json", "logs/{run}/finetune.log"),
+    StageJob("export_finetuned", "results/{run}/export", "logs/{run}/export_finetuned.log"),
+    StageJob(
+        "evaluate_finetuned",
+        "results/{run}/evaluate_finetuned.json",
+        "logs/{run}/evaluate_finetuned.log",
+    ),
+    StageJob("plot_finetuned", "results/{run}/plots/scores.svg", "logs/{run}/plot_finetuned.log"),
+)
 
 
 def runs(folder: Path) -> list[str]:
     """Names of the runs that have begun, from their files."""
-    logs = ("weigh", "index", "resolve", "train")
+    logs = ("weigh", "index", "resolve", "train", "prepare_finetune")
     names = {path.parent.name for name in logs for path in folder.glob(f"logs/*/{name}.log")}
     names |= {path.parent.name for path in folder.glob("results/*/run.yaml")}
     return sorted(names)
@@ -83,6 +94,12 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
     if starts := [*_weight_fetches(folder), *imports]:
         groups["starts"] = starts
     for run in runs(folder):
+        if (folder / f"logs/{run}/prepare_finetune.log").exists():
+            groups[f"run {run}"] = [
+                stage._replace(product=stage.product.format(run=run), log=stage.log.format(run=run))
+                for stage in _FINETUNE_STAGES
+            ]
+            continue
         weights = data_set_of(folder, run).weights.format(run=run)
         run_stages = [StageJob("weigh", weights, f"logs/{run}/weigh.log")]
         run_stages += [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]

@@ -21,13 +21,14 @@ from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.train.masked_rows import MaskedRows, masked_rows
 from tokamake.train.span_rows import SpanRows, span_rows
+from tokamake.train.task_rows import TaskRows
 
 TokenRows = npt.NDArray[np.int64]
 """(B, L + 1) tokens; one below 0 fills up a row and is no token."""
 
-SampleRows = npt.NDArray[Any] | MaskedRows | SpanRows
+SampleRows = npt.NDArray[Any] | MaskedRows | SpanRows | TaskRows
 """A micro batch as the loader makes it: rows of tokens, or samples of an encoder, also as the
-records that `masked_rows` and `span_rows` take."""
+records that `masked_rows` and `span_rows` take; or labeled rows of a task."""
 
 
 class StepSamples(NamedTuple):
@@ -53,7 +54,9 @@ class MicroBatch(NamedTuple):
     documents apart; (B, L) token_types; (B, M) decoder_tokens; (N,) label_places of the tokens with
     a label, among all labels; (B,) sample_numbers, from which masks of dropout follow."""
     sample_labels: Tensor | None = None
-    """(B,) int64 class of each sample, of masked samples."""
+    """(B,) int64 class of each sample, of masked samples; labels of `TaskRows`."""
+    num_sample_labels: int | None = None
+    """Samples of the whole step, on all ranks, that have a label; None: all of them."""
 
 
 def inputs_and_labels(
@@ -85,15 +88,19 @@ def to_batch(
     """Split rows into inputs and labels and bring this rank's part of them to the device.
 
     Args:
-        rows: (B, L + 1) tokens, or samples of an encoder.
+        rows: (B, L + 1) tokens, samples of an encoder, or labeled rows.
         run: its settings say whether documents of a row are kept apart.
         device: device of the model.
         mesh: this rank among its peers.
         sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
     """
-    rows, sample_labels = with_fields(rows), None
-    if isinstance(rows, MaskedRows):
-        inputs, labels, arrays = rows.tokens, rows.labels, _inputs_of_encoder(rows)
+    rows, sample_labels, num_sample_labels = with_fields(rows), None, None
+    if isinstance(rows, TaskRows):
+        inputs, arrays = rows.tokens, inputs_of_encoder(rows)
+        labels = np.full((len(inputs), 1), NO_LABEL)
+        sample_labels, num_sample_labels = to_device(rows.labels, device), rows.num_labels
+    elif isinstance(rows, MaskedRows):
+        inputs, labels, arrays = rows.tokens, rows.labels, inputs_of_encoder(rows)
         sample_labels = to_device(rows.is_random, device)
     elif isinstance(rows, SpanRows):
         # Sequence parallelism divides the tokens of the decoder, too.
@@ -104,7 +111,8 @@ def to_batch(
         loss_mask, arrays = _documents(rows, run)
         inputs, labels = inputs_and_labels(rows, loss_mask)
     # Losses of corpora need those of each row.
-    if run.train.objective != "causal" and not run.train.log_corpus_losses:
+    needs_rows = run.train.objective == "causal" or run.train.log_corpus_losses
+    if not isinstance(rows, TaskRows) and not needs_rows:
         arrays["label_places"] = np.flatnonzero(labels != NO_LABEL)
 
     def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
@@ -113,11 +121,13 @@ def to_batch(
     further = {name: rank_tensor(array) for name, array in arrays.items()}
     if sample_numbers is not None and any(run.train.dropout.rates):
         further["sample_numbers"] = to_device(sample_numbers, device)
-    return MicroBatch(rank_tensor(inputs), rank_tensor(labels), further, sample_labels)
+    return MicroBatch(
+        rank_tensor(inputs), rank_tensor(labels), further, sample_labels, num_sample_labels
+    )
 
 
-def with_fields(rows: SampleRows) -> TokenRows | MaskedRows | SpanRows:
-    """Samples of an encoder by their fields; rows of tokens as they are."""
+def with_fields(rows: SampleRows) -> TokenRows | MaskedRows | SpanRows | TaskRows:
+    """Samples of an encoder by their fields; other rows as they are."""
     if isinstance(rows, np.ndarray) and rows.dtype.names:
         return span_rows(rows) if "decoder_tokens" in rows.dtype.names else masked_rows(rows)
     return rows
@@ -126,6 +136,8 @@ def with_fields(rows: SampleRows) -> TokenRows | MaskedRows | SpanRows:
 def label_shape(rows: SampleRows) -> tuple[int, int]:
     """Samples of a micro batch, and labels of each."""
     rows = with_fields(rows)
+    if isinstance(rows, TaskRows):
+        return len(rows.tokens), 1
     if isinstance(rows, MaskedRows | SpanRows):
         num_samples, length = rows.labels.shape
         return num_samples, length
@@ -133,7 +145,8 @@ def label_shape(rows: SampleRows) -> tuple[int, int]:
     return num_samples, width - 1
 
 
-def _inputs_of_encoder(rows: MaskedRows) -> dict[str, npt.NDArray[Any]]:
+def inputs_of_encoder(rows: MaskedRows | TaskRows) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of an encoder beside tokens: token_types, and document_ids that hide padding."""
     arrays: dict[str, npt.NDArray[Any]] = {"token_types": rows.types}
     if not rows.padding_mask.all():
         # Padding is a document of its own. Without any, kernels need no mask.

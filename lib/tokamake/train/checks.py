@@ -105,6 +105,11 @@ def check_samples_objective(run: Run, index: Index) -> None:
 
 def check_objective(train: TrainSettings, architecture: Architecture) -> None:
     """Refuse an objective that the model's family or its heads do not learn."""
+    if (task_head := (architecture.model_extra or {}).get("task_head", "none")) != "none":
+        raise UserError(
+            f"train.objective: {train.objective}: the model is finetuned: it has a head of "
+            f"{task_head} in place of the one that learns this; start from the pretrained model"
+        )
     known = objectives(architecture.family)
     if train.objective in known:
         _check_sentence_order(train, architecture)

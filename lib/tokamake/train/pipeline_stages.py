@@ -25,6 +25,7 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
+from tokamake.train.task_rows import num_labeled, sum_of_losses
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
@@ -165,22 +166,25 @@ class PipelineStages:
     def _loss(self, output: Output, labels: Tensor, sample_labels: Tensor | None = None) -> Tensor:
         assert self._vocab_size is not None
         logits, auxiliary_loss, sample_logits = predictions(output)
-        total = cross_entropy(
-            logits,
-            labels,
-            mesh=self._mesh,
-            size=self._vocab_size,
-            compiled=self._train.compile,
-            row_losses=self.row_losses if torch.is_grad_enabled() else None,
-        )
+        if logits.dim() > 1:
+            total = cross_entropy(
+                logits,
+                labels,
+                mesh=self._mesh,
+                size=self._vocab_size,
+                compiled=self._train.compile,
+                row_losses=self.row_losses if torch.is_grad_enabled() else None,
+            )
+        else:  # a model with the head of a task
+            total = torch.zeros((), device=self._device)
         if auxiliary_loss is not None and torch.is_grad_enabled():
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         total = total * self._factors.tokens
         if sample_logits is None or sample_labels is None:
             return total
-        of_samples = F.cross_entropy(sample_logits.float(), sample_labels, reduction="sum")
-        count = torch.full_like(of_samples, len(sample_labels))
+        of_samples = sum_of_losses(sample_logits, sample_labels)
+        count = num_labeled(sample_labels)
         self.sample_losses.append(torch.stack((of_samples.detach(), count)))
         return total + of_samples * self._factors.samples
 
@@ -269,6 +273,15 @@ class PipelineStages:
             )
         sharding.round_master_weights(self.chunks)
         return torch.stack([self.loss(batch, TOKENS_ALONE) for batch in batches]).sum()
+
+    @torch.no_grad()
+    def sample_logits(self, batch: MicroBatch) -> Tensor:
+        """Logits (B, classes) of the samples of a micro batch, fp32; not for pipelines."""
+        (module,) = self.modules.values()
+        sharding.round_master_weights(self.chunks)
+        logits = predictions(module(batch.inputs, **batch.further_inputs)).sample_logits
+        assert logits is not None, "the model has a head for samples"
+        return logits.float()
 
     def _empty_states(self, tokens: Tensor) -> Tensor:
         """Buffer for the states of a micro batch that one stage sends to the next."""

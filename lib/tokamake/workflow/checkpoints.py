@@ -28,7 +28,7 @@ class CheckpointRules:
 
     def __init__(self, config: WorkflowConfig) -> None:
         self._config = config
-        first = [run for run in config.runs if config.runs[run].model.folder]
+        first = [run for run, each in config.all_runs.items() if each.model.folder]
         self._name = {run: self._start_of(run)[0] for run in first}
         self.starts = dict(map(self._start_of, first))
         """Folder of each initial checkpoint that exists before any run is trained, by name."""
@@ -69,7 +69,7 @@ class CheckpointRules:
         return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
 
     def _folder(self, run: str) -> Path:
-        folder = self._config.runs[run].model.folder
+        folder = self._config.all_runs[run].model.folder
         assert folder is not None, "a run that starts from a checkpoint"
         return folder
 
@@ -97,8 +97,9 @@ class CheckpointRules:
 
         A native checkpoint is read in place.
         """
-        if parent := self._config.runs[run].model.parent:
-            return f"{RUN.format(run=parent)}/training"
+        if parent := self._config.all_runs[run].model.parent:
+            is_finetuned = parent in self._config.finetuned
+            return f"{RUN.format(run=parent)}/{'finetuned' if is_finetuned else 'training'}"
         if (name := self._name.get(run)) is None:
             return None
         return self.starts[name] if name in self._native else f"results/import/{name}"
@@ -111,10 +112,12 @@ class CheckpointRules:
     def start_inputs(self, wildcards: Any) -> list[str] | str:
         """The native checkpoint that a run starts from, as files.
 
-        Another run of the table has its last checkpoint once its train.json exists.
+        Another run of the table has its last checkpoint once its train.json exists, or its best one
+        once its finetune.json does.
         """
-        if parent := self._config.runs[wildcards.run].model.parent:
-            return f"{RUN.format(run=parent)}/train.json"
+        if parent := self._config.all_runs[wildcards.run].model.parent:
+            is_finetuned = parent in self._config.finetuned
+            return f"{RUN.format(run=parent)}/{'finetune' if is_finetuned else 'train'}.json"
         name = self._name.get(wildcards.run)
         if name in self._native:
             return self._files[name]

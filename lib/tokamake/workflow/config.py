@@ -24,6 +24,7 @@ from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.validation import read_yaml
+from tokamake.workflow.finetuned_models import check_finetuned
 from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
     changed_shards,
@@ -45,7 +46,9 @@ class WorkflowConfig:
     """The checked config of all runs, and what follows from it before any job runs."""
 
     runs: dict[str, Config]
-    """Config of each run, by name."""
+    """Config of each run that pretrains, by name."""
+    finetuned: dict[str, Config]
+    """Config of each run that finetunes, by name."""
     tables: dict[str, list[Corpus]]
     """Corpora of each run."""
     corpora: dict[str, Corpus]
@@ -60,9 +63,14 @@ class WorkflowConfig:
     """Files of the tokenizer; None: the workflow trains one."""
 
     @property
+    def all_runs(self) -> dict[str, Config]:
+        """Config of each run, by name."""
+        return {**self.runs, **self.finetuned}
+
+    @property
     def shared(self) -> Config:
         """The config of any run, for sections that all runs share."""
-        return next(iter(self.runs.values()))
+        return next(iter(self.all_runs.values()))
 
     @property
     def data_set(self) -> DataSet:
@@ -152,9 +160,10 @@ def _read(
     values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
 ) -> WorkflowConfig:
     source = ", ".join(os.path.relpath(path) for path in config_files)
-    runs = read_runs(values, source, context=FETCH if is_main_process else None)
-    shared = next(iter(runs.values())).config
-    for run, where in runs.values():
+    all_runs = read_runs(values, source, context=FETCH if is_main_process else None)
+    runs = {name: run for name, run in all_runs.items() if run.config.finetune is None}
+    shared = next(iter(all_runs.values())).config
+    for run, where in all_runs.values():
         _check_braces(run, where)
     tables = _read_tables(runs)
     corpora = merge_tables(tables.values())
@@ -167,19 +176,20 @@ def _read(
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since
     else:
-        plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
+        plan = extended_plan(all_runs, corpora, declared=sample_files, previous=previous)
     if is_main_process:
         check_empty(corpora, plan)
         check_indexes(corpora, plan, previous=previous)
         check_repeated(tables.values(), plan)
-    check_initial_models(runs, is_main_process=is_main_process)
+    models = check_initial_models(runs, is_main_process=is_main_process)
+    check_finetuned(all_runs, models, is_main_process=is_main_process)
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
     if is_main_process:
         _report_evaluation(
             {name: held_out_splits(run.train, tables[name]) for name, (run, _) in runs.items()}
         )
-    tokenizer = _find_tokenizer(runs)
+    tokenizer = _find_tokenizer(all_runs)
     for corpus in corpora.values():
         if corpus.is_indexed and tokenizer is None and not shared.tokenizer.has_ids:
             raise UserError(
@@ -191,6 +201,7 @@ def _read(
         _check_fim(run, where)
     return WorkflowConfig(
         runs={name: run.config for name, run in runs.items()},
+        finetuned={n: run.config for n, run in all_runs.items() if n not in runs},
         tables=tables,
         corpora=corpora,
         sample_files=sample_files,

@@ -49,12 +49,17 @@ def naming_setting(where: str, setting: str) -> Iterator[None]:
         raise UserError(f"{where}: {setting}: {str(error).removeprefix('tokenizer ')}") from None
 
 
-def check_initial_models(runs: Mapping[str, NamedRun], *, is_main_process: bool) -> None:
+def check_initial_models(
+    runs: Mapping[str, NamedRun], *, is_main_process: bool
+) -> dict[str, InitialModel]:
     """Check that the initial model of each run fits its config.
 
     Args:
         runs: config of each run.
         is_main_process: whether checkpoints are opened, for which torch is imported.
+
+    Returns:
+        Initial model of each run, as far as it is opened.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or runs start from each other.
@@ -72,9 +77,10 @@ def check_initial_models(runs: Mapping[str, NamedRun], *, is_main_process: bool)
             if parent:
                 initial = _model_of_child(run, runs[parent].config, initial=models[parent])
             else:
-                initial = _initial_model(run)
+                initial = initial_model(run)
         _check_model(run, initial, where=where)
         models[name] = initial
+    return models
 
 
 def parents_first(runs: Mapping[str, NamedRun]) -> list[str]:
@@ -112,8 +118,12 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
     )
 
 
-def _initial_model(run: Config) -> InitialModel:
-    """The model of a run that starts from random weights or a folder."""
+def initial_model(run: Config) -> InitialModel:
+    """The model of a run that starts from random weights or a folder.
+
+    Raises:
+        UserError: the folder holds no checkpoint, or the run cannot start from it.
+    """
     model = run.model
     if model.folder and unfetched(model.folder):
         # Its weights are not downloaded yet. config.json is enough: hf has no optimizer states.

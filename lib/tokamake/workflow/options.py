@@ -42,7 +42,7 @@ class RunSettings:
     def value(self, path: str) -> Callable[[Any], Any]:
         """A setting by its path in the config, such as train.seed."""
         get = attrgetter(path)
-        return lambda wildcards: get(self._config.runs[wildcards.run])
+        return lambda wildcards: get(self._config.all_runs[wildcards.run])
 
     def section(self, name: str, leave_out: tuple[str, ...] = ()) -> Callable[[Any], str]:
         """A section as JSON. A function, since Snakemake would format the braces of a text."""

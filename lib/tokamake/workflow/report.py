@@ -44,9 +44,25 @@ FIGURES = (
 )
 
 
+FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg", "Finetuning"))
+"""Figures that the rule `plot_finetuned` draws."""
+
+
+def plotted_runs(config: WorkflowConfig) -> list[str]:
+    """Runs that the rule `plot` draws in the report.
+
+    It needs models that predict the next token: an encoder beside finetuned models is left out.
+    """
+    causal = [name for name, run in config.runs.items() if run.train.objective == "causal"]
+    return causal if config.finetuned else [*config.runs]
+
+
 def figure_rules(config: WorkflowConfig) -> list[str]:
     """Rules whose outputs the report shows; runs are compared if there are several."""
-    return ["plot", "compare"] if len(config.runs) > 1 else ["plot"]
+    plotted = plotted_runs(config)
+    rules = ["plot"] if plotted else []
+    rules += ["compare"] if len(plotted) > 1 else []
+    return rules + (["plot_finetuned"] if config.finetuned else [])
 
 
 class ReportRules:

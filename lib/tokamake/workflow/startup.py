@@ -15,6 +15,7 @@ from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
+from tokamake.workflow.finetune import FinetuneRules
 from tokamake.workflow.layouts import LayoutCheck
 from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
@@ -43,6 +44,7 @@ class RuleFunctions:
     checkpoints: CheckpointRules
     segments: SegmentRules
     tasks: TaskRules
+    finetune: FinetuneRules
     doctor: DoctorRules
     layouts: LayoutCheck
     changes: RunChanges
@@ -80,7 +82,7 @@ def rule_functions(
         )
         if is_main:
             check_replaced(checked)
-            folders = [RUN.format(run=run) for run in checked.runs]
+            folders = [RUN.format(run=run) for run in checked.all_runs]
             check_writable([checked.data_set.folder, "logs", *folders])
         checkpoints = CheckpointRules(checked)
         if is_main:
@@ -96,6 +98,7 @@ def rule_functions(
             checkpoints=checkpoints,
             segments=segments,
             tasks=tasks,
+            finetune=FinetuneRules(checked, snakemake),
             doctor=DoctorRules(snakemake),
             layouts=LayoutCheck(checked, snakemake),
             changes=RunChanges(checked, is_main_process=is_main),

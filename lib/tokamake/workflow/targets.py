@@ -13,6 +13,7 @@ from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_with
+from tokamake.workflow.finetune import RULES as FINETUNE_RULES
 from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
@@ -77,12 +78,13 @@ class Targets:
             return self._tasks.outputs_for_all_runs(outputs)
         if not {"run"} <= wildcards <= {"run", "segment"}:
             return []
-        return [
-            output.format(run=run, segment="") for output in outputs for run in self._config.runs
-        ]
+        runs = self._config.finetuned if rule in FINETUNE_RULES else self._config.runs
+        return [output.format(run=run, segment="") for output in outputs for run in runs]
 
     def _check(self, target: str) -> None:
         """Exit with one line if no rule makes what a user asks for."""
+        if target in FINETUNE_RULES:
+            exit_with(f"{target}: no run of this config finetunes; give one the section finetune")
         path = os.path.relpath(target)
         top, _, below = path.partition("/")
         name, _, rest = below.partition("/")
@@ -96,7 +98,7 @@ class Targets:
                 )
         if self._snakemake.is_produced(path) or Path(path).exists():
             return
-        runs = self._config.runs
+        runs = self._config.all_runs
         if top == "results" and any(
             self._snakemake.is_produced(f"{RUN.format(run=run)}/{rest}") for run in runs
         ):

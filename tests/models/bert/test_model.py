@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,6 +34,7 @@ from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL
 from tokamake.models.bert import memory
 from tokamake.models.bert import model as family
+from tokamake.models.common.language_model import DropoutRates
 from tokamake.models.common.recompute import Recompute
 from tokamake.validation import validate
 
@@ -253,3 +255,48 @@ def test_text_cannot_be_continued() -> None:
     assert PLAIN.objectives == ("masked",)
     with pytest.raises(UserError, match="family bert, an encoder, which cannot continue text"):
         WHOLE_MODEL.check(PLAIN, world_size=1)
+
+
+@pytest.mark.parametrize(("head", "classes"), [("classes", 3), ("classes", 1), ("choice", 1)])
+def test_logits_of_a_task_equal_those_of_transformers(head: str, classes: int) -> None:
+    architecture = bert(task_head=head, num_classes=classes, sentence_order_head=False)
+    weights = random(architecture, 3)
+    assert {*weights} == {*shapes(architecture)}
+    config = reference(PLAIN).config
+    config.num_labels = classes
+    name = {"classes": "SequenceClassification", "choice": "MultipleChoice"}[head]
+    oracle = getattr(transformers, f"MegatronBertFor{name}")(config).eval()
+    oracle.load_state_dict(to_hf(architecture, weights))
+    samples = masked_samples(architecture, number=4, length=20)
+    tokens, further = inputs_of(samples)
+    inputs = {
+        "input_ids": tokens,
+        "token_type_ids": further["token_types"],
+        "attention_mask": torch.from_numpy(samples.padding_mask).long(),
+    }
+    if head == "choice":
+        inputs = {key: tensor[None] for key, tensor in inputs.items()}
+    with torch.no_grad():
+        ours = to_model(architecture, weights)(tokens, **further)
+        theirs = oracle(**inputs).logits
+    assert ours.logits.numel() == 0
+    assert (ours.sample_logits.view(theirs.shape) - theirs).abs().max() <= 1e-5
+
+
+def test_dropout_drops_the_input_of_the_head_of_a_task() -> None:
+    architecture = bert(task_head="classes", num_classes=2, sentence_order_head=False)
+    model = to_model(architecture, random(architecture, 3))
+    tokens, numbers = torch.arange(10).view(1, 10), torch.tensor([7])
+    with torch.no_grad():
+        whole = model(tokens, sample_numbers=numbers).sample_logits
+        model.dropout_rates = DropoutRates(hidden=0.5, attention=0.0, embedding=0.0, seed=1)
+        # Of a layer with zero weights, dropout has no effect: what is left is that of the head.
+        for layer in model.layers.values():
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        dropped = [model(tokens, sample_numbers=numbers).sample_logits for _ in range(2)]
+        model.dropout_rates = None
+        plain = model(tokens, sample_numbers=numbers).sample_logits
+    assert torch.equal(dropped[0], dropped[1])
+    assert not torch.equal(dropped[0], plain)
+    assert not torch.equal(whole, plain)

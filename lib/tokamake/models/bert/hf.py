@@ -21,7 +21,9 @@ def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
 
 
 def _heads(architecture: Architecture) -> tensor_shapes.Shapes:
-    """Heads of masked tokens and of the order of sentences."""
+    """Heads of masked tokens and of the order of sentences, or that of a task."""
+    if architecture.setting("task_head") != "none":
+        return _task_head(architecture)
     hidden, vocab_size, head = (
         architecture.hidden_size,
         architecture.vocab_size,
@@ -34,6 +36,14 @@ def _heads(architecture: Architecture) -> tensor_shapes.Shapes:
         modules |= {"pooler": (hidden, hidden), "sentence_order_head": (2, hidden)}
     for module, shape in modules.items():
         tensors |= tensor_shapes.with_bias(f"model.{module}", shape, has_bias=True)
+    return tensors
+
+
+def _task_head(architecture: Architecture) -> tensor_shapes.Shapes:
+    hidden, tensors = architecture.hidden_size, tensor_shapes.Shapes()
+    modules = {"pooler": hidden, "task_head": architecture.setting("num_classes")}
+    for module, size in modules.items():
+        tensors |= tensor_shapes.with_bias(f"model.{module}", (size, hidden), has_bias=True)
     return tensors
 
 
@@ -50,15 +60,33 @@ _WITHOUT_ORDER = "MegatronBertForMaskedLM"
 """transformers' class of models without pooler and head of the order of sentences."""
 
 
+_OF_TASKS = {
+    "classes": "MegatronBertForSequenceClassification",
+    "choice": "MegatronBertForMultipleChoice",
+}
+"""transformers' class of models with each head of a task."""
+
+
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    classes = config.get("architectures") or [""]
+    of_tasks = [head for head, name in _OF_TASKS.items() if name == classes[0]]
+    # transformers writes names of classes, and has two by default.
+    num_classes = len(config.get("id2label") or ()) or config.get("num_labels", 2)
     return {
         # transformers looks up type 0 in any case.
         "type_vocab_size": config["type_vocab_size"] or 2,
-        "sentence_order_head": config.get("architectures") != [_WITHOUT_ORDER],
+        "sentence_order_head": not of_tasks and classes != [_WITHOUT_ORDER],
+        "task_head": of_tasks[0] if of_tasks else "none",
+        "num_classes": {"classes": num_classes, "choice": 1}[of_tasks[0]] if of_tasks else 0,
     }
 
 
 def _keys(architecture: Architecture) -> dict[str, Any]:
+    task_head = architecture.setting("task_head")
+    if task_head != "none":
+        names = {str(n): f"LABEL_{n}" for n in range(architecture.setting("num_classes"))}
+        keys = {"architectures": [_OF_TASKS[task_head]], "id2label": names}
+        return keys | {"label2id": {name: int(n) for n, name in names.items()}}
     has_order = architecture.setting("sentence_order_head")
     return {} if has_order else {"architectures": [_WITHOUT_ORDER]}
 
@@ -128,6 +156,7 @@ HUGGING_FACE = (
             "masked_token_head.dense": "cls.predictions.transform.dense",
             "masked_token_head.layernorm": "cls.predictions.transform.LayerNorm",
             "sentence_order_head": "cls.seq_relationship",
+            "task_head": "classifier",
         },
         copies={
             "cls.predictions.decoder.weight": "model.embed_tokens.weight",

@@ -85,6 +85,8 @@ def arguments(architecture: Architecture) -> dict[str, Any]:
 
 def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
     """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
+    if architecture.setting("task_head") != "none":
+        return [f"task_head {architecture.setting('task_head')}"]
     mlp, head = architecture.hidden_act, architecture.setting("head_act")
     settings = ["hidden_act relu"] if mlp == "relu" else []
     settings += ["head_act relu"] if head == "relu" else []

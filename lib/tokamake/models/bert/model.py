@@ -15,6 +15,7 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.language_model import LanguageModel, Output, Predictions
 from tokamake.models.common.layers import ACTIVATIONS, MLP, Attention, TransformerLayer
 from tokamake.parallel.axis import part
+from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
@@ -40,11 +41,15 @@ SETTINGS = {
     "tie_word_embeddings": (True,),
     "type_vocab_size": (2, 0, 1, 3, 4),
     "sentence_order_head": (True, False),
+    "task_head": ("none", "classes", "choice"),
+    "num_classes": 0,
 }
 """Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
 own: head_act is the activation in the head of masked tokens. Megatron's is gelu, while its MLPs
 have gelu_new unless bias_gelu_fusion is off. type_vocab_size is the number of token types, 0 for
-none. sentence_order_head: whether there are a pooler and a head for the order of sentences."""
+none. sentence_order_head: whether there are a pooler and a head for the order of sentences.
+task_head: head of a finetuned model, in place of the others: num_classes logits of a text, of
+which a regression has one, or one logit for each option of a choice."""
 
 
 class MaskedTokenHead(nn.Module):
@@ -106,9 +111,13 @@ class Model(LanguageModel):
     def add_output(self) -> None:
         """Add the last norm and the heads."""
         super().add_output()
+        hidden = self.architecture.hidden_size
+        if self.architecture.setting("task_head") != "none":
+            self.pooler = WholeLinear(hidden, hidden)
+            self.task_head = WholeLinear(hidden, self.architecture.setting("num_classes"))
+            return
         self.masked_token_head = MaskedTokenHead(self.architecture, self.mesh)
         if self.architecture.setting("sentence_order_head"):
-            hidden = self.architecture.hidden_size
             self.pooler = WholeLinear(hidden, hidden)
             self.sentence_order_head = WholeLinear(hidden, 2)
 
@@ -137,8 +146,9 @@ class Model(LanguageModel):
                 then (N, V), of these tokens alone. None: all tokens.
 
         Returns:
-            Logits, and logits (B, 2) of the order of sentences, if the model has a head for it;
-            from an earlier stage, (B, L, D) states.
+            Logits, and logits (B, 2) of the order of sentences, if the model has a head for it.
+            With the head of a task, its logits (B, num_classes) alone. From an earlier stage,
+            (B, L, D) states.
         """
         assert cache is None, "an encoder has no cache"
         dropout = self.dropout(x, sample_numbers)
@@ -146,7 +156,11 @@ class Model(LanguageModel):
         if self.is_first and dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
-        return self._predictions(x_BLD, label_places) if self.is_last else x_BLD
+        if not self.is_last:
+            return x_BLD
+        if hasattr(self, "task_head"):
+            return self._task_predictions(x_BLD, dropout)
+        return self._predictions(x_BLD, label_places)
 
     def _embedded(
         self, tokens_BL: Tensor, position_ids: Tensor | None, token_types: Tensor | None
@@ -168,3 +182,11 @@ class Model(LanguageModel):
             return Predictions(logits)
         pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
         return Predictions(logits, sample_logits=self.sentence_order_head(pooled_BD))
+
+    def _task_predictions(self, x_BLD: Tensor, dropout: Dropout | None) -> Predictions:
+        x_BLD = self.norm(x_BLD)
+        pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
+        if dropout:
+            of_first = dropout._replace(positions_L=dropout.positions_L.new_zeros(1))
+            pooled_BD = of_first.states(pooled_BD[:, None], "task_head")[:, 0]
+        return Predictions(x_BLD.new_empty(0), sample_logits=self.task_head(pooled_BD))

@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
     """Result of the last stage."""
 
     logits: Tensor
-    """(B, L, V) scores of the vocabulary for each token."""
+    """(B, L, V) scores of the vocabulary for each token; empty if the model has none."""
     auxiliary_loss: Tensor | None = None
     """See `LanguageModel`."""
     sample_logits: Tensor | None = None

@@ -5,7 +5,7 @@ A run and its initial checkpoint come in; each rank reads the chunks of weights 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -216,8 +216,9 @@ class EngineBase(ABC):
 
     def _loss_factors(self, batches: Sequence[MicroBatch]) -> LossFactors:
         """Factors that make means of the sums of losses of this step, over all ranks."""
-        # All data-parallel ranks have as many samples.
-        num_samples = sum(len(batch.inputs) for batch in batches) * self.mesh.data.size
+        num_samples = batches[0].num_sample_labels
+        if num_samples is None:  # all data-parallel ranks have as many samples
+            num_samples = sum(len(batch.inputs) for batch in batches) * self.mesh.data.size
         return LossFactors(1 / self._num_labels(batches), 1 / num_samples)
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
@@ -326,6 +327,18 @@ class EngineBase(ABC):
         dist.all_reduce(total)
         of_tokens, num_labels, of_samples, num_samples = total.tolist()
         return float(of_tokens / max(1, num_labels) + of_samples / max(1, num_samples))
+
+    def sample_logits(self, rows: Iterable[SampleRows]) -> Iterator[Tensor]:
+        """Logits (B, classes) of the samples of each micro batch, without training.
+
+        All ranks call it with as many micro batches.
+        """
+        self._set_mode("eval")
+        for each in rows:
+            (batch,) = self._batches([each])
+            logits = self.stages.sample_logits(batch)
+            self.stages.free_gathered_weights()
+            yield logits
 
     # ---- Checkpoints ----
 

@@ -1,0 +1,127 @@
+"""Section `finetune`: the task that a run learns, its files, and how often it reads them."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tokamake import plugins
+from tokamake.config.fields import Settings, plug_in
+from tokamake.config.plugin_settings import PlugInSettings
+from tokamake.config.training import TrainSettings
+
+FOLDER = "finetune/tasks"
+"""Folder of the plug-ins."""
+
+TRAIN_SETTINGS = (
+    *("on_change", "sequence_length", "micro_batch_size", "global_batch_size", "dropout"),
+    *("optimizer", "schedule", "gradient_clipping", "precision", "loss_scaling", "parallel"),
+    *("zero_stage", "deterministic", "compile", "backend", "log_interval", "save_interval"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("init_timeout_seconds", "train_timeout_seconds"),
+)
+"""Settings of `train` that finetuning uses; the others are about pretraining."""
+
+
+class FinetuneTask(PlugInSettings):
+    """A task to learn, with the settings of its plug-in."""
+
+    folder: ClassVar[str] = FOLDER
+
+    name: Annotated[str, plug_in(FOLDER)]
+    """Plug-in in finetune/tasks/."""
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> "FinetuneTask":
+        labels = self.own.get("labels")
+        if labels is not None and (len({*labels}) < 2 or len({*labels}) != len(labels)):
+            raise ValueError(f"labels: {list(labels)}: give all labels, two or more different ones")
+        return self
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels in the order of the model's classes; of a choice, names of the options. Empty:
+        labels are numbers."""
+        of_plug_in: tuple[str, ...] = plugins.constant(FOLDER, self.name, "LABELS")
+        return of_plug_in or tuple(map(str, self.own.get("labels", ())))
+
+    @property
+    def head(self) -> str:
+        """classes, regression or choice."""
+        return str(plugins.constant(FOLDER, self.name, "HEAD"))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the task; the first one says which epoch is the best."""
+        names: tuple[str, ...] = plugins.constant(FOLDER, self.name, "METRICS")
+        return names
+
+    @property
+    def architecture_fields(self) -> dict[str, Any]:
+        """Fields of the architecture of a model with this head."""
+        num_classes = len(self.labels) if self.head == "classes" else 1
+        is_choice = self.head == "choice"
+        return {"task_head": "choice" if is_choice else "classes", "num_classes": num_classes}
+
+
+def _with_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+TaskFiles = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(_as_tuple),
+    Field(min_length=1),
+]
+"""Files, folders or patterns."""
+TestSet = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""Name of a test set."""
+
+
+class FinetuneSettings(Settings):
+    """Finetuning of an encoder. Settings of `train` about optimizer, schedule, batches, dropout,
+    precision and parallelism hold here, too; `epochs` gives the length in place of
+    `train.train_steps`."""
+
+    task: Annotated[FinetuneTask, BeforeValidator(_with_name)]
+    """The task: its name, a file in lib/tokamake/finetune/tasks, or a section with its settings."""
+    train_files: TaskFiles
+    """Files to train on, or folders or patterns of them."""
+    validation_files: TaskFiles
+    """Files to score the model on after each epoch. The epoch with the best score is kept."""
+    test_files: dict[TestSet, TaskFiles] = Field(default_factory=dict)
+    """Files to score the best model on: name of the test set → files. Without labels, only
+    predictions are written. Empty: the validation files alone."""
+    epochs: Annotated[int, Field(ge=1)] = 3
+    """How often each row is trained on."""
+
+
+def check_train_settings(train: TrainSettings) -> None:
+    """Check that settings of `train` fit finetuning.
+
+    Raises:
+        ValueError: one does not.
+    """
+    schedule, parallel = train.schedule, train.parallel
+    if schedule.counts_samples:
+        raise ValueError(
+            "train.schedule: has lengths in samples or tokens, but the last step of an epoch has "
+            "fewer rows; give them in steps or as fractions"
+        )
+    if train.backend != "native":
+        raise ValueError(
+            f"train.backend: {train.backend}: finetuning uses the back end native; set that"
+        )
+    if train.optimizer.facts.sampled_labels:
+        raise ValueError(
+            f"train.optimizer.name: {train.optimizer.name}: draws labels of tokens, and the rows "
+            "of a task have labels of their own; choose another optimizer"
+        )
+    for name in ("pipeline_parallel_size", "context_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise ValueError(
+                f"train.parallel.{name}: {size}: the head of a task needs whole rows; set 1"
+            )

@@ -1,0 +1,96 @@
+"""Checks of a run that finetunes: settings, files, model and tokenizer. No tensor is read."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokamake import plugins
+from tokamake.config.architecture import Architecture
+from tokamake.config.finetune import FinetuneSettings, FinetuneTask, check_train_settings
+from tokamake.config.training import TrainSettings
+from tokamake.data.corpus.raw_files import expand
+from tokamake.data.tokenizers import open_tokenizer
+from tokamake.errors import UserError
+from tokamake.train.checks import check_sequence_length
+
+_FAMILIES = "models/*/model"
+
+
+def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:
+    """Shape of a model with the head of a task.
+
+    Raises:
+        UserError: its family has no such head.
+    """
+    if "task_head" not in (pretrained.model_extra or {}):
+        families = [
+            name
+            for name in plugins.names(_FAMILIES)
+            if "task_head" in plugins.constant(_FAMILIES, name, "SETTINGS")
+        ]
+        raise UserError(
+            f"finetune.task: {task.name}: family {pretrained.family} has no head for tasks, only "
+            f"{', '.join(families)}; start from such a model"
+        )
+    values = {**pretrained.model_dump(), "sentence_order_head": False}
+    return Architecture.model_validate({**values, **task.architecture_fields})
+
+
+def check_settings(train: TrainSettings) -> None:
+    """Check that settings of `train` fit finetuning.
+
+    Raises:
+        UserError: one does not.
+    """
+    try:
+        check_train_settings(train)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def check_files(finetune: FinetuneSettings) -> list[Path]:
+    """Return the files of a task, in the order of the settings.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    paths = []
+    for setting, files in files_of(finetune):
+        try:
+            paths += expand([*files])
+        except UserError as error:
+            raise UserError(f"finetune.{setting}: {error}") from None
+    return paths
+
+
+def files_of(finetune: FinetuneSettings) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Settings that name files, with their values."""
+    yield "train_files", finetune.train_files
+    yield "validation_files", finetune.validation_files
+    for name, files in finetune.test_files.items():
+        yield f"test_files.{name}", files
+
+
+def check_model(
+    train: TrainSettings, architecture: Architecture, *, tokenizer: Path | None, source: str
+) -> None:
+    """Check layout, length of rows and vocabulary against the model.
+
+    Args:
+        train: settings of the run.
+        architecture: shape of the model.
+        tokenizer: of the model; None: it is not known yet.
+        source: where the model is from, for messages.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    train.parallel.check_architecture(architecture, train.sequence_length)
+    check_sequence_length(train, architecture, source=source)
+    if tokenizer is None or architecture.vocab_size is None:
+        return
+    entries = open_tokenizer(tokenizer).vocab_size
+    if entries > architecture.vocab_size:
+        raise UserError(
+            f"tokenizer {tokenizer}: has {entries:,} entries, the model {architecture.vocab_size:,}"
+            " embeddings; give the tokenizer that it was pretrained with"
+        )

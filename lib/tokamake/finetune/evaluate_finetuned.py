@@ -1,0 +1,157 @@
+"""The stage `evaluate-finetuned`: score a finetuned model on labeled files, or predict labels."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+    from tokamake.config.finetune import FinetuneTask
+    from tokamake.finetune.row_logits import Forward
+
+
+def evaluate_finetuned(
+    task: str,
+    /,
+    *,
+    checkpoint: Path,
+    data: list[str],
+    tokenizer: Path,
+    settings: str = "{}",
+    sequence_length: int = 128,
+    batch_size: int = 32,
+    output: Path | None = None,
+    predictions: Path | None = None,
+) -> None:
+    """Score a finetuned model, or predict the labels of files without labels.
+
+    Nothing is trained. Ranks share the rows, each row counts once, and scores do not depend on the
+    number of ranks. Each rank has the whole model.
+
+    Args:
+        task: name of the task, a file in finetune/tasks.
+        checkpoint: folder of the finetuned model in any format.
+        data: files to score, as NAME=FILES: the name of a test set, and a file, folder or pattern;
+            several with the same name are one test set.
+        tokenizer: tokenizer of the model.
+        settings: JSON of the task's own settings, such as labels.
+        sequence_length: most tokens of a row; longer ones are cut.
+        batch_size: rows per forward pass of a rank. It changes memory and time, not the scores.
+        output: JSON file to write, with the scores of each test set.
+        predictions: folder to write, with NAME.jsonl of each test set: the prediction of each row.
+
+    Raises:
+        UserError: files or settings are wrong, or the model was finetuned on another task.
+    """
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.files import write_json
+    from tokamake.finetune.predictions import score_sets
+    from tokamake.finetune.rows import read_rows
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.ranks import Ranks
+
+    ranks = Ranks.find()
+    with report_from_rank_0(ranks), process_group(ranks) as device:
+        with raise_on_all_ranks():
+            task_settings = _task(task, settings)
+            opened = open_any(checkpoint)
+            _check(opened, task_settings, batch_size=batch_size, sequence_length=sequence_length)
+            sets = {
+                name: read_rows(
+                    files, task_settings, tokenizer=tokenizer, sequence_length=sequence_length
+                )
+                for name, files in _sets(data).items()
+            }
+            forward = _forward(opened, device, ranks=(ranks.rank, ranks.world_size))
+        scores = score_sets(forward, sets, task=task_settings, size=batch_size, folder=predictions)
+        with raise_on_all_ranks():
+            if ranks.rank == 0 and output:
+                write_json(output, {"task": task, "checkpoint": str(checkpoint), "scores": scores})
+    leave(ranks, 0)
+
+
+def _task(name: str, settings: str) -> "FinetuneTask":
+    from tokamake.config.finetune import FinetuneTask
+    from tokamake.errors import UserError
+    from tokamake.validation import parse_yaml, validate
+
+    values = parse_yaml(settings, "settings")
+    if not isinstance(values, dict):
+        raise UserError(f"settings: {settings}: not an object; give one such as {{}}")
+    return validate(FinetuneTask, {**values, "name": name}, "settings")
+
+
+def _sets(data: list[str]) -> dict[str, list[str]]:
+    """Files of each test set."""
+    from tokamake.errors import UserError
+
+    sets: dict[str, list[str]] = {}
+    for text in data:
+        name, equals, files = text.partition("=")
+        if not equals or not name or not files:
+            raise UserError(f"--data {text}: give NAME=FILES, such as dev=glue/RTE/dev.tsv")
+        sets.setdefault(name, []).append(files)
+    return sets
+
+
+def _check(
+    opened: "Checkpoint", task: "FinetuneTask", *, batch_size: int, sequence_length: int
+) -> None:
+    """Check that a model has the head of a task, and sees as many tokens as rows have.
+
+    Raises:
+        UserError: it has not.
+    """
+    from tokamake.errors import UserError
+
+    extra = opened.architecture.model_extra or {}
+    actual = {name: extra.get(name) for name in task.architecture_fields}
+    if actual != task.architecture_fields:
+        raise UserError(
+            f"{opened.path}: has {_shown(actual)}, task {task.name} needs "
+            f"{_shown(task.architecture_fields)}; name a model that was finetuned on it"
+        )
+    longest = opened.architecture.max_position_embeddings
+    if not 3 <= sequence_length <= longest:
+        raise UserError(f"--sequence-length {sequence_length}: give 3 to {longest}")
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size}: give 1 or more")
+
+
+def _shown(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, int]) -> "Forward":
+    """The forward pass of the whole model on this rank."""
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    from torch import Tensor
+
+    from tokamake.checkpoint import model_tensors
+    from tokamake.checkpoint.load_model import verify
+    from tokamake.models.common.language_model import predictions
+    from tokamake.train.batch import inputs_of_encoder, to_device
+    from tokamake.train.task_rows import TaskRows
+
+    rank, world_size = ranks
+    verify(opened, rank=rank, world_size=world_size)
+    names = model_tensors.shapes(opened.architecture)
+    weights = {name: opened.source.read(f"model.{name}").contiguous() for name in names}
+    model = model_tensors.to_model(opened.architecture, weights).float().to(device).eval()
+
+    def forward(micro_batches: Iterable[TaskRows]) -> Iterator[Tensor]:
+        for rows in micro_batches:
+            further = {
+                name: to_device(array, device) for name, array in inputs_of_encoder(rows).items()
+            }
+            with torch.no_grad():
+                output = model(to_device(rows.tokens, device), **further)
+            logits = predictions(output).sample_logits
+            assert logits is not None, "it has the head of a task"
+            yield logits
+
+    return forward

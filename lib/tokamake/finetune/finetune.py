@@ -1,0 +1,101 @@
+"""The stage `finetune`: train a prepared run on its task, on one process or many."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.finetune.finetune_run import FinetuneRun
+    from tokamake.runtime.ranks import Ranks
+
+
+def finetune(*, config: Path, output: Path, model: Path, minutes: float | None = None) -> None:
+    """Finetune a model on a task, or resume a run that was interrupted.
+
+    Start it alone or on several ranks, as `train`. After each epoch, the model is scored on the
+    validation files; the checkpoint of the best epoch is kept. After any interruption, the same
+    command resumes from the last checkpoint, with the same result, and one of a finished run only
+    writes its results again. A run whose settings, rows or pretrained weights have changed is
+    refused, unless `train.on_change` is restart. A stop signal, the end of the job and a file
+    `stop` work as in `train`.
+
+    Args:
+        config: The run, as `tokamake prepare-finetune` writes it.
+        output: JSON file to write: scores of each epoch, and the best one.
+        model: Folder to write, with the checkpoint of the best epoch.
+        minutes: How long this may take; by default what the scheduler gives the job.
+
+    Raises:
+        UserError: the run cannot start, has changed, or has diverged.
+    """
+    from tokamake.finetune.finetune_run import read_finetune_run
+    from tokamake.runtime.device_faults import noted_device_faults
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.ranks import Ranks
+
+    ranks = Ranks.find()
+    with (
+        report_from_rank_0(ranks),
+        noted_device_faults(ranks),
+        process_group(ranks) as device,
+        noted_device_faults(ranks),
+    ):
+        with raise_on_all_ranks():
+            run = read_finetune_run(config)
+        code = finetune_run(run, ranks, device=device, output=output, model=model, minutes=minutes)
+    leave(ranks, code)
+
+
+def finetune_run(
+    run: "FinetuneRun",
+    ranks: "Ranks",
+    *,
+    device: "torch.device",
+    output: Path,
+    model: Path,
+    minutes: float | None = None,
+) -> int:
+    """Train a run, all ranks in one process group; the arguments are those of `finetune`.
+
+    Returns:
+        Exit status: 0, or one of `Stopped` if steps are left.
+
+    Raises:
+        UserError: see `finetune`.
+    """
+    from tokamake.finetune.results import write_results
+    from tokamake.finetune.start import check_layout, locked_start, read_data
+    from tokamake.finetune.trainer import FinetuneTrainer, Job
+    from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.numerics import deterministic_algorithms, with_precision
+    from tokamake.train.stability.heartbeat import watched
+    from tokamake.train.stopping.deadline import Deadline
+
+    # ---- Settings and rows ----
+    with raise_on_all_ranks():
+        data = read_data(run, say=ranks.print_once)
+        resolved = with_precision(run.resolved(len(data.train)), device)
+        check_layout(resolved, ranks.world_size)
+
+    # ---- Train ----
+    with (
+        deterministic_algorithms(resolved.train.deterministic),
+        watched(resolved, ranks) as heartbeat,
+        locked_start(run, resolved, data=data, ranks=ranks, beat=heartbeat.beat) as start,
+    ):
+        deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
+        trainer = FinetuneTrainer(
+            run, resolved, data=data, start=start, job=Job(ranks, device, deadline, heartbeat)
+        )
+        trainer.train()
+        if not trainer.is_finished:
+            assert trainer.stopped
+            return trainer.stopped
+
+        # ---- Results ----
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                write_results(trainer, run, output=output, model=model)
+    return 0

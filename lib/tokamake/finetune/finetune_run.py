@@ -1,0 +1,95 @@
+"""A run that finetunes: `prepare-finetune` writes it, `finetune` reads it."""
+
+from pathlib import Path
+
+import yaml
+
+from tokamake import files
+from tokamake.config.architecture import Architecture
+from tokamake.config.fields import Settings
+from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings
+from tokamake.config.resolved_run import ResolvedTrainSettings, Run
+from tokamake.config.training import LENGTHS, TrainSettings
+from tokamake.errors import UserError
+from tokamake.validation import read_yaml, validate
+
+_NO_INDEX = Path("no-index")
+"""Rows of a task are in no index."""
+
+
+class FinetuneRun(Settings):
+    """All that `tokamake finetune --config` needs."""
+
+    run: str
+    """Name of the run."""
+    seed: int
+    """Seed of the new head, of the order of rows and of dropout."""
+    checkpoint: Path
+    """Folder of the pretrained weights with the new head."""
+    pretrained: Path
+    """Checkpoint that these weights are from."""
+    new_tensors: tuple[str, ...]
+    """Tensors of the model that the pretrained one lacks; they are random."""
+    dropped_tensors: tuple[str, ...]
+    """Tensors of the pretrained model that this one lacks."""
+    tokenizer: Path
+    """Tokenizer of the model."""
+    output: Path
+    """Folder of the run's checkpoints."""
+    architecture: Architecture
+    """Shape of the model, with its head."""
+    train: TrainSettings
+    """Training settings, as far as finetuning uses them."""
+    finetune: FinetuneSettings
+    """Task, files and epochs."""
+
+    def steps_per_epoch(self, num_rows: int) -> int:
+        """Steps of an epoch; the last one may have fewer rows than the others."""
+        return -(-num_rows // self.train.global_batch_size)
+
+    def resolved(self, num_rows: int) -> Run:
+        """The run of the trainer's engine, its length given by epochs of `num_rows` rows.
+
+        Raises:
+            UserError: a phase of the schedule is longer.
+        """
+        steps = self.finetune.epochs * self.steps_per_epoch(num_rows)
+        values = {**used_settings(self.train), "train_steps": steps}
+        return Run(
+            run=self.run,
+            seed=self.seed,
+            checkpoint=self.checkpoint,
+            index=_NO_INDEX,
+            data_root=Path(),
+            tokenizer=self.tokenizer,
+            output=self.output,
+            architecture=self.architecture,
+            train=validate(ResolvedTrainSettings, values, f"{self.run}: train"),
+        )
+
+
+def used_settings(train: TrainSettings) -> dict[str, object]:
+    """Settings of `train` that finetuning uses, as JSON."""
+    return train.model_dump(mode="json", include={*TRAIN_SETTINGS})
+
+
+def read_finetune_run(path: Path) -> FinetuneRun:
+    """Read a file that `prepare-finetune` wrote.
+
+    Raises:
+        UserError: it is missing, damaged, or another file.
+    """
+    value = read_yaml(path, "make it with `tokamake prepare-finetune`")
+    if isinstance(value, dict) and "finetune" not in value:
+        raise UserError(
+            f"{path}: not a run that finetunes; give the run.yaml that `tokamake prepare-finetune` "
+            "wrote, or train this run with `tokamake train`"
+        )
+    return validate(FinetuneRun, value, str(path))
+
+
+def write_finetune_run(path: Path, run: FinetuneRun) -> None:
+    """Write a run as YAML, including all defaults."""
+    value = run.model_dump(mode="json")
+    value["train"] = {**used_settings(run.train), **dict.fromkeys(LENGTHS)}
+    files.write_text(path, yaml.safe_dump(value, sort_keys=False))

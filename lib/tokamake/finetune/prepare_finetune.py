@@ -1,0 +1,73 @@
+"""The stage `prepare-finetune`: from a pretrained checkpoint to a run that `finetune` reads."""
+
+from pathlib import Path
+
+
+def prepare_finetune(
+    *,
+    checkpoint: Path,
+    settings: str,
+    train: str = "{}",
+    run: str,
+    seed: int,
+    tokenizer: Path,
+    output_folder: Path,
+    start: Path,
+    output: Path,
+) -> None:
+    """Put the head of a task on a pretrained model, and write all settings of the run.
+
+    Prints a table of the tensors that are new, and so random, and of those that are dropped, such
+    as the head for masked tokens. Optimizer states and steps of the checkpoint are not used.
+
+    Args:
+        checkpoint: Pretrained checkpoint of any format: its folder, or one whose `latest` names it.
+        settings: The section `finetune` of the config as JSON: task, files, epochs.
+        train: Settings of the section `train` as JSON; those about pretraining have no effect.
+        run: Name of the run.
+        seed: Seed of the new head, of the order of rows and of dropout.
+        tokenizer: Tokenizer of the model.
+        output_folder: Folder of the run's checkpoints.
+        start: Folder to write, with the weights to start from.
+        output: The run.yaml to write.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged, its family has no head for tasks, or
+            settings, model, tokenizer and files do not fit together.
+    """
+    from tokamake.checkpoint import writer
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.tensors.checkpoint import Target
+    from tokamake.config.finetune import FinetuneSettings
+    from tokamake.config.training import TrainSettings
+    from tokamake.finetune.checks import check_files, check_model, check_settings
+    from tokamake.finetune.finetune_run import FinetuneRun, write_finetune_run
+    from tokamake.finetune.task_head import table, with_task_head
+    from tokamake.runtime.cores import file_workers
+    from tokamake.validation import parse_json
+
+    finetune = parse_json(FinetuneSettings, settings, where="finetune")
+    train_settings = parse_json(TrainSettings, train, where="train")
+    check_settings(train_settings)
+    check_files(finetune)
+    model = with_task_head(open_any(checkpoint), finetune.task, seed=seed)
+    architecture = model.checkpoint.architecture
+    check_model(train_settings, architecture, tokenizer=tokenizer, source=str(checkpoint))
+    print(table(model), flush=True)
+    writer.write(start, model.checkpoint, "native", Target(), workers=file_workers())
+    write_finetune_run(
+        output,
+        FinetuneRun(
+            run=run,
+            seed=seed,
+            checkpoint=start,
+            pretrained=checkpoint,
+            new_tensors=model.new,
+            dropped_tensors=model.dropped,
+            tokenizer=tokenizer,
+            output=output_folder,
+            architecture=architecture,
+            train=train_settings,
+            finetune=finetune,
+        ),
+    )

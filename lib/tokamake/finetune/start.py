@@ -1,0 +1,143 @@
+"""Where a run that finetunes begins: its rows, its digest, and the checkpoint to resume from."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tokamake import files
+from tokamake.config.fields import dotted
+from tokamake.config.finetune import TRAIN_SETTINGS
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.finetune.finetune_run import FinetuneRun
+from tokamake.finetune.rows import read_rows
+from tokamake.finetune.trainer import TaskData
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
+from tokamake.train.checkpoints.resume_state import ResumeState
+from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, weights_digest
+from tokamake.train.checkpoints.run_lock import locked
+from tokamake.train.checks import check_ranks
+
+_RECORD = "settings.json"
+"""File in the output folder: what decides the run's weights."""
+
+
+def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskData:
+    """Read and tokenize the rows of a run.
+
+    Raises:
+        UserError: a file is missing or damaged, or a row has no label.
+    """
+    finetune, length = run.finetune, run.train.sequence_length
+    read = {}
+    for name in ("train", "validation"):
+        paths = getattr(finetune, f"{name}_files")
+        rows = read_rows(paths, finetune.task, tokenizer=run.tokenizer, sequence_length=length)
+        if rows.num_labeled < len(rows):
+            raise UserError(
+                f"finetune.{name}_files: {', '.join(paths)}: "
+                f"{len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label; name files "
+                "with labels"
+            )
+        cut = f", {rows.num_cut:,} sequences cut to {length} tokens" if rows.num_cut else ""
+        say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut}")
+        read[name] = rows
+    return TaskData(**read)
+
+
+def check_layout(run: Run, world_size: int) -> None:
+    """Check that ranks can share the model and the batches.
+
+    Raises:
+        UserError: they cannot.
+    """
+    check_ranks(run.train, world_size)
+    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+
+
+def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dict[str, Any]:
+    """All that decides the weights of a run, and which epoch is the best.
+
+    Args:
+        run: the run.
+        data: its rows.
+        weights: hash of the weights that it starts from.
+    """
+    return {
+        "seed": run.seed,
+        "weights": weights,
+        "train_rows": data.train.digest,
+        "validation_rows": data.validation.digest,
+        "architecture": run.architecture.model_dump(mode="json"),
+        "task": run.finetune.task.model_dump(mode="json"),
+        "epochs": run.finetune.epochs,
+        "train": run.train.model_dump(mode="json", include={*TRAIN_SETTINGS} - WITHOUT_EFFECT),
+    }
+
+
+@contextmanager
+def locked_start(
+    run: FinetuneRun,
+    resolved: Run,
+    *,
+    data: TaskData,
+    ranks: Ranks,
+    beat: Callable[[], object],
+) -> Iterator[ResumePoint]:
+    """Lock the output folder of a run and find where to begin; all ranks call this together.
+
+    Raises:
+        UserError: another process trains there, or the checkpoints there are those of another run.
+    """
+    with ExitStack() as lock:
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                lock.enter_context(locked(run.output))
+        weights = weights_digest(run.checkpoint, ranks, beat=beat)
+        agreed: list[Any] = [None]
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                settings = effective_settings(run, data, weights=weights)
+                agreed = [_starting_point(resolved, settings, ranks=ranks)]
+        dist.broadcast_object_list(agreed, src=0)
+        yield agreed[0]
+
+
+def _starting_point(run: Run, settings: dict[str, Any], *, ranks: Ranks) -> ResumePoint:
+    digest, record = files.digest(settings), run.output / _RECORD
+
+    def decide(_: ResumeState) -> tuple[str, None]:
+        changed = _changes(record, settings)
+        if run.train.on_change == "restart":
+            return f"starts again, because of {changed}", None
+        raise UserError(
+            f"{run.output}: has checkpoints of another run: {changed}. Give the run another name, "
+            "undo the changes, or set train.on_change to restart, which moves the checkpoints aside"
+        )
+
+    state = prepare_output(run.output, digest, say=ranks.print_once, decide=decide)
+    files.write_json(record, settings)
+    if state:
+        return ResumePoint(state, run.output / f"global_step{state.step}")
+    return ResumePoint(ResumeState(digest, 0, 0, 0.0, ranks.world_size), None)
+
+
+def _changes(record: Path, settings: dict[str, Any]) -> str:
+    """Settings that differ from those of a record, in words."""
+    if not record.is_file():
+        return "its settings are not known"
+    before, after = dotted(files.read_json(record, "remove it")), dotted(settings)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return ", ".join(
+        f"{name} differs" if _is_hash(name) else f"{name} {before.get(name)} -> {after.get(name)}"
+        for name in names
+    )
+
+
+def _is_hash(name: str) -> bool:
+    return name in ("weights", "train_rows", "validation_rows")

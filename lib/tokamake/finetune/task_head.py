@@ -1,0 +1,82 @@
+"""The start of a finetuned model: pretrained weights, and a new head in place of others."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Progress
+from tokamake.checkpoint.tensors.extents import whole_slices
+from tokamake.checkpoint.tensors.source import TensorSource
+from tokamake.config.architecture import Architecture
+from tokamake.config.finetune import FinetuneTask
+from tokamake.finetune.checks import finetuned_architecture
+
+_HEAD = "model.task_head."
+
+
+class ModelStart(NamedTuple):
+    """Weights to finetune."""
+
+    checkpoint: Checkpoint
+    """Pretrained weights and the new head."""
+    new: tuple[str, ...]
+    """Tensors that the pretrained model lacks."""
+    dropped: tuple[str, ...]
+    """Tensors of the pretrained model that this one lacks."""
+
+
+def with_task_head(pretrained: Checkpoint, task: FinetuneTask, *, seed: int) -> ModelStart:
+    """Put the head of a task on a pretrained model; the head of another task goes, too.
+
+    Args:
+        pretrained: the model.
+        task: the task.
+        seed: of the random weights of what is new.
+
+    Raises:
+        UserError: the family of the model has no such head.
+    """
+    architecture = finetuned_architecture(pretrained.architecture, task)
+    shapes, source = model_tensors.shapes(architecture), pretrained.source
+    kept = [n for n in shapes if f"model.{n}" in source and not n.startswith(_HEAD)]
+    new = [name for name in shapes if name not in kept]
+    keys = [key for n in kept for key in (f"model.{n}", f"master.{n}") if key in source]
+    in_memory = {key: source.in_memory[key] for key in keys if key in source.in_memory}
+    drawn = {f"model.{name}": tensor for name, tensor in _drawn(architecture, new, seed=seed)}
+    start = replace(
+        pretrained,
+        architecture=architecture,
+        source=TensorSource(
+            source.extents,
+            {key: source.shapes[key] for key in keys if key not in in_memory},
+            in_memory={**in_memory, **drawn},
+        ),
+        progress=Progress(),
+        notes={},
+    )
+    names = [key.removeprefix("model.") for key in source if key.startswith("model.")]
+    dropped = [name for name in names if name not in kept]
+    return ModelStart(start, (*new,), (*dropped,))
+
+
+def _drawn(
+    architecture: Architecture, names: Iterable[str], *, seed: int
+) -> Iterable[tuple[str, torch.Tensor]]:
+    weights = model_tensors.random_weights(architecture, seed)
+    shapes = model_tensors.shapes(architecture)
+    for name in names:
+        tensor = torch.empty(shapes[name])
+        for at, values in weights.tiles(name, shapes[name], place=whole_slices(shapes[name])):
+            tensor[at] = torch.from_numpy(values)
+        yield name, tensor
+
+
+def table(start: ModelStart) -> str:
+    """Lines that say which tensors are new and which are dropped."""
+    lines = [*((name, "new: random") for name in start.new)]
+    lines += [(name, "dropped") for name in start.dropped]
+    width = max((len(name) for name, _ in lines), default=0)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)

@@ -1,0 +1,40 @@
+"""What is known to be wrong before any tensor is read."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.finetunes import small_bert, write_vocabulary
+from tokamake.config.finetune import FinetuneSettings
+from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
+from tokamake.finetune.checks import check_files, check_model, check_settings
+
+
+def test_files_that_do_not_exist_name_their_setting(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").touch()
+    values = {"task": "rte", "train_files": f"{tmp_path}/*.tsv"}
+    settings = FinetuneSettings(**values, validation_files=str(tmp_path / "a.tsv"))
+    assert check_files(settings) == [tmp_path / "a.tsv"] * 2
+    settings = FinetuneSettings(
+        **values,
+        validation_files=str(tmp_path / "a.tsv"),
+        test_files={"other": str(tmp_path / "b.tsv")},
+    )
+    with pytest.raises(UserError, match=r"finetune.test_files.other: .*b.tsv"):
+        check_files(settings)
+
+
+def test_rows_and_tokens_must_fit_the_model(tmp_path: Path) -> None:
+    vocabulary, shape = write_vocabulary(tmp_path), small_bert()
+    check_model(TrainSettings(sequence_length=32), shape, tokenizer=vocabulary, source="bert")
+    with pytest.raises(UserError, match=r"sequence_length: 64: more than the 32 .* of bert"):
+        check_model(TrainSettings(sequence_length=64), shape, tokenizer=None, source="bert")
+    small = small_bert(vocab_size=7)
+    with pytest.raises(UserError, match=r"has 24 entries, the model 7 embeddings"):
+        check_model(TrainSettings(sequence_length=32), small, tokenizer=vocabulary, source="bert")
+
+
+def test_mistakes_in_settings_are_of_the_user() -> None:
+    with pytest.raises(UserError, match=r"train.backend: deepspeed"):
+        check_settings(TrainSettings(backend="deepspeed"))

@@ -1,0 +1,99 @@
+"""Runs of the table that finetune: planned, checked before any job, and built."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.support.finetune_workspaces import make_finetune_workspace
+from tests.support.workflows import MINE, jobs, snakemake
+from tokamake.workflow.finetune import RULES
+
+
+def test_finetuned_runs_are_planned_after_their_parent(tmp_path: Path) -> None:
+    folder = make_finetune_workspace(tmp_path)
+    planned = jobs(snakemake(folder, "-n", *MINE, "finetune"))
+    assert {name: planned.get(name) for name in ("train", "prepare_finetune", "finetune")} == {
+        "train": 1,
+        "prepare_finetune": 1,
+        "finetune": 1,
+    }
+    planned = jobs(snakemake(folder, "-n", *MINE, "all"))
+    assert {name: planned.get(name) for name in (*RULES, "report", "plot", "evaluate")} == {
+        **dict.fromkeys((*RULES, "report"), 1),
+        **dict.fromkeys(("plot", "evaluate")),  # of models that predict the next token
+    }
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"finetune__train_files": "lost.jsonl"}, "runs.tsv:3: finetune.train_files: lost.jsonl"),
+        ({"model__checkpoint": "{run: bart}"}, "no run of this config is called bart"),
+        ({"finetune__task": "glue"}, "runs.tsv:3: finetune.task"),
+        ({"train__sequence_length": "128"}, "train.sequence_length: 128: more than the 64"),
+        ({"train__backend": "deepspeed"}, "train.backend: deepspeed: finetuning uses the back end"),
+        (
+            {"train__parallel": "{tensor_parallel_size: 3}"},
+            "tensor_parallel_size",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_any_job(
+    tmp_path: Path, cells: dict[str, str], message: str
+) -> None:
+    refused = snakemake(make_finetune_workspace(tmp_path, **cells), "-n", *MINE, "finetune")
+    assert refused.returncode == 2
+    assert message in refused.stderr, refused.stderr
+
+
+def test_a_family_without_heads_is_refused(tmp_path: Path) -> None:
+    sections = {
+        "model": {"architecture": "config/models/tiny-llama.yaml"},
+        "tokenize": {},
+        "train": {"sequence_length": 64, "global_batch_size": 8},
+        "tokenizer": {"vocab_size": 500},
+    }
+    folder = make_finetune_workspace(tmp_path, sections=sections)
+    refused = snakemake(folder, "-n", *MINE, "finetune")
+    assert "runs.tsv:3: finetune.task: labeled_text: family llama has no head" in refused.stderr
+
+
+def test_the_ranks_of_the_profile_must_fit(tmp_path: Path) -> None:
+    folder = make_finetune_workspace(tmp_path)
+    refused = snakemake(folder, "-n", "--set-resources", "finetune:tasks=3", *MINE, "finetune")
+    assert refused.returncode == 2
+    assert "run order: global_batch_size: 8 samples cannot be shared by 3" in refused.stderr
+    assert "(ranks: the resource tasks of the rule finetune)" in refused.stderr
+
+
+def test_without_such_a_run_the_target_says_so(workspace_here: Path) -> None:
+    refused = snakemake(workspace_here, "-n", *MINE, "finetune")
+    assert refused.returncode == 2
+    assert (
+        "finetune: no run of this config finetunes; give one the section finetu" in refused.stderr
+    )
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+def test_raw_text_becomes_a_finetuned_encoder(tmp_path: Path) -> None:
+    folder = make_finetune_workspace(tmp_path)
+    result = snakemake(folder, "--set-resources", "train:tasks=1", *MINE, "all")
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = folder / "results/order"
+    scores = json.loads((run / "finetune.json").read_text())
+    assert [record["epoch"] for record in scores["epochs"]] == [1, 2]
+    tested = json.loads((run / "evaluate_finetuned.json").read_text())["scores"]
+    assert tested["dev"]["accuracy"] == pytest.approx(scores["best"]["scores"]["accuracy"])
+    assert tested["other"]["rows"] == 5
+    assert len((run / "predictions/other.jsonl").read_text().splitlines()) == 5
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "export")
+    assert model.config.num_labels == 2
+    log = (folder / "logs/order/prepare_finetune.log").read_text()
+    assert "model.task_head.weight" in log
+    assert "dropped" in log
+    report = (folder / "results/report.html").read_text()
+    assert "finetuning.html" in report
+    assert jobs(snakemake(folder, "-n", *MINE, "all")) == {}
