@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 import transformers
+import yaml
 
-from tests.support.finetune_workspaces import make_finetune_workspace
+from tests.support.finetune_workspaces import TASK, make_finetune_workspace
+from tests.support.finetunes import small_bert, write_vocabulary
+from tests.support.runs import write_start
 from tests.support.workflows import MINE, jobs, snakemake
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.convert import convert
 from tokamake.workflow.finetune import RULES
 
 
@@ -66,6 +71,24 @@ def test_the_ranks_of_the_profile_must_fit(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "run order: global_batch_size: 8 samples cannot be shared by 3" in refused.stderr
     assert "(ranks: the resource tasks of the rule finetune)" in refused.stderr
+
+
+def test_a_run_can_start_from_a_folder_without_one_that_pretrains(tmp_path: Path) -> None:
+    folder = make_finetune_workspace(tmp_path)
+    write_start(folder / "bert", small_bert(), model_tensors.random(small_bert(), 5))
+    vocabulary = write_vocabulary(folder)
+    convert(source=folder / "bert", target=folder / "hf", format="hf", tokenizer=vocabulary)
+    files = {"train_files": "train.jsonl", "validation_files": "dev.jsonl"}
+    config = {
+        "run": "alone",
+        "model": {"checkpoint": "hf"},
+        "finetune": {"task": TASK, **files},
+        "train": {"sequence_length": 32, "global_batch_size": 8},
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
+    planned = jobs(snakemake(folder, "-n", *MINE, "all"))
+    others = ("import_checkpoint", "report", "all")
+    assert planned == dict.fromkeys((*RULES, *others), 1)
 
 
 def test_without_such_a_run_the_target_says_so(workspace_here: Path) -> None:

@@ -10,12 +10,18 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import CONFIG
-from tokamake.workflow.report import FIGURES, ReportRules, figure_rules
+from tokamake.workflow.report import (
+    FIGURES,
+    FINETUNE_FIGURES,
+    ReportRules,
+    figure_rules,
+    plotted_runs,
+)
 
 
 def test_captions_exist_for_all_figures() -> None:
     assert len(FIGURES) > 5
-    for figure in FIGURES:
+    for figure in (*FIGURES, *FINETUNE_FIGURES):
         assert (ROOT / "workflow/rules" / figure.caption).read_text().strip()
 
 
@@ -26,10 +32,22 @@ def test_a_figure_is_described_in_words() -> None:
 
 
 def test_several_runs_are_compared() -> None:
-    config: Any = SimpleNamespace(runs={"a": 1})
+    config: Any = SimpleNamespace(runs={"a": 1}, finetuned={})
     assert figure_rules(config) == ["plot"]
     config.runs["b"] = 2
     assert figure_rules(config) == ["plot", "compare"]
+
+
+def test_encoders_beside_finetuned_models_are_not_drawn() -> None:
+    runs = {
+        name: SimpleNamespace(train=SimpleNamespace(objective=objective))
+        for name, objective in {"a": "causal", "b": "masked"}.items()
+    }
+    config: Any = SimpleNamespace(runs=runs, finetuned={"c": 1})
+    assert plotted_runs(config) == ["a"]
+    assert figure_rules(config) == ["plot", "plot_finetuned"]
+    config.runs.pop("a")
+    assert figure_rules(config) == ["plot_finetuned"]
 
 
 @pytest.mark.usefixtures("workspace_here")

@@ -98,7 +98,8 @@ def locked_start(
         with raise_on_all_ranks():
             if ranks.rank == 0:
                 lock.enter_context(locked(run.output))
-        weights = weights_digest(run.checkpoint, ranks, beat=beat)
+        note = run.output.with_name(f".{run.output.name}.start")
+        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
         agreed: list[Any] = [None]
         with raise_on_all_ranks():
             if ranks.rank == 0:

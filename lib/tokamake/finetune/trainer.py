@@ -8,6 +8,7 @@ together, and each of its decisions is the same on all ranks.
 import math
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ from tokamake.train.stability.heartbeat import Heartbeat
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
 from tokamake.train.stopping.stopping import Stopping, describe
+from tokamake.train.task_rows import TaskRows
 
 if TYPE_CHECKING:
     import torch
@@ -193,9 +195,14 @@ class FinetuneTrainer:
 
     def end_epoch(self) -> None:
         """Score the model on the validation rows, and save it."""
-        self._job.heartbeat.beat("validates")
-        task = self._finetune.task
-        logits = row_logits(self.engine.sample_logits, self.data.validation, batches=self.batches)
+        task, heartbeat = self._finetune.task, self._job.heartbeat
+
+        def forward(micro_batches: Iterable[TaskRows]) -> "Iterator[torch.Tensor]":
+            beating: Iterator[TaskRows] = heartbeat.counted(micro_batches, "validates")
+            logits: Iterator[torch.Tensor] = self.engine.sample_logits(beating)
+            return logits
+
+        logits = row_logits(forward, self.data.validation, batches=self.batches)
         if not np.isfinite(logits).all():
             raise UserError(
                 f"step {self.state.step}: a logit is not finite: training has diverged; lower "

@@ -269,7 +269,8 @@ def jobs(folder: Path, stages: Iterable[StageJob]) -> list[JobState]:
         elif product.is_file() or any(path.is_file() for path in product.rglob("*")):
             state = "done"
         else:
-            stopped = stage.name == "train" and silent is not None and _has_stopped(log)
+            trains = stage.name in ("train", "finetune")
+            stopped = trains and silent is not None and _has_stopped(log)
             state = "waiting" if silent is None or is_old else "stopped" if stopped else "failed"
         if stage.always or state != "waiting":
             jobs.append(JobState(stage, state, silent))

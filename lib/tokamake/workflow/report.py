@@ -53,8 +53,9 @@ def plotted_runs(config: WorkflowConfig) -> list[str]:
 
     It needs models that predict the next token: an encoder beside finetuned models is left out.
     """
-    causal = [name for name, run in config.runs.items() if run.train.objective == "causal"]
-    return causal if config.finetuned else [*config.runs]
+    if not config.finetuned:
+        return [*config.runs]
+    return [name for name, run in config.runs.items() if run.train.objective == "causal"]
 
 
 def figure_rules(config: WorkflowConfig) -> list[str]:
