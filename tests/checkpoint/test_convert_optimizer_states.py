@@ -231,7 +231,7 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
         for ranks in RANKS[number % 3 :: 3]:
             folder = tmp_path / f"{family}-{'-'.join(map(str, ranks))}"
             pools[family].append(zero(folder, WALKED[family], *ranks))
-    for number in range(300):
+    for number in range(340):
         pool = pools[random.choice([*WALKED])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
         layout, folder = random_layout(random, kind, begin), tmp_path / f"walk-{number}"

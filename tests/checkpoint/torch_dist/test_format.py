@@ -495,3 +495,29 @@ def test_another_folder_with_a_file_of_that_name_is_no_checkpoint(tmp_path: Path
     (tmp_path / "metadata.json").write_text("{}")
     with pytest.raises(UserError, match="no checkpoint of a known format"):
         open_any(tmp_path)
+
+
+@pytest.mark.grid
+def test_t5s_of_megatron_core_are_read_and_loaded_again(tmp_path: Path) -> None:
+    saved = run("save", tmp_path / "saved", ONE, "t5/none", "t5/fully_reshardable", "t5/plain")
+    known = open_any(saved / "t5-fully_reshardable/classic/iter_0000007")
+    for kind in ("fully_reshardable", "plain"):
+        checkpoint = open_any(saved / f"t5-{kind}")
+        assert checkpoint.architecture == known.architecture
+        assert not checkpoint.unread
+        for key in known.source:
+            if key.startswith("model."):
+                name = key.removeprefix("model.")
+                assert torch.equal(checkpoint.source.read(key), known.source.read(key)), key
+                assert f"optimizer.exp_avg.{name}" in {*checkpoint.source}
+    for kind in ("none", "plain"):
+        checkpoint = open_any(saved / f"t5-{kind}")
+        writer.write(tmp_path / kind / "t5", checkpoint, "torch_dist", Target())
+    sources = [f"{tmp_path / kind / 't5'}/{kind}" for kind in ("none", "plain")]
+    loaded = run("load", tmp_path / "loaded", ONE, *sources)
+    for kind in ("none", "plain"):
+        checkpoint, again = open_any(saved / f"t5-{kind}"), open_any(loaded / f"t5/{kind}")
+        assert {*again.source} == {*checkpoint.source}
+        for key in checkpoint.source:
+            if checkpoint.source.shapes[key]:
+                assert torch.equal(again.source.read(key), checkpoint.source.read(key)), key

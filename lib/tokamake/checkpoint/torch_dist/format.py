@@ -95,8 +95,11 @@ _LAYER_MODULES = (
 get the same keys: Megatron ignores those that it does not ask for."""
 
 
-_SECOND_KEYS = ("lm_head.output_layer.bias", "position_embeddings.weight")
-"""Second keys of tensors of megatron.core's T5."""
+_SECOND_KEYS = {
+    "lm_head.output_layer.bias": "output_layer.bias",
+    "position_embeddings.weight": "embedding.position_embeddings.weight",
+}
+"""Keys of tensors that megatron.core's T5 has under two keys, and the other ones."""
 _CROSS_ATTENTION = (
     *("pre_cross_attn_layernorm", "cross_attention.core_attention"),
     *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
@@ -156,11 +159,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
     ]
+    second = {key: tensors[first] for key, first in _SECOND_KEYS.items() if has_decoder}
     model = StoredModel(
         architecture,
         rows,
         _layout(args, common.file),
-        tensors,
+        tensors | second,
         is_fp32=all(tensor.dtype == FLOAT32 for tensor in stored.values()),
     )
     states, unread = optimizer_reader.read_states(folder, contents, common=common, model=model)
@@ -251,6 +255,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     )
     if with_states:
         tensors |= _second_names(tensors)
+    if checkpoint.architecture.has_decoder:
+        tensors |= _under_second_keys(tensors)
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
     objects = dict.fromkeys(_extra_states(checkpoint), location)
@@ -309,6 +315,16 @@ def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
     return names
 
 
+def _under_second_keys(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
+    """Return tensors of a T5, and their states, by the second keys."""
+    return {
+        key.removesuffix(first) + second: tensor
+        for key, tensor in tensors.items()
+        for second, first in _SECOND_KEYS.items()
+        if key == first or (key.startswith(STATE_PREFIX) and key.endswith(f".{first}"))
+    }
+
+
 def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the keys of extra states."""
     architecture = checkpoint.architecture
@@ -317,6 +333,8 @@ def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
     if architecture.has_decoder:
         stacks["decoder"] = architecture.setting("num_decoder_layers")
         further["decoder"] = _CROSS_ATTENTION
+        for module in ("output_layer", "lm_head.output_layer"):
+            yield f"{module}.{_EXTRA_STATE}/shard_0_1"
     for stack, layers in stacks.items():
         for module in (*_LAYER_MODULES, *further.get(stack, ())):
             for number in range(layers):
