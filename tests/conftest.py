@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import faults
+from tests.support.fork_server import shared_folder
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
+from tests.support.programs import torch_python
 from tests.support.sentence_data import SentenceData, at, make_sentences
 from tests.support.shared_folders import made_once
 from tests.support.web_server import Server, serving
@@ -43,11 +45,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hide accelerators, on which results differ from what tests hold them against; say one thread.
 
     `pytest -m gpu` shows them to the tests that are of them. Several tests run at a time: threads
-    of torch that await each other would cost a fifth of all processor time.
+    of torch that await each other would cost a fifth of all processor time. Workers of xdist are
+    forks of a Python that has imported torch.
     """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    shared_folder()  # before workers begin, which use it, too
+    if not hasattr(config, "workerinput"):
+        config.option.tx = [
+            f"popen//python={torch_python()}" if spec == "popen" else spec
+            for spec in config.getoption("tx", [])
+        ]
 
 
 def pytest_collection_finish() -> None:

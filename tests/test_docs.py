@@ -15,6 +15,7 @@ import yaml
 from tests.support import pages
 from tests.support.paths import ROOT
 from tests.support.readings import PACK
+from tests.support.shared_folders import made_once
 from tests.support.web_server import Server
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
@@ -220,10 +221,12 @@ def test_commands_of_a_how_to_plan_its_jobs(site: Path, how_to: str) -> None:
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home folder with a clone in which the tutorial ran; do not write here."""
-    home = tmp_path_factory.mktemp("tutorial")
-    pages.make_clone(home)
-    pages.run(pages.script(TUTORIAL), home)
-    return home
+
+    def run(home: Path) -> None:
+        pages.make_clone(home)
+        pages.run(pages.script(TUTORIAL), home)
+
+    return made_once(tmp_path_factory, "tutorial", run)
 
 
 @pytest.mark.grid

@@ -17,6 +17,7 @@ import torch
 
 from tests.support.families import FAMILIES, assert_same, weights
 from tests.support.faults import Inject
+from tests.support.programs import torch_python
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -315,7 +316,7 @@ def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_sa
     def run(number: int, target: Path) -> subprocess.CompletedProcess[str]:
         options = ["--format=mds", "--tensor-parallel-size=2", "--workers=1"]
         paths = [f"--from={tmp_path / 'hf'}", f"--to={target}"]
-        command = [sys.executable, "-c", KILLED, str(number), "convert", *paths, *options]
+        command = [torch_python(), "-c", KILLED, str(number), "convert", *paths, *options]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     calm = run(10**9, tmp_path / "calm")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from tests.support.families import FAMILIES, weights
 from tests.support.paths import ROOT
+from tests.support.programs import torch_python, torchrun
 from tests.support.ranks import spawn
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -231,8 +231,7 @@ def test_layouts_that_do_not_fit_are_refused(
 
 def launch(*arguments: object, ranks: int) -> subprocess.CompletedProcess[str]:
     """Run a command on several ranks, as a user does."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), "-m", "tokamake", *map(str, arguments)]
+    command = [*torchrun(ranks), torch_python(), "-m", "tokamake", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -337,12 +337,13 @@ def test_a_user_error_is_one_line_before_any_submission(folder: Path, pbs: Pbs, 
 @pytest.mark.grid
 def test_a_refusal_is_reported_and_a_full_queue_is_retried(folder: Path, pbs: Pbs, start) -> None:
     (folder / "pbs.yaml").write_text("queue: none\n")
-    controller = start()
+    patient = ("--pbs-command-timeout", "600")  # on a busy machine, qsub can take seconds
+    controller = start(*patient)
     assert controller.wait() == 1
     assert "was refused by qsub: Unknown queue (exit status 170)" in controller.text
     (folder / "pbs.yaml").write_text(pbs.values)
     (folder / "go").write_text("go")
     pbs.faults("qsub", "full", "down", "full")
-    controller = start("--pbs-command-timeout", "1")
+    controller = start(*patient)
     assert controller.wait() == 0, controller.text
     assert len(pbs.jobs()) == 3

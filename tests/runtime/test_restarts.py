@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.programs import torch_python
 from tests.support.runs import losses, make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import RESTART_VARIABLE, TemporaryError, UserError, note_failure
@@ -146,7 +147,7 @@ main()
 def test_a_run_whose_rank_is_killed_ends_in_the_same_job(tmp_path: Path) -> None:
     config = make_run(prepare(tmp_path), "run")
     output = read_run(config).output
-    train = [sys.executable, "-c", DYING, str(tmp_path / "mark"), "train", "--config", str(config)]
+    train = [torch_python(), "-c", DYING, str(tmp_path / "mark"), "train", "--config", str(config)]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tokamake.runtime.restarts", "1", str(output)),

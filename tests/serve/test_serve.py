@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,13 +18,10 @@ import pytest
 
 from tests.support.grids import params
 from tests.support.paths import ROOT
+from tests.support.programs import torch_python, torchrun
 from tokamake.errors import UserError
 from tokamake.serve.limits import Limits
 from tokamake.serve.serve import serve
-
-PLAIN = [sys.executable, "-m", "tokamake"]
-TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-TWO_RANKS += ["--nproc-per-node", "2", "-m", "tokamake"]
 
 
 class Running:
@@ -52,11 +48,15 @@ class Running:
 
 
 @contextmanager
-def started(*arguments: object, command: list[str] = PLAIN, port: int = 0) -> Iterator[Running]:
+def started(*arguments: object, ranks: int = 1, port: int = 0) -> Iterator[Running]:
     """The command, once it answers; by default with a free port."""
+    launcher = torchrun(ranks) if ranks > 1 else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, "serve", *map(str, arguments), "--port", str(port)],
+        [
+            *(*launcher, torch_python(), "-m", "tokamake"),
+            *("serve", *map(str, arguments), "--port", str(port)),
+        ],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -135,7 +135,7 @@ def test_ranks_serve_the_same_model(tiny: Path, chat_tokenizer: Path) -> None:
         scores = alone.ask("/v1/completions", scored)["choices"]
         beams = alone.ask("/api", searched, method="PUT")
     layout = ("--tensor-parallel-size", 2)
-    with started(*arguments, *layout, command=TWO_RANKS) as shared:
+    with started(*arguments, *layout, ranks=2) as shared:
         assert shared.ask("/v1/completions", body)["choices"] == expected
         for ours, theirs in zip(
             shared.ask("/v1/completions", scored)["choices"], scores, strict=True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.paths import ROOT
+from tests.support.programs import programs
 
 RUN = (
     "cat", "cd", "cp", "curl", "echo", "export", "ls", "mkdir", "printf",
@@ -125,13 +126,16 @@ def _simple_commands(command: str) -> list[str]:
 def run(commands: str, home: Path) -> str:
     """Run a page's script in the clone `home`/tokamake; return what it prints.
 
+    `snakemake` and `tokamake` are forks of servers, see `fork_server`.
+
     Args:
         commands: the script.
         home: home folder of the user. `home`/site has the folders of a site.
     """
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
+    folder = Path(sys.executable).parent
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
+        "PATH": f"{programs('snakemake', 'tokamake')}:{folder}:{environment['PATH']}",
         "HOME": str(home),
     }
     commands = commands.replace("$SITE", str(home / "site"))

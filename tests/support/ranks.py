@@ -20,6 +20,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,26 +31,11 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from tests.support.programs import torch_python
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of ranks, and of the server that they are forks of."""
 CONTEXT = multiprocessing.get_context("forkserver")
-# A process has one server. It imports what ranks need, which takes seconds, for all of them.
-CONTEXT.set_forkserver_preload(
-    [
-        "pytest",
-        "cyclopts",
-        "deepspeed",
-        # What `deepspeed.initialize` imports: most of it takes half a second on each rank.
-        "deepspeed.module_inject.auto_ep_layer",
-        "torch._inductor.compile_fx",
-        "tokamake.models.llama.model",
-        "tokamake.optim.adamw",
-        "tokamake.train.backends.deepspeed",
-        "tokamake.train.backends.native",
-        "tokamake.train.trainer",
-        "tokamake.train.train",
-    ]
-)
 _GRACE_SECONDS = 3.0
 """Time that peers of a failed rank have to report an error of their own."""
 
@@ -83,10 +70,19 @@ def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: fl
 
 def start(processes: Sequence[BaseProcess]) -> None:
     """Start processes of `CONTEXT`."""
-    # torch reads the number of threads when the server imports it.
     with patch.dict(os.environ, ONE_THREAD):
+        _start_server()
         for process in processes:
             process.start()
+
+
+@cache
+def _start_server() -> None:
+    """Start the server of this process, which is a fork, too, and so has what ranks import."""
+    resource_tracker.ensure_running()
+    CONTEXT.set_executable(torch_python())
+    forkserver.ensure_running()
+    CONTEXT.set_executable(sys.executable)
 
 
 def kill(processes: Sequence[BaseProcess]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
+from tests.support.shared_folders import made_once
 from tests.support.workflows import CONFIG, CORPORA, MINE, copy_without_run, jobs
 from tests.support.workflows import snakemake_alone as snakemake
 from tokamake.checkpoint.hf import config_json
@@ -25,20 +26,18 @@ CHANGED = {"train_steps": 44, "optimizer": {"learning_rate": 0.01}}
 LINES = "train.train_steps 40 -> 44, train.optimizer.learning_rate 0.02 -> 0.01"
 
 
-@pytest.fixture(scope="module")
-def first(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace in which a run of two segments has been trained; do not write here."""
-    folder = copy_without_run(built, tmp_path_factory.mktemp("first"))
-    configure(folder)
-    result = snakemake(folder, *MINE, "train")
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
-
-
 @pytest.fixture
-def trained(first: Path, tmp_path: Path) -> Path:
-    """A copy of that workspace."""
-    return Path(shutil.copytree(first, tmp_path / "copy", symlinks=True))
+def trained(built: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A workspace in which a run of two segments has been trained."""
+
+    def build(folder: Path) -> None:
+        copy = copy_without_run(built, folder)
+        configure(copy)
+        result = snakemake(copy, *MINE, "train")
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    folder = made_once(tmp_path_factory, "two segments", build)
+    return Path(shutil.copytree(folder / "copy", tmp_path / "copy", symlinks=True))
 
 
 def configure(folder: Path, **train: Any) -> None:

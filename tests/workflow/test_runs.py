@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.shared_folders import made_once
 from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 from tokamake.checkpoint.detect import open_any
 from tokamake.status.status import status
@@ -22,10 +23,15 @@ docs\tresults/raw/docs/*\ttext\t1
 """
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def swept(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
     """A workspace in which two runs of a table have been built."""
-    folder = make_workspace(tmp_path_factory.mktemp("swept"))
+    built = made_once(tmp_path_factory, "swept", build)
+    return Path(shutil.copytree(built, tmp_path / "copy", symlinks=True))
+
+
+def build(folder: Path) -> None:
+    make_workspace(folder)
     config = {**CONFIG, "runs": "runs.tsv", "convert": ["mds-pipeline-tp2-pp2-bf16", "hf-bf16"]}
     (folder / "my.yaml").write_text(yaml.safe_dump(config))
     (folder / "runs.tsv").write_text(SWEEP)
@@ -41,7 +47,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
-    return folder
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from tests.checkpoint.test_convert_logits import of_transformers
 from tests.support import cores
+from tests.support.programs import torch_python
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -35,7 +35,7 @@ def write_cases(folder: Path, size: int) -> Path:
     logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(size)]
     ranks = []
     for rank, log in enumerate(logs):
-        command = [sys.executable, cores.__file__, str(folder), str(rank), str(size)]
+        command = [torch_python(), cores.__file__, str(folder), str(rank), str(size)]
         with log.open("w") as stream:
             ranks.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=stream))
     try:

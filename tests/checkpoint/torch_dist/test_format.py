@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from tests.checkpoint.megatron.test_format import logits
 from tests.support import dist_cores
 from tests.support.dist_cores import Sizes
+from tests.support.programs import torch_python
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -43,7 +43,7 @@ def run(mode: str, folder: Path, sizes: Sizes, *rest: str) -> Path:
     ranks = []
     for rank, log in enumerate(logs):
         numbers = [rank, *sizes]
-        command = [sys.executable, dist_cores.__file__, mode, str(folder), *map(str, numbers)]
+        command = [torch_python(), dist_cores.__file__, mode, str(folder), *map(str, numbers)]
         with log.open("w") as stream:
             ranks.append(
                 subprocess.Popen([*command, *rest], env=environment, stdout=stream, stderr=stream)

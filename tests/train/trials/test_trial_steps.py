@@ -4,13 +4,13 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.programs import torch_python, torchrun
 from tests.support.runs import make_run, prepare
 from tokamake.errors import UserError
 from tokamake.train.trials import speed
@@ -96,11 +96,10 @@ def test_too_few_samples_are_refused(root: Path) -> None:
 )
 def test_a_benchmark_on_several_ranks(root: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     config = make_run(root, "several", **changes)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    tool = ("-m", "tokamake", "benchmark-train", "--config", str(config), "--steps", "4")
+    tool = (torch_python(), "-m", "tokamake", "benchmark-train", "--config", str(config))
     output = tmp_path / "speed.json"
     process = subprocess.run(
-        [sys.executable, *launcher, *tool, "--synthetic", "--output", str(output)],
+        [*torchrun(2), *tool, "--steps", "4", "--synthetic", "--output", str(output)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         capture_output=True,

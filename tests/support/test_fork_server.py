@@ -1,4 +1,4 @@
-"""Jobs in forks of a server are like processes of their own."""
+"""Forks of servers are like processes of their own."""
 
 import os
 import signal
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tokamake_server
 from tests.support.pbs_servers import wait_for
+from tests.support.programs import programs
 from tokamake.runtime.exit_status import Stopped
 
 
-def client(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start `tokamake` of the environment."""
-    program = tokamake_server.programs().with_name("tokamake")
-    environment = {**os.environ, tokamake_server.VARIABLE: tokamake_server.address(), **variables}
+def client(
+    folder: Path, *arguments: str, program: str = "tokamake", files: tuple[int, ...] = ()
+) -> subprocess.Popen[str]:
+    """Start a program of the environment."""
     return subprocess.Popen(
-        [program, *arguments], cwd=folder, env=environment, text=True,
+        [programs("tokamake") / program, *arguments], cwd=folder, text=True, pass_fds=files,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -34,11 +34,28 @@ def test_output_and_exit_status_are_those_of_the_command(tmp_path: Path) -> None
     assert "tokamake generate --checkpoint" in out
 
 
-def test_other_commands_need_no_server(tmp_path: Path) -> None:
-    shown = client(tmp_path, "--version", **{tokamake_server.VARIABLE: "nowhere"})
-    out, err = shown.communicate(timeout=60)
-    assert (shown.returncode, err) == (0, "")
-    assert out.count(".") == 2
+SHOWN = "import os, sys; print(__name__, sys.argv, 'torch' in sys.modules, os.getcwd())"
+
+
+def test_python_runs_a_program_a_module_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(SHOWN)
+    for arguments, shown in (
+        (["-B", "-c", SHOWN, "a"], ["-c", "a"]),
+        (["-m", "shown", "a"], [str(tmp_path / "shown.py"), "a"]),
+        ([str(tmp_path / "shown.py"), "-c"], [str(tmp_path / "shown.py"), "-c"]),
+    ):
+        out, err = client(tmp_path, *arguments, program="torch-python").communicate(timeout=60)
+        assert (out, err) == (f"__main__ {shown} True {tmp_path}\n", "")
+
+
+def test_a_fork_has_the_open_files_of_the_client(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    program = f"import os; os.write({writing}, b'written')"
+    process = client(tmp_path, "-c", program, program="torch-python", files=(writing,))
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"written"  # to its end: neither client nor server has the file
+    assert process.communicate(timeout=60) == ("", "")
 
 
 def num_working(folder: Path) -> int:

@@ -1,0 +1,58 @@
+"""An environment like this one, whose programs are forks of servers, see `fork_server`.
+
+Jobs of Snakemake run `tokamake` of the environment of Snakemake's Python.
+"""
+
+import fcntl
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from tests.support.fork_server import address, shared_folder, write_client
+
+SERVERS = {"snakemake": "snakemake", "tokamake": "tokamake", "torch-python": "tokamake"}
+"""Programs that are forks, and their servers."""
+
+
+@cache
+def programs(*servers: str) -> Path:
+    """Folder of programs, when servers run: `snakemake`, `tokamake`.
+
+    `python` is Python itself; `torch-python` is one that has imported torch and tokamake.
+    """
+    for server in servers:
+        address(f"{server}_server")
+    return _made(environment(shared_folder())) / "bin"
+
+
+def torch_python() -> str:
+    """Path of a Python that has imported torch and tokamake."""
+    return str(programs("tokamake") / "torch-python")
+
+
+def torchrun(ranks: int) -> list[str]:
+    """Command prefix that starts a program on several ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [torch_python(), *launcher, "--no-python"]
+
+
+def environment(shared: Path) -> Path:
+    """The environment in the folder that all processes of a run of pytest share."""
+    return shared / "environment"
+
+
+@cache
+def _made(folder: Path) -> Path:
+    own = Path(sys.prefix)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            (folder / "bin").mkdir(parents=True)
+            (folder / "lib").symlink_to(own / "lib")
+            shutil.copy(own / "pyvenv.cfg", folder)
+            (folder / "bin/python").symlink_to(sys.executable)
+            for name, server in SERVERS.items():
+                path = folder / "bin" / name
+                write_client(path, folder.parent / f"{server}_server", program=name)
+    return folder
