@@ -165,6 +165,7 @@ class Server:
                 if source is sys.stdin:
                     for pid in self._clients:
                         os.kill(pid, signal.SIGKILL)
+                    shutil.rmtree(self._path.parent, ignore_errors=True)
                     return None
                 if source is self._listener:
                     if work := self._accept():
@@ -178,9 +179,14 @@ class Server:
     def _accept(self) -> Request | None:
         client, _ = self._listener.accept()
         size, files, _, _ = socket.recv_fds(client, 4, _MOST_FILES)
-        missing, request = int.from_bytes(size, "little"), b""
-        while len(request) < missing:
-            request += client.recv(missing - len(request))
+        length, request = int.from_bytes(size, "little"), b""
+        while part := client.recv(length - len(request)):
+            request += part
+        if not length or len(request) < length:  # the client was killed
+            client.close()
+            for file in files:
+                os.close(file)
+            return None
         program, arguments, folder, variables, numbers = json.loads(request)
         if pid := os.fork():
             self._clients[pid] = client

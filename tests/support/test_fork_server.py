@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_a_fork_has_the_open_files_of_the_client(tmp_path: Path) -> None:
     with open(reading, "rb") as pipe:
         assert pipe.read() == b"written"  # to its end: neither client nor server has the file
     assert process.communicate(timeout=60) == ("", "")
+
+
+def test_a_client_that_is_killed_before_it_asks_disturbs_nothing(tmp_path: Path) -> None:
+    server = programs("tokamake").parent.with_name("tokamake_server")
+    for sent in (b"", (100).to_bytes(4, "little") + b"[1"):
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.connect(str(server))
+            killed.sendall(sent)
+    process = client(tmp_path, "-c", "print(1)", program="torch-python")
+    assert process.communicate(timeout=60) == ("1\n", "")
 
 
 def num_working(folder: Path) -> int:
