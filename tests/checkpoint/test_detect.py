@@ -109,7 +109,9 @@ def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) 
 def test_missing_weights_are_reported(tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
     (tmp_path / "a/model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"a: has config\.json but no weights .*; fetch them, too$"):
+    with pytest.raises(
+        UserError, match=r"a: has config\.json but no weights .*; fetch them, too, or name"
+    ):
         open_any(tmp_path / "a")
 
 

@@ -187,8 +187,11 @@ def test_models_have_the_names_that_the_user_gives(
     [
         ({"checkpoints": ()}, "checkpoints: none given; name the folder of a checkpoint or a run"),
         ({"checkpoints": ("nowhere",)}, "nowhere: no such folder"),
-        ({"checkpoints": ("a=b", "a=c")}, "a=c: a second a; change it"),
-        ({"checkpoints": ("=b",)}, "=b: no name; change it"),
+        (
+            {"checkpoints": ("a=b", "a=c")},
+            "a=c: another checkpoint has the name a; give NAME=FOLDER",
+        ),
+        ({"checkpoints": ("=b",)}, "=b: has no name; give NAME=FOLDER"),
         ({"port": 70000}, "port: 70000: not a port; give 1 to 65535, or 0 for a free one"),
         ({"host": "256.1.1.1"}, "256.1.1.1:5000: "),
         ({"host": "a..b"}, "a..b:5000: not a name of a host; give another --host or --port"),

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
@@ -25,6 +25,12 @@ OnChange = Literal["refuse", "continue", "restart"]
 
 LENGTHS = ("train_steps", "train_samples", "train_tokens")
 """Settings that give the length of a run, each in its own unit."""
+
+
+def _first_and_last(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) != 2:
+        raise ValueError("not two steps; give the first and the last one, such as [20, 22]")
+    return value
 
 
 class TrainSettings(Settings):
@@ -169,7 +175,9 @@ class TrainSettings(Settings):
     log_corpus_losses: bool = False
     """Record the training loss of each corpus, a mean per token since the last record: loss/CORPUS.
     """
-    profile_steps: tuple[Annotated[int, Field(ge=1)], int] | None = None
+    profile_steps: Annotated[
+        tuple[Annotated[int, Field(ge=1)], int] | None, BeforeValidator(_first_and_last)
+    ] = None
     """First and last step to profile with torch.profiler, such as [20, 22]. The first 8 ranks write
     traces to training/profile, which Perfetto and chrome://tracing show. Empty: none."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100

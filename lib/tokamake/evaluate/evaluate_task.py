@@ -111,9 +111,12 @@ def read_task(name: str, settings: str) -> "TaskSettings":
     """
     import json
 
-    from tokamake.config.tasks import TaskSettings
+    from tokamake import plugins
+    from tokamake.config.tasks import FOLDER, TaskSettings
     from tokamake.validation import validate
 
+    if name not in (known := plugins.names(FOLDER)):
+        raise UserError(f"{name}: no such task; choose one of {', '.join(known)}")
     try:
         values = json.loads(settings)
     except ValueError as error:

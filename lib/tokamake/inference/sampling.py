@@ -74,7 +74,8 @@ class BeamSettings:
     """Beam search."""
 
     num_beams: int = 1
-    """Continuations to keep at each token; the best one at the end is the result. 1: sampling."""
+    """Continuations to keep at each token; the best one at the end is the result, and no setting of
+    sampling has an effect. 1: sampling."""
     length_penalty: float = 1.0
     """Exponent of the length by which beams' log-probabilities are divided."""
 

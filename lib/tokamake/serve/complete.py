@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokamake.errors import TemporaryError, UserError
+from tokamake.errors import TemporaryError, UserError, of_system
 from tokamake.serve.token_file import read_token
 
 _TIMEOUT_SECONDS = 600.0
@@ -88,6 +88,8 @@ def _prompts(path: Path | None) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") if path else sys.stdin as file:
             yield from filter(None, (line.rstrip("\r\n") for line in file))
+    except OSError as error:
+        raise UserError(f"prompts: {of_system(error)}; fix the path") from None
     except UnicodeDecodeError:
         raise UserError(f"prompts: {path or 'standard input'}: not UTF-8; convert it") from None
 

@@ -105,7 +105,8 @@ def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
         if not equals or Path(text).exists():
             name, folder = f"#{number}", text
         if not name or name in folders:
-            raise UserError(f"{text}: {'no name' if not name else 'a second ' + name}; change it")
+            reason = f"another checkpoint has the name {name}" if name else "has no name"
+            raise UserError(f"{text}: {reason}; give NAME=FOLDER with a name of its own")
         folders[name] = Path(folder)
     return folders
 

@@ -125,6 +125,6 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "tokamake",
-            "max_model_len": self.engine.capacity,
+            "max_model_len": self.max_length,
             "has_chat_template": bool(self.tokenizer.chat_template),
         }

@@ -49,7 +49,7 @@ def tokenizer_routes(server: ModelServer) -> APIRouter:
         tokens = []
         if body.prompt:
             tokens = model.encode(body.prompt, field="prompt", adds_bos=adds_bos)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.capacity}
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.max_length}
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:

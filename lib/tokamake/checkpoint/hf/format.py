@@ -44,7 +44,7 @@ POINTER: str | None = None
 NUMBERED_FOLDER: str | None = None
 NEAR_MISSES: Mapping[tuple[str, ...], str] = {
     ("config.json",): "has config.json but no weights (*.safetensors or pytorch_model*); "
-    "fetch them, too"
+    "fetch them, too, or name the folder of a checkpoint or of a run"
 }
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"

@@ -36,6 +36,8 @@ def check_settings(train: "TrainSettings") -> None:
             "to false, or backend to native"
         )
     check_json(train.deepspeed, train)
+    if reason := _optimizer_conflict(train):
+        raise ValueError(f"{reason}, or backend to native")
     if train.log_layer_norms:
         raise ValueError(
             "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "
@@ -58,7 +60,7 @@ def check_run(run: "Run", device_type: str | None) -> None:
     Raises:
         UserError: it cannot, or its results would be wrong.
     """
-    train, parallel, name = run.train, run.train.parallel, run.train.optimizer.name
+    train, parallel = run.train, run.train.parallel
     stage, precision = train.zero_stage, train.precision
     pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
     if pipelined and stage >= 2:
@@ -82,13 +84,21 @@ def check_run(run: "Run", device_type: str | None) -> None:
             f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
             "DeepSpeed shards over all data-parallel ranks; set it to 1"
         )
-    if not train.optimizer.facts.flat_buffers:
-        _refuse(f"optimizer.name: {name}: DeepSpeed cannot use this optimizer; use another one")
-    if stage and not train.optimizer.facts.elementwise:
-        _refuse(
-            f"optimizer.name: {name}: needs whole parameters, but zero_stage {stage} splits "
-            "them; set zero_stage to 0"
+    if reason := _optimizer_conflict(train):
+        _refuse(reason)
+
+
+def _optimizer_conflict(train: "TrainSettings") -> str:
+    """Why DeepSpeed cannot use the optimizer; empty if it can."""
+    optimizer, stage = train.optimizer, train.zero_stage
+    if not optimizer.facts.flat_buffers:
+        return f"optimizer.name: {optimizer.name}: DeepSpeed cannot use it; use another one"
+    if stage and not optimizer.facts.elementwise:
+        return (
+            f"optimizer.name: {optimizer.name}: needs whole parameters, but zero_stage {stage} "
+            "splits them; set zero_stage to 0"
         )
+    return ""
 
 
 def _refuse(reason: str) -> None:
