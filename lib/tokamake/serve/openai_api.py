@@ -164,7 +164,7 @@ def openai_routes(server: ModelServer) -> APIRouter:
             raise RequestError(f"{body.best_of}: give the value of n, or nothing", field="best_of")
         server.check_number(len(body.prompts) * body.num_choices, field="n")
         prompts = _prompts(model, body)
-        limits = [_limit(model, prompt, body) for prompt in prompts]
+        limits = [_limit(model, prompt, body=body) for prompt in prompts]
         for prompt, limit in zip(prompts, limits, strict=True):
             model.check_length(prompt, limit, field="max_tokens")
         answer = _OpenAIAnswer(
@@ -220,7 +220,7 @@ def _prompts(model: ServedModel, body: CompletionRequest) -> list[Tokens]:
     ]
 
 
-def _limit(model: ServedModel, prompt: Sequence[int], body: CompletionRequest) -> int:
+def _limit(model: ServedModel, prompt: Sequence[int], *, body: CompletionRequest) -> int:
     """Most new tokens of a prompt; by default no more than the context has room for."""
     room = _room(model, prompt)
     if body.max_tokens is None:
