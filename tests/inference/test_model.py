@@ -35,7 +35,7 @@ from tokamake.runtime.ranks import Ranks
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
 """Divided heads, an unevenly divided vocabulary, a tied output layer, learned positions."""
 QUICK = ("gpt2-hf", "llama-gqa-megatron")
-OTHERS = ("llama-gqa-hf", "llama-gqa-native", "llama-tied-hf", "llama-mqa-hf")
+OTHERS = ("llama-gqa-hf", "llama-gqa-native", "llama-gqa-mds", "llama-tied-hf", "llama-mqa-hf")
 LENGTH = 16
 TOKENS = np.random.default_rng(0).integers(0, 100, 5 * 2 * LENGTH + 7)
 VOCAB_SIZE, END = 120, 3
@@ -69,6 +69,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(source=source, target=root / "llama-gqa-native", format="native")
     megatron = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     convert(source=source, target=root / "llama-gqa-megatron", format="megatron", **megatron)
+    divided = {"tensor_parallel_size": 2}
+    convert(source=source, target=root / "llama-gqa-mds", format="mds", **divided)
     return root
 
 
