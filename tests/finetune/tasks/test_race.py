@@ -1,4 +1,4 @@
-"""RACE: articles with questions, of which each has four options."""
+"""RACE: articles with questions. Each question has four options."""
 
 import json
 from pathlib import Path
