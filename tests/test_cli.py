@@ -39,6 +39,8 @@ HELP = """
 import io, json, os, sys
 from contextlib import redirect_stdout, suppress
 
+import cyclopts.help, markdown_it, numpy, pydantic, yaml  # once for all stages
+
 from tokamake import cli
 
 pages = {}

@@ -1,7 +1,6 @@
 """Values of a user such as account and queue: one message names all missing ones before any job."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from snakemake_executor_plugin_pbs.personal import has_value, missing_values, re
 from snakemake_executor_plugin_pbs.user_file import UserFile
 from snakemake_executor_plugin_sbatch import ExecutorSettings as SlurmSettings
 from tests.support.paths import ROOT
+from tests.support.snakemake_server import start
 
 NO_VALUES = UserFile(Path("me.yaml"), {}, {})
 REQUIRED = ExecutorSettings(required="account queue")
@@ -80,13 +80,8 @@ def dry_run(folder: Path, text: str | None, *arguments: str) -> subprocess.Compl
     for name in ("workflow", "config", "profiles"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    return subprocess.run(
-        [
-            sys.executable, "-m", "snakemake", "--profile", "profiles/aurora", "--dry-run",
-            "--pbs-user-file", str(path), "--quiet", *arguments, "--", "data",
-        ],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = ("--profile", "profiles/aurora", "--dry-run", "--pbs-user-file", str(path), "--quiet")
+    return start([*options, *arguments, "--", "data"], folder)
 
 
 @pytest.mark.slow

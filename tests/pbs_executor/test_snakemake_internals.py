@@ -1,8 +1,6 @@
 """Names of Snakemake beyond its interface for executors. Each test fails by name."""
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,6 +14,7 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
 from snakemake_executor_plugin_pbs import snakemake_internals
 from tests.support.pbs_servers import stand_in
+from tests.support.snakemake_server import start
 
 pytestmark = pytest.mark.usefixtures("snakemake_version")
 
@@ -90,13 +89,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "other.txt").touch()
     # Local executors ignore groups.
     options = ("--executor", "pbs", "--jobs", "1", "--show-failed-logs", "--groups", "make=large")
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *options],
-        cwd=folder,
-        env=stand_in(folder / "server").environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = start(
+        (*options, "--seconds-between-status-checks", "1"),
+        folder,
+        stand_in(folder / "server").environment,
     )
     assert done.returncode == 0, done.stderr
     values: dict[str, Any] = json.loads((folder / "results.json").read_text())

@@ -1,12 +1,12 @@
 """Snakemake with the Slurm executor: small jobs on a Slurm of this test's own."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.slurm_cluster import MISSING, slurm
+from tests.support.snakemake_server import start
 
 pytestmark = [
     pytest.mark.slurm,
@@ -36,16 +36,13 @@ rule moved:
 def test_mistakes_are_not_retried_signals_are_and_faulty_nodes_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
     command = [
-        sys.executable, "-m", "snakemake", "--executor", "sbatch", "--jobs", "5", "--retries", "2",
+        "--executor", "sbatch", "--jobs", "5", "--retries", "2",
         "--keep-going", "--seconds-between-status-checks", "1", "--sbatch-patience", "5",
         "--sbatch-user-file", "none.yaml", "--default-resources", "runtime=5", "mem_mb=0",
         "--latency-wait", "10", "mistaken", "killed", "moved",
     ]  # fmt: skip
     with slurm() as cluster:
-        run = subprocess.run(
-            command, cwd=tmp_path, env=cluster.environment, capture_output=True, text=True,
-            timeout=600, check=False,
-        )  # fmt: skip
+        run = start(command, tmp_path, cluster.environment)
         submitted = cluster.jobs("--states=all")
     assert run.returncode == 1
     assert (tmp_path / "killed").exists(), run.stderr

@@ -98,7 +98,7 @@ def test_no_request_makes_the_server_fail(server: Served) -> None:
         if mode == schemathesis.GenerationMode.NEGATIVE and not operation.body:
             continue
 
-        @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+        @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: object) -> None:
             reply = case.call(base_url=server.url)

@@ -81,14 +81,16 @@ def test_a_seed_determines_the_text(server: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "option", "stop"),
-    [("a", "stop_on_eol", "\n"), ("a\n", "stop_on_double_eol", "\n\n")],
+    ("prompt", "option", "stop", "num_tokens"),
+    [("a", "stop_on_eol", "\n", 4), ("a\n", "stop_on_double_eol", "\n\n", 2)],
 )
-def test_text_can_end_at_line_ends(server: Served, prompt: str, option: str, stop: str) -> None:
+def test_text_can_end_at_line_ends(
+    server: Served, prompt: str, option: str, stop: str, num_tokens: int
+) -> None:
     """At this temperature, all tokens are about as likely; each repetition is another sample."""
-    body = {"prompts": [prompt] * 128, "tokens_to_generate": 4, "temperature": 100.0}
+    body = {"prompts": [prompt] * 128, "tokens_to_generate": num_tokens, "temperature": 100.0}
     num_ended, len_prompt = 0, len(prompt)
-    for seed in range(12):
+    for seed in range(24 // num_tokens):
         whole = ask(server, **body, random_seed=seed)["text"]
         reply = ask(server, **body, random_seed=seed, **{option: True})
         for text, cut, segments in zip(whole, reply["text"], reply["segments"], strict=True):

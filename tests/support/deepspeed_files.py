@@ -7,19 +7,22 @@ folder = write_checkpoints(tmp_path, case)[case]  # the argument of `engine.save
 held_states(folder)["language_model.embedding.word_embeddings"]["exp_avg"]
 """
 
+import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from tests.support.deepspeed_engines import build_engine, initialize, save, train_step
 from tests.support.deepspeed_models import STEPS, Case
 from tests.support.deepspeed_states import KINDS as KINDS
 from tests.support.deepspeed_states import gathered, merge_ranks, rank_states, weights_in
+from tests.support.programs import torch_python
 from tests.support.ranks import spawn
+from tests.support.shared_folders import made_once
 from tokamake.checkpoint.torch_files import torch_archive
 
 
@@ -39,6 +42,17 @@ def write_checkpoints(folder: Path, *cases: Case) -> dict[Case, Path]:
         for number, case in enumerate(cases_of_size):
             held = merge_ranks(case.tensor, [result[number] for result in results])
             torch.save(held, folder / str(case) / "held.pt")
+    return {case: folder / str(case) for case in cases}
+
+
+def written_once(factory: pytest.TempPathFactory, *cases: Case) -> dict[Case, Path]:
+    """Checkpoints of `write_checkpoints` for all workers of a run of pytest; do not change them."""
+    name = f"deepspeed-{hashlib.sha256(repr(cases).encode()).hexdigest()[:8]}"
+
+    def make(folder: Path) -> None:
+        write_checkpoints(folder, *cases)
+
+    folder = made_once(factory, name, make)
     return {case: folder / str(case) for case in cases}
 
 
@@ -73,16 +87,21 @@ def held_states(folder: Path) -> dict[str, dict[str, Any]]:
     return held
 
 
+def universal(folder: Path) -> Path:
+    """Universal checkpoint of `convert_to_universal`."""
+    return folder / f"global_step{STEPS}_universal"
+
+
 def convert_to_universal(folder: Path) -> Path:
     """Run DeepSpeed's ds_to_universal, and return the universal checkpoint beside global_step3.
 
     The program fails if weights are nested, as Megatron's are. So remove them while it runs.
     """
-    source, target = folder / f"global_step{STEPS}", folder / f"global_step{STEPS}_universal"
+    source, target = folder / f"global_step{STEPS}", universal(folder)
     states = {file: torch.load(file, weights_only=False) for file in source.glob("mp_rank_*")}
     for file, state in states.items():
         torch.save({**state, "module": None}, file)
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command = [torch_python(), "-m", "deepspeed.checkpoint.ds_to_universal"]
     command += ["--input_folder", str(source), "--output_folder", str(target)]
     settings = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=settings, check=True, capture_output=True)

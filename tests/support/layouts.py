@@ -10,8 +10,10 @@ from tests.support.engines import NamedChunk, buffer, build, coming, fragments, 
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.parallel import document_attention, linear
 
-NUM_STEPS = 8
-"""Steps of a proof: a batch size that ramps up over 5 steps has reached its end."""
+NUM_STEPS = 3
+"""Steps of a proof."""
+NUM_GROWING_STEPS = 7
+"""Steps of the proof of a batch size that ramps up over 5 steps."""
 
 RankResults = dict[str, Any]
 """Results on one rank: losses, norms, validation losses before and after; chunks of gradients for
@@ -59,8 +61,10 @@ def rates(step: int) -> dict[str, float]:
     return {"learning_rate": 0.0005 * (step + 1), "weight_decay": 0.1}
 
 
-def train(run: Run, num_steps: int = NUM_STEPS) -> RankResults:
-    """Train some steps."""
+def train(run: Run, num_steps: int | None = None) -> RankResults:
+    """Train some steps; by default as many as a proof needs."""
+    if num_steps is None:
+        num_steps = NUM_GROWING_STEPS if run.train.rampup_batch_size else NUM_STEPS
     # Matrix products and documents are too small here for the code for large ones. Use that code
     # even so: for products in tied models, for documents on several ranks.
     linear._FEWEST = 0 if run.architecture.tie_word_embeddings else 2**24

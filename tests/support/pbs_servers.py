@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.programs import programs
+
 STAND_IN = Path(__file__).with_name("pbs_standin.py")
 FRONT = Path(__file__).with_name("pbs_front.py")
 COMMANDS = ("qsub", "qstat", "qselect", "qdel", "qrls")
@@ -159,7 +161,7 @@ class Controller:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "snakemake", "--executor", "pbs", "--jobs", "20",
+                    programs("snakemake") / "snakemake", "--executor", "pbs", "--jobs", "20",
                     "--scheduler", "greedy", "--seconds-between-status-checks", "1",
                     "--latency-wait", "10", "--default-resources", "runtime=5",
                     "--pbs-user-file", str(folder / "pbs.yaml"), *arguments,

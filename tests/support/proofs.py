@@ -11,7 +11,14 @@ import torch
 from tests.support.engines import NamedChunk, whole
 from tests.support.gpts import gpt, reference
 from tests.support.hf_tensors import from_hf, to_hf
-from tests.support.layouts import NUM_STEPS, Layout, RankResults, rates, train_all
+from tests.support.layouts import (
+    NUM_GROWING_STEPS,
+    NUM_STEPS,
+    Layout,
+    RankResults,
+    rates,
+    train_all,
+)
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, read_weights, write_start
 from tokamake.checkpoint import model_tensors
@@ -162,7 +169,7 @@ def plain_training(config: Path, *, grows: bool) -> RankResults:
     optimizer = _their_optimizer(named)
     results: RankResults = {"losses": [], "norms": [], "gradients": []}
     results["validation"] = loss_of(model, next(batches)).item()
-    for number in range(NUM_STEPS):
+    for number in range(NUM_GROWING_STEPS if grows else NUM_STEPS):
         loss = loss_of(model, next(batches))
         optimizer.zero_grad()
         loss.backward()

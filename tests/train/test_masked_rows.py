@@ -12,8 +12,10 @@ import torch.distributed as dist
 
 from tests.support.berts import bert, masked_samples, reference, rows_of, tensors_of, their_loss
 from tests.support.engines import build, parts, whole
+from tests.support.grids import split_layouts
 from tests.support.hf_tensors import from_hf
 from tests.support.layouts import laid_out, parallel
+from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
 from tests.support.runs import (
     losses,
@@ -38,27 +40,27 @@ from tokamake.train.masked_rows import MaskedRows, masked_rows
 CPU = torch.device("cpu")
 ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
 SIZE, LENGTH, NUM_STEPS = 8, 16, 3
-LAYOUTS: dict[int, list[dict[str, Any]]] = {
+FULL = {"recompute_granularity": "full"}
+DEEPSPEED = {"backend": "deepspeed"}
+LAYOUTS: Proved = {
     1: [
-        {},
-        {"micro_batch_size": 8},
-        {"micro_batch_size": 1},
-        {"recompute_granularity": "full"},
-        {"log_corpus_losses": True},
+        ("bert", {}),
+        ("bert", {"micro_batch_size": 8}),
+        ("bert", {"micro_batch_size": 1}),
+        ("bert", FULL),
+        ("bert", {"log_corpus_losses": True}),
     ],
     2: [
-        *({"zero_stage": stage} for stage in range(4)),
-        {"zero_stage": 3, "micro_batch_size": 1},
-        parallel(tp=2),
-        parallel(tp=2, sp=True),
-        parallel(tp=2, sp=True) | {"recompute_granularity": "full", "micro_batch_size": 4},
-        {"backend": "deepspeed", "zero_stage": 1},
-        {"backend": "deepspeed", "zero_stage": 2},
-        {"backend": "deepspeed", "zero_stage": 3},
-        {"backend": "deepspeed", "zero_stage": 2} | parallel(tp=2, sp=True),
+        *[("bert", {"zero_stage": stage}) for stage in range(4)],
+        ("bert", {"zero_stage": 3, "micro_batch_size": 1}),
+        ("bert", parallel(tp=2)),
+        ("bert", parallel(tp=2, sp=True)),
+        ("bert", parallel(tp=2, sp=True) | FULL | {"micro_batch_size": 4}),
+        *[("bert", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
+        ("bert", DEEPSPEED | {"zero_stage": 2} | parallel(tp=2, sp=True)),
     ],
 }
-"""By number of ranks: settings."""
+"""By number of ranks: family and settings."""
 
 
 def samples_of(step: int) -> MaskedRows:
@@ -81,11 +83,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return laid_out(read_run(config).model_copy(update=changed), settings)
 
 
-def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Train once for each layout on this rank."""
+def train(layouts: list[Run]) -> list[dict[str, Any]]:
+    """Train each run on this rank."""
     results = []
-    for layout in layouts:
-        engine = build(laid_out(run, layout))
+    for run in layouts:
+        engine = build(run)
         size, data = engine._run.train.micro_batch_size, engine.mesh.data
         result: dict[str, Any] = {"losses": [], "norms": [], "orders": []}
 
@@ -135,12 +137,13 @@ def plain_training() -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", LAYOUTS)
-def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run) -> None:
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(LAYOUTS))
+def test_each_layout_trains_as_transformers_and_torch(
+    world_size: int, layouts: list[tuple[str, Changes]], run: Run
+) -> None:
     expected = plain_training()
-    of_ranks = spawn(train, world_size, run, LAYOUTS[world_size])
-    for number, layout in enumerate(LAYOUTS[world_size]):
-        results = [of_rank[number] for of_rank in of_ranks]
+    of_ranks = spawn(train, world_size, [laid_out(run, layout) for _, layout in layouts])
+    for (_, layout), *results in zip(layouts, *of_ranks, strict=True):
         for result in results:
             for name in ("losses", "norms", "validation", "validation after"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
@@ -161,10 +164,10 @@ DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 @pytest.mark.ranks
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
-    (expected,) = spawn(train, 1, dropping, [{}])
+    (expected,) = spawn(train, 1, [dropping])
     assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
-    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | {"recompute_granularity": "full"}]
-    for of_rank in spawn(train, 2, dropping, layouts):
+    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | FULL]
+    for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
         for result in of_rank:
             for name in ("losses", "norms", "validation after"):
                 assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
@@ -272,8 +275,9 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     for record in trained:
         assert record["token_loss"] + record["sample_loss"] == pytest.approx(record["loss"])
     assert trained[-1]["loss"] < trained[0]["loss"]
+    continued = weights(parts_run)
     for name, tensor in weights(whole_run).items():
-        assert torch.equal(weights(parts_run)[name], tensor)
+        assert torch.equal(continued[name], tensor)
 
 
 def test_full_samples_need_no_mask(run: Run) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.layouts import NUM_STEPS, Layout, parallel, train_all
+from tests.support.layouts import Layout, parallel, train_all
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
@@ -19,7 +19,7 @@ from tokamake.train.numerics import choose_precision, deterministic_algorithms, 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("numerics"), train_samples=8 * (NUM_STEPS + 1))
+    return prepare(tmp_path_factory.mktemp("numerics"), train_samples=72)
 
 
 def test_the_default_precision_depends_on_the_device(root: Path) -> None:

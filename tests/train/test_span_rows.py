@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tests.support.engines import build, parts, whole
+from tests.support.grids import split_layouts
 from tests.support.hf_tensors import from_hf
 from tests.support.layouts import laid_out, parallel
+from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
 from tests.support.runs import (
     losses,
@@ -53,27 +55,30 @@ SIZES = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 
 ARCHITECTURE = t5(**SIZES)
 ARCHITECTURES = {"t5": ARCHITECTURE, "hf_t5": hf_t5(**SIZES)}
 SIZE, LENGTH, DECODER_LENGTH, NUM_STEPS = 8, 16, 11, 3
-LAYOUTS: dict[int, list[dict[str, Any]]] = {
+FULL, SELECTIVE = ({"recompute_granularity": each} for each in ("full", "selective"))
+DEEPSPEED = {"backend": "deepspeed"}
+LAYOUTS: Proved = {
     1: [
-        {},
-        {"micro_batch_size": 8},
-        {"recompute_granularity": "full"},
-        {"log_corpus_losses": True},
-        {"log_layer_norms": True},
+        ("t5", {}),
+        ("t5", {"micro_batch_size": 8}),
+        ("t5", FULL),
+        ("t5", {"log_corpus_losses": True}),
+        ("t5", {"log_layer_norms": True}),
     ],
     2: [
-        *({"zero_stage": stage} for stage in range(4)),
-        {"zero_stage": 3, "micro_batch_size": 1},
-        parallel(tp=2),
-        parallel(tp=2, sp=True),
-        parallel(tp=2, sp=True) | {"recompute_granularity": "full", "micro_batch_size": 4},
-        {"backend": "deepspeed", "zero_stage": 1},
-        {"backend": "deepspeed", "zero_stage": 2},
-        {"backend": "deepspeed", "zero_stage": 3},
-        {"backend": "deepspeed", "zero_stage": 2} | parallel(tp=2, sp=True),
+        *[("t5", {"zero_stage": stage}) for stage in range(4)],
+        ("t5", {"zero_stage": 3, "micro_batch_size": 1}),
+        ("t5", parallel(tp=2)),
+        ("t5", parallel(tp=2, sp=True)),
+        ("t5", parallel(tp=2, sp=True) | FULL | {"micro_batch_size": 4}),
+        *[("t5", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
+        ("t5", DEEPSPEED | {"zero_stage": 2} | parallel(tp=2, sp=True)),
+        ("hf_t5", {"zero_stage": 3} | FULL),
+        ("hf_t5", parallel(tp=2, sp=True) | SELECTIVE),
+        ("hf_t5", DEEPSPEED | {"zero_stage": 3}),
     ],
 }
-"""By number of ranks: settings."""
+"""By number of ranks: family and settings."""
 
 
 def samples_of(step: int) -> SpanRows:
@@ -111,11 +116,11 @@ def run(runs: dict[str, Run]) -> Run:
     return runs["t5"]
 
 
-def train(run: Run, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Train once for each layout on this rank."""
+def train(layouts: list[Run]) -> list[dict[str, Any]]:
+    """Train each run on this rank."""
     results = []
-    for layout in layouts:
-        engine = build(laid_out(run, layout))
+    for run in layouts:
+        engine = build(run)
         size, data = engine._run.train.micro_batch_size, engine.mesh.data
         result: dict[str, Any] = {"losses": [], "norms": [], "layers": []}
         firsts = range(data.rank * size, SIZE, size * data.size)
@@ -167,29 +172,13 @@ def plain_training(family: str = "t5") -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", LAYOUTS)
-def test_each_layout_trains_as_transformers_and_torch(world_size: int, run: Run) -> None:
-    assert_trains_as_torch("t5", run, world_size, layouts=LAYOUTS[world_size])
-
-
-@pytest.mark.ranks
-def test_the_t5_of_transformers_trains_as_torch(runs: dict[str, Run]) -> None:
-    layouts = [
-        {"zero_stage": 3, "recompute_granularity": "full"},
-        parallel(tp=2, sp=True) | {"recompute_granularity": "selective"},
-        {"backend": "deepspeed", "zero_stage": 3},
-    ]
-    assert_trains_as_torch("hf_t5", runs["hf_t5"], 2, layouts=layouts)
-
-
-def assert_trains_as_torch(
-    family: str, run: Run, world_size: int, *, layouts: list[dict[str, Any]]
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(LAYOUTS))
+def test_each_layout_trains_as_transformers_and_torch(
+    world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Run]
 ) -> None:
-    """Check losses, norms and weights of each layout."""
-    expected = plain_training(family)
-    of_ranks = spawn(train, world_size, run, layouts)
-    for number, layout in enumerate(layouts):
-        results = [of_rank[number] for of_rank in of_ranks]
+    of_ranks = spawn(train, world_size, [laid_out(runs[name], each) for name, each in layouts])
+    for (family, layout), *results in zip(layouts, *of_ranks, strict=True):
+        expected = plain_training(family)
         for result in results:
             for name in ("losses", "norms", "validation", "validation after"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
@@ -211,10 +200,10 @@ DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 @pytest.mark.ranks
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
-    (expected,) = spawn(train, 1, dropping, [{}])
+    (expected,) = spawn(train, 1, [dropping])
     assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
-    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | {"recompute_granularity": "full"}]
-    for of_rank in spawn(train, 2, dropping, layouts):
+    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | FULL]
+    for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
         for result in of_rank:
             for name in ("losses", "norms", "validation after"):
                 assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
@@ -295,8 +284,9 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     trained = [record for record in records(whole_run) if "loss" in record]
     assert len(trained) == 6
     assert trained[-1]["loss"] < trained[0]["loss"]
+    continued = weights(parts_run)
     for name, tensor in weights(whole_run).items():
-        assert torch.equal(weights(parts_run)[name], tensor)
+        assert torch.equal(continued[name], tensor)
 
 
 def test_decoders_count_in_estimates(run: Run) -> None:

@@ -236,7 +236,8 @@ rule all:
     shell: "touch {{output}}"
 """
     arguments = ("--executor", "pbs", "--jobs", "1", "--precommand", ". x/environment.sh")
-    done = run(tmp_path, snakefile, *arguments, environment=server.environment)
+    often = ("--seconds-between-status-checks", "1")
+    done = run(tmp_path, snakefile, *arguments, *often, environment=server.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "sourced").exists()
 

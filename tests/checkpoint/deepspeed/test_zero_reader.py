@@ -16,7 +16,8 @@ from tests.support.deepspeed_files import (
     convert_to_universal,
     held_states,
     load_universal,
-    write_checkpoints,
+    universal,
+    written_once,
 )
 from tests.support.deepspeed_models import (
     EMBEDDING,
@@ -34,6 +35,7 @@ from tests.support.deepspeed_models import (
     arguments,
 )
 from tests.support.grids import cover, field_values, params
+from tests.support.shared_folders import made_once
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.errors import UserError
@@ -95,13 +97,23 @@ def folders(
         if item.path == Path(__file__) and "case" in getattr(item, "callspec", NO_PARAMS).params
     }
     cases = [case for case in ALL if case in {*selected, *SOURCES}]
-    return write_checkpoints(tmp_path_factory.mktemp("deepspeed"), *cases)
+    return written_once(tmp_path_factory, *cases)
 
 
 @pytest.fixture(scope="module")
-def universals(folders: dict[Case, Path]) -> dict[Case, Path]:
+def universals(
+    folders: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, Path]:
     """Universal checkpoints that DeepSpeed made from some of them."""
-    return {case: convert_to_universal(folders[case]) for case in UNIVERSAL if case in folders}
+    cases = [case for case in UNIVERSAL if case in folders]
+
+    def make(folder: Path) -> None:
+        for case in cases:
+            shutil.copytree(folders[case], folder / str(case))
+            convert_to_universal(folder / str(case))
+
+    root = made_once(tmp_path_factory, "universals-of-deepspeed", make)
+    return {case: universal(root / str(case)) for case in cases}
 
 
 def expected(case: Case, folder: Path, kind: str) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.deepspeed_files import KINDS, Resumed, held_states, resume, write_checkpoints
+from tests.support.deepspeed_files import KINDS, Resumed, held_states, resume, written_once
 from tests.support.deepspeed_models import EMBEDDING, SAMPLES, STEPS, SUB_GROUP_SIZE, Case
+from tests.support.grids import cover, field_values, params
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.deepspeed import zero_writer
@@ -39,6 +40,8 @@ ZERO_3 = [
 ONLY_WEIGHTS = [case for case in CASES if case.data == 1 and case.precision == "bf16"]
 TIED = Case(1, "fp32", data=1, pipeline=2, tied=True, full=True)
 """Its layers have the numbers of BigScience's fork; tokamake writes others."""
+COVERED = cover([*CASES, TIED, *ZERO_3], field_values)
+"""Cases that `make test` runs."""
 DIVISIBLE = 7
 """make_vocab_size_divisible_by of the models."""
 
@@ -53,9 +56,13 @@ def kind(case: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
-    """Checkpoints of DeepSpeed, which tests must not change."""
-    return write_checkpoints(tmp_path_factory.mktemp("deepspeed"), *CASES, TIED, *ZERO_3)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, Path]:
+    """Checkpoints of DeepSpeed for the selected tests, which must not change them."""
+    own = [item for item in request.session.items if item.path == Path(__file__)]
+    runs_grid = any(item.get_closest_marker("grid") for item in own)
+    return written_once(tmp_path_factory, *([*CASES, TIED, *ZERO_3] if runs_grid else COVERED))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +109,7 @@ def flat(state: dict[str, Any]) -> list[tuple[Tensor, ...]]:
     return tensors
 
 
-@pytest.mark.parametrize("case", [*CASES, TIED], ids=str)
+@pytest.mark.parametrize("case", params([*CASES, TIED], COVERED), ids=str)
 def test_partitions_of_stages_1_and_2_equal_those_of_deepspeed(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]
 ) -> None:
@@ -154,7 +161,7 @@ def slices(state: dict[str, Any], sizes: list[int], rank: int, ranks: int) -> It
     assert next(remaining, None) is None
 
 
-@pytest.mark.parametrize("case", ZERO_3, ids=str)
+@pytest.mark.parametrize("case", params(ZERO_3, COVERED), ids=str)
 def test_partitions_of_stage_3_equal_those_of_deepspeed(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]
 ) -> None:
@@ -190,7 +197,7 @@ def test_partitions_of_stage_3_equal_those_of_deepspeed(
         assert written[name]["loss_scaler"].loss_scale == state["loss_scaler"].loss_scale
 
 
-@pytest.mark.parametrize("case", ZERO_3, ids=str)
+@pytest.mark.parametrize("case", params(ZERO_3, COVERED), ids=str)
 def test_model_states_of_stage_3_equal_those_of_deepspeed(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]
 ) -> None:
@@ -226,7 +233,7 @@ def test_zero_to_fp32_of_deepspeed_reads_written_files(
     assert all(torch.equal(weights[name], tensor) for name, tensor in masters.items())
 
 
-@pytest.mark.parametrize("case", ZERO_3, ids=str)
+@pytest.mark.parametrize("case", params(ZERO_3, COVERED), ids=str)
 def test_written_stage_3_is_read_back_completely(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]
 ) -> None:

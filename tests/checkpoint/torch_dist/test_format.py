@@ -19,6 +19,7 @@ from tests.checkpoint.megatron.test_format import logits
 from tests.support import dist_cores
 from tests.support.dist_cores import Sizes
 from tests.support.programs import torch_python
+from tests.support.shared_folders import made_once
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -62,7 +63,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of a single rank."""
     cases = ("llama/none", "gpt/plain", "gpt/layers", "llama:bf16/plain", "llama-tied:fp16/plain")
     distributed = ("qwen3:bf16/fully_reshardable", "llama/dp_reshardable")
-    return run("save", tmp_path_factory.mktemp("dist") / "one", ONE, *cases, *distributed)
+
+    def make(folder: Path) -> None:
+        run("save", folder / "one", ONE, *cases, *distributed)
+
+    return made_once(tmp_path_factory, "torch-dist", make) / "one"
 
 
 TWO_RANKS = {

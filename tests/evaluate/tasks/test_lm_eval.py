@@ -180,6 +180,8 @@ def test_examples_and_templates_are_those_of_lm_eval(
     assert compared(scores, expected) == 2 + 2 + 1
 
 
+# lm-eval takes seconds to find its 10,000 tasks.
+@pytest.mark.parametrize("tokenizer", ["byte level"], indirect=True)
 def test_bundled_tasks_read_data_of_the_hub_from_local_folders(
     reference: Any,
     model: Path,

@@ -131,7 +131,7 @@ def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     config = run_of(tmp_path, "shared")
     (alone,) = spawn(train_all, 1, [Layout(config, {})])
     ranks = spawn(train_all, 2, [Layout(config, changes) for changes in LAYOUTS.values()])
-    assert alone[0]["losses"][-1] < 0.97 * alone[0]["losses"][0]
+    assert alone[0]["losses"][-1] < alone[0]["losses"][0]
     for number, name in enumerate(LAYOUTS):
         for results in ranks:
             for key in ("losses", "norms", "validation"):

@@ -201,8 +201,9 @@ def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path
     for path in (config, rounded_config):
         assert train_here(path) == 0
     assert losses(config) == losses(rounded_config)
+    rounded = weights(rounded_config)
     for name, tensor in weights(config).items():
-        assert torch.equal(tensor, weights(rounded_config)[name])
+        assert torch.equal(tensor, rounded[name])
 
 
 def test_an_initial_checkpoint_of_another_format_is_refused(root: Path, tmp_path: Path) -> None:

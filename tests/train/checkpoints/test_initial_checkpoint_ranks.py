@@ -10,7 +10,9 @@ import torch.distributed as dist
 
 from tests.support.deepspeed_runs import BF16, zero
 from tests.support.engines import buffer, build, coming, fragments, go, parts, states, whole
+from tests.support.grids import split_layouts
 from tests.support.layouts import laid_out, parallel
+from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
@@ -34,18 +36,21 @@ def weights(engine: Any) -> list[Any]:
 
 
 PIPELINE = parallel(pp=2)
-LAYOUTS = [
-    {"zero_stage": 0},
-    {"zero_stage": 3},
-    BF16,
-    parallel(tp=2, sp=True),
-    PIPELINE,
-    parallel(pp=2, schedule="zbv", vpp=2),
-    *[zero(stage) for stage in range(4)],
-    zero(2, **BF16),
-    zero(3, **BF16) | parallel(tp=2),
-    zero(1) | PIPELINE,
-]
+LAYOUTS: Proved = {
+    2: [
+        ("tied", {"zero_stage": 0}),
+        ("tied", {"zero_stage": 3}),
+        ("tied", BF16),
+        ("tied", parallel(tp=2, sp=True)),
+        ("tied", PIPELINE),
+        ("tied", parallel(pp=2, schedule="zbv", vpp=2)),
+        *[("tied", zero(stage)) for stage in range(4)],
+        ("tied", zero(2, **BF16)),
+        ("tied", zero(3, **BF16) | parallel(tp=2)),
+        ("tied", zero(1) | PIPELINE),
+    ],
+}
+"""By number of ranks: name of the model and settings."""
 
 
 class ReadCounter:
@@ -64,7 +69,7 @@ class ReadCounter:
         DcpReader.read_data = read_data  # type: ignore[method-assign]
 
 
-def begin_all(config: Path, folder: Path) -> list[Any]:
+def begin_all(config: Path, folder: Path, layouts: list[tuple[str, Changes]]) -> list[Any]:
     """Start at each layout: from one file, from files of two ranks, from random weights.
 
     Returns:
@@ -76,7 +81,7 @@ def begin_all(config: Path, folder: Path) -> list[Any]:
     if dist.get_rank() == 0:
         (folder / "latest").write_text(SAVED)
     dist.barrier()
-    for changes in LAYOUTS:
+    for _, changes in layouts:
         for start in (run.checkpoint, folder, None):
             counter.counts.clear()
             started = run.model_copy(update={"checkpoint": start, "seed": 5})
@@ -93,12 +98,15 @@ def of_second_stage(name: str) -> bool:
 
 
 @pytest.mark.ranks
-def test_ranks_read_or_draw_only_their_chunks(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(LAYOUTS))
+def test_ranks_read_or_draw_only_their_chunks(
+    world_size: int, layouts: list[tuple[str, Changes]], root: Path, tmp_path: Path
+) -> None:
     config = make_run(root, "layouts", micro_batch_size=4)
-    of_ranks = spawn(begin_all, 2, config, tmp_path)
+    of_ranks = spawn(begin_all, world_size, config, tmp_path, layouts)
     expected = model_tensors.random(TIED, 5)
     for number, of_ranks_at_layout in enumerate(zip(*of_ranks, strict=True)):
-        changes, is_drawn = LAYOUTS[number // 3], number % 3 == 2
+        (_, changes), is_drawn = layouts[number // 3], number % 3 == 2
         tensors = whole(parts for parts, _, _ in of_ranks_at_layout)
         assert tensors.keys() == expected.keys(), changes
         for name, tensor in expected.items():
