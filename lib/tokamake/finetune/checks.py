@@ -8,9 +8,8 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.finetune import FinetuneSettings, FinetuneTask, check_train_settings
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
-from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.train.checks import check_sequence_length
+from tokamake.train.checks import check_embeddings, check_sequence_length
 
 _FAMILIES = "models/*/model"
 
@@ -86,11 +85,5 @@ def check_model(
     """
     train.parallel.check_architecture(architecture, train.sequence_length)
     check_sequence_length(train, architecture, source=source)
-    if tokenizer is None or architecture.vocab_size is None:
-        return
-    entries = open_tokenizer(tokenizer).vocab_size
-    if entries > architecture.vocab_size:
-        raise UserError(
-            f"tokenizer {tokenizer}: has {entries:,} entries, the model {architecture.vocab_size:,}"
-            " embeddings; give the tokenizer that it was pretrained with"
-        )
+    if tokenizer is not None and architecture.vocab_size is not None:
+        check_embeddings(tokenizer, architecture)

@@ -66,9 +66,10 @@ def finetune_run(
         UserError: see `finetune`.
     """
     from tokamake.finetune.results import write_results
-    from tokamake.finetune.start import check_layout, locked_start, read_data
+    from tokamake.finetune.start import locked_start, read_data
     from tokamake.finetune.trainer import FinetuneTrainer, Job
     from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.checks import check_on_ranks
     from tokamake.train.numerics import deterministic_algorithms, with_precision
     from tokamake.train.stability.heartbeat import watched
     from tokamake.train.stopping.deadline import Deadline
@@ -77,7 +78,7 @@ def finetune_run(
     with raise_on_all_ranks():
         data = read_data(run, say=ranks.print_once)
         resolved = with_precision(run.resolved(len(data.train)), device)
-        check_layout(resolved, ranks.world_size)
+        check_on_ranks(resolved, world_size=ranks.world_size, device=device)
 
     # ---- Train ----
     with (

@@ -21,7 +21,6 @@ from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, weights_digest
 from tokamake.train.checkpoints.run_lock import locked
-from tokamake.train.checks import check_ranks
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""
@@ -48,16 +47,6 @@ def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskDa
         say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut}")
         read[name] = rows
     return TaskData(**read)
-
-
-def check_layout(run: Run, world_size: int) -> None:
-    """Check that ranks can share the model and the batches.
-
-    Raises:
-        UserError: they cannot.
-    """
-    check_ranks(run.train, world_size)
-    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
 
 
 def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dict[str, Any]:

@@ -58,6 +58,17 @@ def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.
     if index is not None:
         check_index(run, index)
     check_objective(run.train, run.architecture)
+    check_on_ranks(run, world_size=world_size, device=device)
+
+
+def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None:
+    """Check a run against its ranks and their device; runs that finetune, too.
+
+    Args:
+        run: the resolved run, with its precision chosen.
+        world_size: number of ranks.
+        device: device of this rank.
+    """
     check_layout(run, world_size)
     check_auxiliary_loss(run)
     check_precision(run.train)
@@ -250,13 +261,18 @@ def check_fim(fim: FimSettings, architecture: Architecture, *, tokenizer: Path |
     """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing."""
     if tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
-    opened = open_tokenizer(tokenizer)
-    find_tokens(Fim(**fim.model_dump()), opened, path=tokenizer)
+    find_tokens(Fim(**fim.model_dump()), open_tokenizer(tokenizer), path=tokenizer)
+    check_embeddings(tokenizer, architecture)
+
+
+def check_embeddings(tokenizer: Path, architecture: Architecture) -> None:
+    """Refuse a tokenizer with more entries than the model has embeddings."""
+    entries = open_tokenizer(tokenizer).vocab_size
     assert architecture.vocab_size is not None
-    if opened.vocab_size > architecture.vocab_size:
+    if entries > architecture.vocab_size:
         raise UserError(
-            f"tokenizer {tokenizer}: has {opened.vocab_size} entries, the model "
-            f"{architecture.vocab_size} embeddings; use the tokenizer of the checkpoint"
+            f"tokenizer {tokenizer}: has {entries:,} entries, the model {architecture.vocab_size:,}"
+            " embeddings; use the tokenizer of the checkpoint"
         )
 
 
