@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE, name_of
+from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE
 from tokamake import cli, plugins
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
@@ -29,7 +29,7 @@ NO_COMMAND = {"all", "data", "report"}
 OTHER_NAME = {
     **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
     **{"fetch_weights": "fetch", "import_checkpoint": "convert", "export_hf": "convert"},
-    "export_finetuned": "convert",
+    **{"export_finetuned": "convert", "plot_encoder": "plot"},
 }
 
 
@@ -110,33 +110,37 @@ def test_options_from_the_config_exist() -> None:
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
 
 
-@pytest.mark.parametrize("path", MODULES + EXECUTOR, ids=name_of)
-def test_modules_and_longer_functions_have_docstrings(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    docstring = ast.get_docstring(tree)
-    assert docstring
-    assert 1 <= len(docstring.splitlines()) <= 12
-    members = [each for node in tree.body if isinstance(node, ast.ClassDef) for each in node.body]
-    for node in [*tree.body, *members]:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            # A short function with a good name needs no sentence that repeats the name.
-            is_short = (node.end_lineno or 0) - node.lineno < 8
-            assert is_short or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
+def test_modules_and_longer_functions_have_docstrings() -> None:
+    for path in MODULES + EXECUTOR:
+        tree = ast.parse(path.read_text())
+        docstring = ast.get_docstring(tree)
+        assert docstring, path
+        assert 1 <= len(docstring.splitlines()) <= 12, path
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        for node in [*tree.body, *(each for owner in classes for each in owner.body)]:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                # A short function with a good name needs no sentence that repeats the name.
+                is_short = (node.end_lineno or 0) - node.lineno < 8
+                assert is_short or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize("path", MODULES + EXECUTOR, ids=name_of)
-def test_functions_stay_small(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef):
-            # The docstring does not count: a stage's options are documented there.
-            body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
-            length = (node.end_lineno or 0) - body[0].lineno
-            assert length < 60, f"{path}:{node.lineno} {node.name}"
-            keywords, positional = node.args.kwonlyargs, node.args.posonlyargs + node.args.args
-            plain = [argument for argument in positional if argument.arg not in ("self", "cls")]
-            # A command has an option for each thing a user can say; other functions at most seven.
-            if node.name not in map(cli.function_name, COMMANDS):
-                assert len(plain) + len(keywords) <= 7, f"{path}:{node.lineno} {node.name}"
+def test_functions_stay_small() -> None:
+    for path in MODULES + EXECUTOR:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert_small(node, f"{path}:{node.lineno} {node.name}")
+
+
+def assert_small(node: ast.FunctionDef, place: str) -> None:
+    """Check the length of a function's body and the number of its parameters."""
+    # The docstring does not count: a stage's options are documented there.
+    body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+    assert (node.end_lineno or 0) - body[0].lineno < 60, place
+    positional = node.args.posonlyargs + node.args.args
+    plain = [argument for argument in positional if argument.arg not in ("self", "cls")]
+    # A command has an option for each thing a user can say; other functions at most seven.
+    if node.name not in map(cli.function_name, COMMANDS):
+        assert len(plain) + len(node.args.kwonlyargs) <= 7, place
 
 
 def test_settings_of_the_index_exist() -> None:

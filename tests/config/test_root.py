@@ -230,3 +230,10 @@ def test_a_list_replaces_the_default_table_only() -> None:
     assert config_of().corpus_table == Path("config/corpora.tsv")
     assert config_of(weights="mix.txt").corpus_table is None
     assert config_of(weights="mix.txt", corpora="my.tsv").corpus_table == Path("my.tsv")
+
+
+def test_the_page_of_the_config_names_every_key() -> None:
+    page = (ROOT / "config/README.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {key.strip(" `") for row in rows for key in row.split(",")}
+    assert {*Config.model_fields} <= named

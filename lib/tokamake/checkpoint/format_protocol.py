@@ -1,7 +1,8 @@
 """Interface of a checkpoint format: constants and functions of a module `checkpoint/**/format.py`.
 
 A format is a folder with a module `format.py`. The name of the folder is the name of the format; in
-the config and on the command line, its underscores are hyphens. A new format needs no other edit.
+the config and on the command line, its underscores are hyphens. Only the contract of layers in
+pyproject.toml names the formats, too.
 
 This module is not in `tensors/`: it describes what formats owe to `convert`, `inspect` and the
 workflow, while `tensors/` knows files and tensors, but no formats.

@@ -1,1 +1,1 @@
-"""Model families, one file each, written as single-device PyTorch."""
+"""Model families: a folder each, written as PyTorch for a single device."""
