@@ -10,7 +10,7 @@ from tokamake.report.metrics_history import MetricsHistory, best_checkpoint
 
 def history(losses: dict[int, float]) -> MetricsHistory:
     steps, values = np.array([*losses], float), np.array([*losses.values()], float)
-    return MetricsHistory({}, {"valid": (steps, values)} if losses else {}, {})
+    return MetricsHistory({}, {"valid": (steps, values)} if losses else {}, {}, {})
 
 
 @pytest.mark.parametrize(

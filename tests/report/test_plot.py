@@ -7,9 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from tests.support.finished_run import TRAINED, make_inputs, metric, scores
 from tokamake.errors import UserError
+from tokamake.report.metrics_history import read_history
 from tokamake.report.plot import plot
 
 
@@ -65,6 +67,32 @@ def test_same_inputs_give_the_same_bytes(inputs: dict[str, Path], tmp_path: Path
         assert first.read_bytes() == second.read_bytes(), name
     for name in FIGURES:
         assert ElementTree.parse(tmp_path / "first" / name).getroot().tag.endswith("svg")
+
+
+def test_an_encoder_has_accuracies_in_place_of_scores_and_samples(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = yaml.safe_load(inputs["config"].read_text())
+    run["train"]["objective"] = "masked"
+    inputs["config"].write_text(yaml.safe_dump(run))
+    shares = {"validation_token_accuracy": 0.25, "validation_sample_accuracy": 0.625}
+    measured = {"step": 50, "validation_loss": 3.25, **shares}
+    with inputs["metrics"].open("a") as metrics:
+        metrics.write(json.dumps(measured) + "\n")
+    trained = json.loads(inputs["train"].read_text()) | {"validation_losses": [measured]}
+    inputs["train"].write_text(json.dumps(trained))
+    del inputs["evaluation"], inputs["samples"]
+    plot(**inputs, output=tmp_path / "plots")
+    written = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert written == {"corpora.html", "summary.html", "accuracy.svg"} | FIGURES
+    summary = Page(tmp_path / "plots/summary.html").texts
+    assert summary[summary.index("validation token accuracy") + 1] == "25.0%"
+    assert summary[summary.index("validation sample accuracy") + 1] == "62.5%"
+    history = read_history(inputs["metrics"])
+    assert {name: shares.tolist() for name, (_, shares) in history.accuracies.items()} == {
+        "tokens": [0.25],
+        "order of sentences": [0.625],
+    }
 
 
 def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:

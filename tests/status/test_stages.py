@@ -84,7 +84,8 @@ def read_jobs(text: str) -> list[JobState]:
 
 
 def test_stages_have_the_products_and_logs_of_the_rules(planned: list[JobState]) -> None:
-    others = {"all", "data", "fetch_task", "fetch_weights", "import_checkpoint", *FINETUNE_RULES}
+    others = {"all", "data", "fetch_task", "fetch_weights", "import_checkpoint", "plot_encoder"}
+    others |= {*FINETUNE_RULES}
     assert {job.rule for job in planned} == rules().keys() - others
     for job in planned:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
@@ -104,12 +105,16 @@ def test_stages_of_finetuned_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(make_finetune_workspace(tmp_path))
     result = snakemake(tmp_path, "-n", *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
-    planned = [
-        job for job in read_jobs(result.stdout + result.stderr) if job.rule in FINETUNE_RULES
-    ]
-    for job in planned:
+    jobs = read_jobs(result.stdout + result.stderr)
+    planned = [job for job in jobs if job.rule in FINETUNE_RULES]
+    (of_encoder,) = (job for job in jobs if job.rule == "plot_encoder")
+    for job in jobs:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
         Path(job.log).touch()
+    *others, last = stages(Path())[f"run {Path(of_encoder.log).parent.name}"]
+    assert (last.name, last.log) == ("plot_encoder", of_encoder.log)
+    assert last.product in of_encoder.outputs
+    assert not {"evaluate", "generate"} & {stage.name for stage in others}
     of_run = {stage.name: stage for stage in stages(Path())["run order"]}
     assert {*of_run} == {job.rule for job in planned} == {*FINETUNE_RULES}
     for job in planned:

@@ -74,12 +74,12 @@ def train(run: Run, num_steps: int | None = None) -> RankResults:
     watch(engine, results["gradients"])
     steps = coming(engine, run)
     held_out = next(steps).micro_batches
-    results["validation"] = engine.mean_loss(iter(held_out))
+    results["validation"] = engine.validate(iter(held_out)).loss
     for number in range(num_steps):
         result = engine.train_step(next(steps).micro_batches, **rates(number))
         results["losses"].append(result.loss)
         results["norms"].append(result.grad_norm)
-    results["after"] = engine.mean_loss(iter(held_out))
+    results["after"] = engine.validate(iter(held_out)).loss
     results["weights"] = [
         part for fragment in fragments(engine) for part in parts(fragment, buffer(fragment))
     ]

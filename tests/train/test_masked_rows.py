@@ -10,7 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.berts import bert, masked_samples, reference, rows_of, tensors_of, their_loss
+from tests.support.berts import (
+    bert,
+    masked_samples,
+    reference,
+    rows_of,
+    tensors_of,
+    their_loss,
+    their_output,
+)
 from tests.support.engines import build, parts, whole
 from tests.support.grids import split_layouts
 from tests.support.hf_tensors import from_hf
@@ -96,7 +104,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
         def rows(step: int, size: int = size, firsts: range = firsts) -> list[MaskedRows]:
             return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
 
-        result["validation"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
         for step in range(NUM_STEPS):
             numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
             samples = StepSamples(numbers)  # for dropout
@@ -105,7 +113,8 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["losses"].append(done.loss)
             result["norms"].append(done.grad_norm)
             result["orders"].append(done.sample_loss)
-        result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        result["validation after"] = engine.validate(iter(rows(NUM_STEPS))).loss
+        result["accuracies"] = engine.validate(iter(rows(NUM_STEPS)))[1:]
         if engine._run.train.backend == "native":
             result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
         results.append(result)
@@ -132,8 +141,19 @@ def plain_training() -> dict[str, Any]:
         result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
         optimizer.step()
     result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    result["accuracies"] = accuracies(model, samples_of(NUM_STEPS))
     result["weights"] = from_hf(ARCHITECTURE, {n: p.detach() for n, p in named.items()})
     return result
+
+
+@torch.no_grad()
+def accuracies(model: Any, samples: MaskedRows) -> tuple[float, float]:
+    """Shares of the masked tokens and of the orders that transformers' model predicts."""
+    logits, order = their_output(model, samples)
+    labels = torch.from_numpy(samples.labels)
+    tokens_right = (logits.argmax(-1) == labels)[labels >= 0]
+    orders_right = order.argmax(-1) == torch.from_numpy(samples.is_random)
+    return tokens_right.double().mean().item(), orders_right.double().mean().item()
 
 
 @pytest.mark.ranks
@@ -145,7 +165,7 @@ def test_each_layout_trains_as_transformers_and_torch(
     of_ranks = spawn(train, world_size, [laid_out(run, layout) for _, layout in layouts])
     for (_, layout), *results in zip(layouts, *of_ranks, strict=True):
         for result in results:
-            for name in ("losses", "norms", "validation", "validation after"):
+            for name in ("losses", "norms", "validation", "validation after", "accuracies"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
             pairs = zip(result["orders"], result["losses"], strict=True)
             assert all(0 < order < loss for order, loss in pairs)
@@ -180,7 +200,7 @@ def without_labels(run: Run) -> tuple[float, float]:
     rows.labels[:] = -100
     part = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     result = engine.train_step([rows_of(rows, part)], learning_rate=0.01, weight_decay=0.1)
-    validation = engine.mean_loss(iter([rows_of(rows, part)]))
+    validation = engine.validate(iter([rows_of(rows, part)])).loss
     assert result.loss == pytest.approx(result.sample_loss)
     assert result.updated
     return result.grad_norm, validation

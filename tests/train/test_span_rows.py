@@ -32,6 +32,7 @@ from tests.support.t5s import (
     rows_of,
     span_samples,
     t5,
+    their_logits,
     their_loss,
 )
 from tokamake import files
@@ -128,7 +129,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
         def rows(step: int, size: int = size, firsts: range = firsts) -> list[SpanRows]:
             return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
 
-        result["validation"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
         for step in range(NUM_STEPS):
             numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
             samples = StepSamples(numbers)  # for dropout
@@ -137,7 +138,9 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["losses"].append(done.loss)
             result["norms"].append(done.grad_norm)
             result["layers"].append(done.layer_norms)
-        result["validation after"] = engine.mean_loss(iter(rows(NUM_STEPS)))
+        measured = engine.validate(iter(rows(NUM_STEPS)))
+        result["validation after"], result["accuracy"] = measured[:2]
+        assert measured.sample_accuracy is None
         if engine._run.train.backend == "native":
             result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
         results.append(result)
@@ -166,9 +169,18 @@ def plain_training(family: str = "t5") -> dict[str, Any]:
         result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
         optimizer.step()
     result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
+    result["accuracy"] = accuracy(model, samples_of(NUM_STEPS))
     stored = {name: p.detach() for name, p in named_parameters(model).items()}
     result["weights"] = from_hf(ARCHITECTURES[family], stored)
     return result
+
+
+@torch.no_grad()
+def accuracy(model: Any, samples: SpanRows) -> float:
+    """Share of the decoder's tokens that transformers' model predicts."""
+    labels = torch.from_numpy(samples.labels)
+    right = their_logits(model, samples).argmax(-1) == labels
+    return right[labels >= 0].double().mean().item()
 
 
 @pytest.mark.ranks
@@ -180,7 +192,7 @@ def test_each_layout_trains_as_transformers_and_torch(
     for (family, layout), *results in zip(layouts, *of_ranks, strict=True):
         expected = plain_training(family)
         for result in results:
-            for name in ("losses", "norms", "validation", "validation after"):
+            for name in ("losses", "norms", "validation", "validation after", "accuracy"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
             if layout.get("log_layer_norms"):
                 squares = [sum(norm**2 for norm in norms) for norms in result["layers"]]

@@ -13,7 +13,7 @@ from tokamake.config.trackers import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.checkpoints.resume_state import ResumeState
-from tokamake.train.metrics import read
+from tokamake.train.metrics import Validation, read
 from tokamake.train.step_result import StepResult
 from tokamake.train.training_log import TrainingLog
 
@@ -134,7 +134,7 @@ def test_validation_losses_have_the_names_of_their_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path)
-    training_log.validation(state(4), {"valid": 2.0, "hard": 3.0})
+    training_log.validation(state(4), {"valid": Validation(2.0), "hard": Validation(3.0)})
     training_log.close()
     losses = {"validation_loss": 2.0, "validation_loss/hard": 3.0}
     record = {"step": 4, **losses}
@@ -160,7 +160,7 @@ def test_other_ranks_write_and_print_nothing(
     training_log = log(tmp_path, rank=1)
     training_log.count_step(RESULT, 8, seconds=1.0)
     training_log.training(state(1), RESULT, 0.01)
-    training_log.validation(state(1), {"valid": 2.0})
+    training_log.validation(state(1), {"valid": Validation(2.0)})
     training_log.sync()
     training_log.close()
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_megatron_style_averages_over_the_steps_since_the_last_line(
     training_log.training(state(4), last, 0.01)
     training_log.count_step(last, 16, seconds=0.5)
     training_log.training(state(5), last, 0.01)
-    training_log.validation(state(5), {"valid": 2.0, "hard": 30.0})
+    training_log.validation(state(5), {"valid": Validation(2.0), "hard": Validation(30.0)})
     training_log.close()
     first, second, *validation = megatron_lines(capsys.readouterr().out)
     assert first == {
@@ -211,7 +211,9 @@ def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
         for step in range(done + 1, done + 4):
             training_log.count_step(RESULT, 8, seconds=1.0)
             training_log.training(state(step), RESULT._replace(loss=float(step)), 0.01)
-        training_log.validation(state(done + 3), {"valid": 2.0, "hard": 3.0})
+        training_log.validation(
+            state(done + 3), {"valid": Validation(2.0), "hard": Validation(3.0)}
+        )
         training_log.sync()
         training_log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

@@ -10,7 +10,8 @@ import transformers
 import yaml
 
 from tests.support.workflow_configs import train
-from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, make_workspace, snakemake
+from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, jobs, make_workspace, snakemake
+from tokamake.workflow.report import ENCODER_FIGURES
 
 SECTIONS: dict[str, Any] = {
     "tokenizer": {"kind": "wordpiece", "vocab_size": 500},
@@ -38,11 +39,14 @@ def make_encoder_workspace(folder: Path, family: str = "bert") -> Path:
 
 def test_the_dry_run_refuses_what_needs_the_next_token(tmp_path: Path) -> None:
     folder = make_encoder_workspace(tmp_path)
-    for target in ("evaluate", "generate", "report"):
+    for target in ("evaluate", "generate"):
         refused = snakemake(folder, "-n", *MINE, target)
         assert refused.returncode == 2
         assert "tokamake: run smoke: train.objective: masked: evaluate, " in refused.stderr
-    assert snakemake(folder, "-n", *MINE, "train").returncode == 0
+    planned = jobs(snakemake(folder, "-n", *MINE, "train", "report"))
+    assert {name: planned.get(name) for name in ("plot_encoder", "plot", "report")} == {
+        "plot_encoder": 1, "plot": None, "report": 1
+    }  # fmt: skip
 
 
 def test_the_dry_run_refuses_stages_of_a_t5(tmp_path: Path) -> None:
@@ -57,13 +61,19 @@ def test_the_dry_run_refuses_stages_of_a_t5(tmp_path: Path) -> None:
 
 def trained(folder: Path, key: str) -> Path:
     """The exported folder of a run whose loss has fallen."""
-    result = snakemake(folder, *MINE, "train", "export_hf")
+    result = snakemake(folder, *MINE, "train", "export_hf", "report")
     assert result.returncode == 0, result.stdout + result.stderr
     metrics = (folder / "results/smoke/training/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in metrics]
     losses = [record[key] for record in records if key in record]
     assert losses[-1] < losses[0] - 0.1
-    assert any("validation_loss" in record for record in records)
+    validations = [record for record in records if "validation_loss" in record]
+    assert all(0 <= record["validation_token_accuracy"] <= 1 for record in validations)
+    assert len(validations) > 1
+    assert {path.name for path in (folder / "results/smoke/plots").iterdir()} == {
+        figure.file for figure in ENCODER_FIGURES
+    }
+    assert "accuracy" in (folder / "results/report.html").read_text()
     return folder / "results/smoke/export"
 
 

@@ -25,8 +25,9 @@ def test_finetuned_runs_are_planned_after_their_parent(tmp_path: Path) -> None:
         "finetune": 1,
     }
     planned = jobs(snakemake(folder, "-n", *MINE, "all"))
-    assert {name: planned.get(name) for name in (*RULES, "report", "plot", "evaluate")} == {
-        **dict.fromkeys((*RULES, "report"), 1),
+    others = ("report", "plot_encoder", "plot", "evaluate")
+    assert {name: planned.get(name) for name in (*RULES, *others)} == {
+        **dict.fromkeys((*RULES, "report", "plot_encoder"), 1),
         **dict.fromkeys(("plot", "evaluate")),  # of models that predict the next token
     }
 

@@ -11,17 +11,19 @@ from tests.support.paths import ROOT
 from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import CONFIG
 from tokamake.workflow.report import (
+    ENCODER_FIGURES,
     FIGURES,
     FINETUNE_FIGURES,
     ReportRules,
     figure_rules,
+    plotted_encoders,
     plotted_runs,
 )
 
 
 def test_captions_exist_for_all_figures() -> None:
     assert len(FIGURES) > 5
-    for figure in (*FIGURES, *FINETUNE_FIGURES):
+    for figure in (*FIGURES, *ENCODER_FIGURES, *FINETUNE_FIGURES):
         assert (ROOT / "workflow/rules" / figure.caption).read_text().strip()
 
 
@@ -32,22 +34,29 @@ def test_a_figure_is_described_in_words() -> None:
 
 
 def test_several_runs_are_compared() -> None:
-    config: Any = SimpleNamespace(runs={"a": 1}, finetuned={})
+    config: Any = SimpleNamespace(runs=runs(a="causal"), finetuned={})
     assert figure_rules(config) == ["plot"]
-    config.runs["b"] = 2
+    config.runs = runs(a="causal", b="causal")
     assert figure_rules(config) == ["plot", "compare"]
 
 
-def test_encoders_beside_finetuned_models_are_not_drawn() -> None:
-    runs = {
-        name: SimpleNamespace(train=SimpleNamespace(objective=objective))
-        for name, objective in {"a": "causal", "b": "masked"}.items()
-    }
-    config: Any = SimpleNamespace(runs=runs, finetuned={"c": 1})
+def test_encoders_have_figures_of_their_own() -> None:
+    config: Any = SimpleNamespace(runs=runs(a="causal", b="masked"), finetuned={"c": 1})
     assert plotted_runs(config) == ["a"]
-    assert figure_rules(config) == ["plot", "plot_finetuned"]
+    assert plotted_encoders(config) == ["b"]
+    assert figure_rules(config) == ["plot", "plot_encoder", "plot_finetuned"]
     config.runs.pop("a")
-    assert figure_rules(config) == ["plot_finetuned"]
+    assert figure_rules(config) == ["plot_encoder", "plot_finetuned"]
+    assert "accuracy.svg" in [figure.file for figure in ENCODER_FIGURES]
+    assert "evaluation.html" not in [figure.file for figure in ENCODER_FIGURES]
+
+
+def runs(**objectives: str) -> dict[str, Any]:
+    """Runs with objectives."""
+    return {
+        name: SimpleNamespace(train=SimpleNamespace(objective=objective))
+        for name, objective in objectives.items()
+    }
 
 
 @pytest.mark.usefixtures("workspace_here")

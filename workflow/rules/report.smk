@@ -1,8 +1,15 @@
 # Figures and tables of the runs, and Snakemake's report around them.
 
-from tokamake.workflow.report import FIGURES, figure_rules, plotted_runs
+from tokamake.workflow.report import (
+    ENCODER_FIGURES,
+    FIGURES,
+    figure_rules,
+    plotted_encoders,
+    plotted_runs,
+)
 
 PLOTTED = plotted_runs(CONFIG)
+ENCODERS = plotted_encoders(CONFIG)
 
 
 rule plot:
@@ -30,6 +37,8 @@ rule plot:
         "logs/{run}/plot.log",
     benchmark:
         "results/benchmarks/{run}/plot.tsv"
+    wildcard_constraints:
+        run="|".join(map(re.escape, PLOTTED)) or "(?!)",
     params:
         earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
         tasks=lambda wildcards, input: [f"--tasks={path}" for path in input.tasks],
@@ -41,6 +50,41 @@ rule plot:
         " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
         " --evaluation {input.evaluation} {params.earlier} {params.tasks} --samples {input.samples} --config {input.run}"
         " --output {params.folder} > {log} 2>&1"
+
+
+if ENCODERS:
+
+    rule plot_encoder:
+        "Draw the curves and tables of an encoder, which is not evaluated as it predicts no next token."
+        input:
+            metadata=DATA_SET.metadata,
+            index=f"{RUN}/index/index.json",
+            run=f"{RUN}/run.yaml",
+            train=f"{RUN}/train.json",
+        output:
+            [
+                report(
+                    f"{RUN}/plots/{figure.file}",
+                    category=figure.category,
+                    caption=figure.caption,
+                    labels={"run": "{run}", "shows": figure.subject},
+                )
+                for figure in ENCODER_FIGURES
+            ],
+        log:
+            "logs/{run}/plot_encoder.log",
+        benchmark:
+            "results/benchmarks/{run}/plot_encoder.tsv"
+        wildcard_constraints:
+            run="|".join(map(re.escape, ENCODERS)),
+        params:
+            run=subpath(input.train, parent=True),
+            index=subpath(input.index, parent=True),
+            folder=subpath(output[0], parent=True),
+        shell:
+            "tokamake plot --metadata {input.metadata} --index {params.index}"
+            " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
+            " --config {input.run} --output {params.folder} > {log} 2>&1"
 
 
 rule compare:
@@ -74,6 +118,7 @@ rule report:
     "Gather all runs' figures, tables, the DAG and run times in report.html."
     input:
         expand(rules.plot.output, run=PLOTTED),
+        expand(rules.plot_encoder.output, run=ENCODERS) if ENCODERS else [],
         checkpoint_rules.exported,
         rules.compare.output if len(PLOTTED) > 1 else [],
         (

@@ -72,6 +72,26 @@ def token_losses(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, si
 
 
 @torch.no_grad()
+def num_right(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
+    """Number of labels whose logit is the highest one of their token, fp32.
+
+    The arguments are those of `cross_entropy`; tokens without a label do not count.
+    """
+    labels_N, logits_NV = labels.flatten(), logits.flatten(0, -2)
+    own_N, index_N = _columns(labels_N, part(size, mesh.tensor))
+    at_label_N = torch.full(index_N.shape, -torch.inf, device=logits.device)
+    highest_N = at_label_N.clone()
+    if logits_NV.shape[1]:
+        at_label_N = logits_NV.gather(-1, index_N[:, None])[:, 0].float()
+        at_label_N = at_label_N.masked_fill(~own_N, -torch.inf)
+        highest_N = logits_NV.amax(-1).float()
+    both_2N = torch.stack((at_label_N, highest_N))
+    if mesh.tensor.size > 1:
+        dist.all_reduce(both_2N, dist.ReduceOp.MAX, group=mesh.tensor.group)
+    return ((both_2N[0] >= both_2N[1]) & (labels_N != NO_LABEL)).sum().float()
+
+
+@torch.no_grad()
 def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: int) -> Tensor:
     """Sample tokens from the model's predictions, the same on all tensor-parallel ranks.
 

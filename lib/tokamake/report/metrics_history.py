@@ -15,6 +15,11 @@ from tokamake.errors import UserError
 Floats = npt.NDArray[np.float64]
 _TRAINING = ("step", "loss", "learning_rate", "tokens_per_second", "consumed_tokens")
 _VALIDATION, _CORPUS = "validation_loss", "loss"
+_ACCURACIES = {
+    "validation_token_accuracy": "tokens",
+    "validation_sample_accuracy": "order of sentences",
+}
+"""What an encoder predicts, by the key of its accuracy."""
 
 
 class MetricsHistory(NamedTuple):
@@ -26,6 +31,8 @@ class MetricsHistory(NamedTuple):
     """Steps and losses (nats per token) of each validation split."""
     corpora: dict[str, tuple[Floats, Floats]]
     """Steps and training losses of each corpus, if `train.log_corpus_losses` records them."""
+    accuracies: dict[str, tuple[Floats, Floats]]
+    """Steps and shares of right predictions, by what an encoder predicts and validation split."""
 
 
 def read_history(path: Path) -> MetricsHistory:
@@ -41,6 +48,7 @@ def read_history(path: Path) -> MetricsHistory:
     training: dict[int, list[float]] = {}
     validation: dict[str, dict[int, list[float]]] = {}
     corpora: dict[str, dict[int, list[float]]] = {}
+    accuracies: dict[str, dict[int, list[float]]] = {}
     for number, text in enumerate(lines, 1):
         line = _parse(text, f"{path}:{number}")
         if _TRAINING[1] in line:
@@ -51,13 +59,16 @@ def read_history(path: Path) -> MetricsHistory:
                 lines_of = validation if kind == _VALIDATION else corpora
                 rows = lines_of.setdefault(name or "valid", {})
                 rows[line["step"]] = _pick(line, ("step", key), where=f"{path}:{number}")
+            elif kind in _ACCURACIES:
+                rows = accuracies.setdefault(_ACCURACIES[kind] + f" ({name})" * bool(name), {})
+                rows[line["step"]] = _pick(line, ("step", key), where=f"{path}:{number}")
     if not training:
         raise UserError(f"{path}: no training step; run `tokamake train` again")
     return MetricsHistory(
         dict(zip(_TRAINING, _columns(training), strict=True)),
         *(
             {name: tuple(_columns(rows)) for name, rows in lines_of.items()}
-            for lines_of in (validation, corpora)
+            for lines_of in (validation, corpora, accuracies)
         ),
     )
 

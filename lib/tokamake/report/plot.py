@@ -11,28 +11,29 @@ def plot(
     index: Path,
     metrics: Path,
     train: Path,
-    evaluation: Path,
+    evaluation: Path | None = None,
     earlier: Sequence[Path] = (),
     tasks: Sequence[Path] = (),
-    samples: Path,
+    samples: Path | None = None,
     config: Path,
     output: Path,
 ) -> None:
     """Draw the figures and tables of a run.
 
     The folder contains loss.svg, learning_rate.svg, throughput.svg, mixture.svg, lengths.svg, and
-    the pages corpora.html, evaluation.html, samples.html, summary.html. The same inputs give the
-    same bytes.
+    the pages corpora.html, evaluation.html, samples.html, summary.html. The folder of an encoder
+    has accuracy.svg in place of evaluation.html and samples.html. The same inputs give the same
+    bytes.
 
     Args:
         metadata: JSON file of `describe`.
         index: folder of `index`.
         metrics: metrics.jsonl of `train`.
         train: train.json of `train`.
-        evaluation: JSON file of `evaluate`.
+        evaluation: JSON file of `evaluate`. An encoder has none.
         earlier: evaluate.STEP.json of the segments before the last one, in order.
         tasks: TASK.json and TASK.STEP.json of `evaluate-task`, a task's segments in order.
-        samples: JSON file of `generate`.
+        samples: JSON file of `generate`. An encoder has none.
         config: run.yaml of `resolve`.
         output: folder to write; an existing one is replaced.
 
@@ -63,9 +64,13 @@ def plot(
             best=best_checkpoint(history, Path(train_json["checkpoint"])),
         ),
         "corpora": tables.corpora(corpora),
-        "evaluation": tables.evaluation(_scores(evaluation), segment_scores, tasks=_tasks(tasks)),
-        "samples": tables.samples(read_json(samples, "make it with `tokamake generate`")),
     }
+    if evaluation is not None:
+        scores = _scores(evaluation)
+        pages["evaluation"] = tables.evaluation(scores, segment_scores, tasks=_tasks(tasks))
+    if samples is not None:
+        generated = read_json(samples, "make it with `tokamake generate`")
+        pages["samples"] = tables.samples(generated)
     with style.styled(), atomic_folder(output) as folder:
         for name, page in pages.items():
             (folder / f"{name}.html").write_text(page, encoding="utf-8")
@@ -76,6 +81,8 @@ def plot(
             "mixture": training_curves.mixture(corpora),
             "lengths": lengths(corpora, run.train.sequence_length),
         }
+        if run.train.objective != "causal":
+            drawings["accuracy"] = training_curves.accuracy(history)
         for name, figure in drawings.items():
             style.save(figure, folder / f"{name}.svg")
     print(f"{output}: {len(drawings)} figures, {len(pages)} tables")

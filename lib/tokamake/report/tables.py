@@ -206,9 +206,10 @@ def losses_of(trained: dict[str, Any]) -> list[tuple[str, str]]:
         )
     for key, loss in measurements[-1].items() if measurements else ():
         if key != "step":
-            kind, _, name = key.replace("_", " ", 1).partition("/")
+            kind, _, name = key.replace("_", " ").partition("/")
             title = f"{kind} ({name})" if name else kind
-            losses.append((title, f"{loss:.4f} nats per token"))
+            is_loss = kind.endswith("loss")
+            losses.append((title, f"{loss:.4f} nats per token" if is_loss else f"{loss:.1%}"))
     return losses
 
 

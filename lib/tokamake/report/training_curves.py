@@ -51,6 +51,21 @@ def loss(history: MetricsHistory, vocab_size: int) -> Figure:
     return figure
 
 
+def accuracy(history: MetricsHistory) -> Figure:
+    """Draw the share of tokens, and of samples, that an encoder predicts in validations."""
+    figure, axes = style.over_steps("Accuracy")
+    axes.set_ylabel("right predictions in validation")
+    labels = []
+    for number, (name, (places, shares)) in enumerate(history.accuracies.items()):
+        color = (BLUE, *VALIDATION_COLORS)[number % (1 + len(VALIDATION_COLORS))]
+        axes.plot(places, shares, "-o", color=color, linewidth=1.6, markersize=4)
+        labels.append(Label(shares[-1], f"{name} {shares[-1]:.1%}", color))
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    style.label_ends(axes, labels)
+    return figure
+
+
 def learning_rate(history: MetricsHistory) -> Figure:
     """Draw the learning rate over steps, with a label at the highest logged one."""
     steps, rate = history.training["step"], history.training["learning_rate"]

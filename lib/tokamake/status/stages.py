@@ -5,11 +5,14 @@ The paths repeat those of the rules, because Snakemake may run on another machin
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.config.data_set import DEFAULT, DataSet
+from tokamake.config.resolved_run import read_run
 from tokamake.data.corpus.plan_file import read_plan
+from tokamake.errors import UserError
 from tokamake.status.run_origin import data_set_of
 from tokamake.status.snakemake_internals import running_outputs, started
 
@@ -60,6 +63,10 @@ _RUN_STAGES = (
     StageJob("push", "results/{run}/push.json", "logs/{run}/push.log", False),
     StageJob("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
+_ENCODER_STAGES = (
+    *(stage for stage in _RUN_STAGES if stage.name not in ("evaluate", "generate", "plot")),
+    StageJob("plot_encoder", "results/{run}/plots/summary.html", "logs/{run}/plot_encoder.log"),
+)
 _FINETUNE_STAGES = (
     StageJob("prepare_finetune", "results/{run}/run.yaml", "logs/{run}/prepare_finetune.log"),
     StageJob("finetune", "results/{run}/finetune.json", "logs/{run}/finetune.log"),
@@ -102,7 +109,8 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
             continue
         weights = data_set_of(folder, run).weights.format(run=run)
         run_stages = [StageJob("weigh", weights, f"logs/{run}/weigh.log")]
-        run_stages += [job for stage in _RUN_STAGES for job in _segments(folder, run, stage)]
+        own_stages = _ENCODER_STAGES if _is_encoder(folder, run) else _RUN_STAGES
+        run_stages += [job for stage in own_stages for job in _segments(folder, run, stage)]
         exports = _begun(
             folder, "convert", logs=f"logs/{run}/convert", product=f"results/{run}/convert/{{}}"
         )
@@ -120,6 +128,13 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
         )
         groups[f"run {run}"] = [*run_stages, *fetched, *scores, *exports]
     return groups | {_title("report", each): _report_stages(each) for each in data_sets}
+
+
+def _is_encoder(folder: Path, run: str) -> bool:
+    """Whether a run trains an encoder, which no stage evaluates."""
+    with suppress(UserError):  # there is no run.yaml yet
+        return read_run(folder / f"results/{run}/run.yaml").train.objective != "causal"
+    return (folder / f"logs/{run}/plot_encoder.log").exists()
 
 
 def _title(group: str, data_set: DataSet) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files, plugins
 from tokamake.config.resolved_run import Run, sample_lengths
@@ -22,6 +22,19 @@ Record = dict[str, int | float]
 """A line of metrics.jsonl: `step`, and what was measured there."""
 Scalars = dict[tuple[str, int], int | float]
 """Value of each TensorBoard tag at a step."""
+
+
+class Validation(NamedTuple):
+    """A measurement of a validation split; the same on all ranks."""
+
+    loss: float
+    """Mean over the tokens, plus the mean over the samples of the loss of their classes."""
+    token_accuracy: float | None = None
+    """Share of the tokens with a label that the model predicts; None for causal models."""
+    sample_accuracy: float | None = None
+    """Share of the samples whose class, such as the order of sentences, it predicts; None: they
+    have none."""
+
 
 FILE = "metrics.jsonl"
 """Name of the file in the output folder of a run."""
@@ -184,11 +197,22 @@ def model_flops_per_token(run: Run) -> int:
     return flops
 
 
-def validation(losses: dict[str, float]) -> Record:
-    """Entries of a record for the losses of validation splits; that of `valid` has no suffix."""
+def validation(measured: dict[str, Validation]) -> Record:
+    """Entries of a record for validation splits; those of `valid` have no suffix."""
     return {
-        "validation_loss" + f"/{name}" * (name != "valid"): loss for name, loss in losses.items()
+        f"validation_{key}" + f"/{name}" * (name != "valid"): value
+        for name, each in measured.items()
+        for key, value in each._asdict().items()
+        if value is not None
     }
+
+
+def validation_text(name: str, measured: Validation) -> str:
+    """A measurement of a validation split for people."""
+    accuracies = {"tokens": measured.token_accuracy, "samples": measured.sample_accuracy}
+    shares = (f"{value:.1%} of {what}" for what, value in accuracies.items() if value is not None)
+    right = ", ".join(shares)
+    return f"{title(name)} {measured.loss:.4f}" + f" ({right} right)" * bool(right)
 
 
 def title(name: str) -> str:

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.models.common.language_model import DropoutRates, Output, predictions
+from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
-from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
+from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn, num_right
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
 from tokamake.parallel.sharding import ParameterChunk
@@ -55,6 +55,8 @@ class PipelineStages:
             so far, on ranks with the last stage; None: they are not kept.
         sample_losses: (2,) sum of the losses of the classes of samples, and their number, for each
             micro batch since `take_sample_loss`; without gradients.
+        num_right: (2,) tokens, and samples, that an encoder predicts, for each micro batch of a
+            validation since `take_num_right`.
 
     Args:
         run: the resolved run, with its precision chosen.
@@ -107,6 +109,7 @@ class PipelineStages:
             sharding.keep_master_weights(self.chunks, self._dtype)
         self._factors = LossFactors()
         self.sample_losses: list[Tensor] = []
+        self.num_right: list[Tensor] = []
         self.row_losses: list[Tensor] | None = [] if run.train.log_corpus_losses else None
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -181,6 +184,8 @@ class PipelineStages:
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         total = total * self._factors.tokens
+        if self._train.objective != "causal" and not torch.is_grad_enabled():
+            self._count_right(predictions(output), labels, sample_labels)
         if sample_logits is None or sample_labels is None:
             return total
         of_samples = sum_of_losses(sample_logits, sample_labels)
@@ -192,6 +197,23 @@ class PipelineStages:
         """(2,) sum of the losses of classes of samples since the last call, and their number."""
         losses, self.sample_losses = self.sample_losses, []
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
+
+    def _count_right(
+        self, predicted: Predictions, labels: Tensor, sample_labels: Tensor | None
+    ) -> None:
+        assert self._vocab_size is not None
+        counts = torch.zeros(2, device=self._device)
+        if predicted.logits.dim() > 1:
+            size = self._vocab_size
+            counts[0] = num_right(predicted.logits, labels, mesh=self._mesh, size=size)
+        if predicted.sample_logits is not None and sample_labels is not None:
+            counts[1] = (predicted.sample_logits.argmax(-1) == sample_labels).sum()
+        self.num_right.append(counts)
+
+    def take_num_right(self) -> Tensor:
+        """(2,) tokens, and samples, that were predicted since the last call."""
+        counts, self.num_right = self.num_right, []
+        return torch.stack(counts).sum(0) if counts else torch.zeros(2, device=self._device)
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], factors: LossFactors, *, draws: Sequence[Tensor] = ()

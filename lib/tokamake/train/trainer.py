@@ -347,14 +347,14 @@ class Trainer:
     # ---- Validation and checkpoints ----
 
     def validate(self) -> None:
-        """Measure the loss of each validation split."""
-        losses = {}
+        """Measure each validation split."""
+        measured = {}
         for name, validation_split in self.validation_splits.items():
             micro_batches = validation_split.micro_batches(self.run, self.engine.mesh)
             beating = self.heartbeat.counted(micro_batches, "validates")
-            losses[name] = self.engine.mean_loss(report_from_any_rank(beating, self.ranks))
-        if losses:
-            self.log.validation(self.state, losses)
+            measured[name] = self.engine.validate(report_from_any_rank(beating, self.ranks))
+        if measured:
+            self.log.validation(self.state, measured)
 
     def save(self) -> None:
         """Begin to save a checkpoint; training may continue before it is on disk."""

@@ -10,7 +10,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
 from tokamake.train.checkpoints.resume_state import ResumeState
-from tokamake.train.metrics import Metrics, Record
+from tokamake.train.metrics import Metrics, Record, Validation
 from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.step_result import StepResult
 from tokamake.train.tracking import Tracking
@@ -146,18 +146,19 @@ class TrainingLog:
             "step_seconds": interval.seconds / interval.steps,
         }
 
-    def validation(self, state: ResumeState, losses: dict[str, float]) -> None:
-        """Record the loss of each validation split."""
+    def validation(self, state: ResumeState, measured: dict[str, Validation]) -> None:
+        """Record the measurement of each validation split."""
         step = state.step
         if self._metrics:
             # Megatron shows these losses against samples, too.
             samples = {"consumed_samples": state.consumed_samples} if self._is_megatron else {}
-            self._add({"step": step, **samples, **metrics.validation(losses)})
+            self._add({"step": step, **samples, **metrics.validation(measured)})
         if self._is_megatron:
+            losses = {name: each.loss for name, each in measured.items()}
             for line in megatron_log.validation_lines(step, losses):
                 self._ranks.print_once(line)
             return
-        parts = (f"{metrics.title(name)} {loss:.4f}" for name, loss in losses.items())
+        parts = (metrics.validation_text(name, each) for name, each in measured.items())
         self._ranks.print_once(f"step {step}/{self._train.train_steps} | {' | '.join(parts)}")
 
     def sync(self) -> None:

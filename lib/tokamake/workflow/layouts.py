@@ -63,8 +63,8 @@ class LayoutCheck:
     def _check_causal(self, run: str) -> None:
         if (objective := self._config.runs[run].train.objective) != "causal":
             exit_with(
-                f"run {run}: train.objective: {objective}: evaluate, evaluate_task, generate and "
-                "the report are for models that predict the next token; build train and export_hf"
+                f"run {run}: train.objective: {objective}: evaluate, evaluate_task and "
+                "generate are for models that predict the next token; make train, export_hf, report"
             )
 
     def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002

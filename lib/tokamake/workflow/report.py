@@ -1,4 +1,4 @@
-"""Figures that the rule `plot` draws, and Snakemake's report, which shows them."""
+"""Figures of runs, and Snakemake's report, which shows them."""
 
 import json
 import sys
@@ -42,6 +42,13 @@ FIGURES = (
     Figure("evaluation.html", "Model"),
     Figure("samples.html", "Model"),
 )
+"""Figures that the rule `plot` draws."""
+
+ENCODER_FIGURES = (
+    *(figure for figure in FIGURES if figure.category != "Model"),
+    Figure("accuracy.svg", "Training"),
+)
+"""Figures that the rule `plot_encoder` draws."""
 
 
 FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg", "Finetuning"))
@@ -49,13 +56,13 @@ FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg"
 
 
 def plotted_runs(config: WorkflowConfig) -> list[str]:
-    """Runs that the rule `plot` draws in the report.
-
-    It needs models that predict the next token: an encoder beside finetuned models is left out.
-    """
-    if not config.finetuned:
-        return [*config.runs]
+    """Runs that the rule `plot` draws: of models that predict the next token."""
     return [name for name, run in config.runs.items() if run.train.objective == "causal"]
+
+
+def plotted_encoders(config: WorkflowConfig) -> list[str]:
+    """Runs that the rule `plot_encoder` draws."""
+    return [name for name, run in config.runs.items() if run.train.objective != "causal"]
 
 
 def figure_rules(config: WorkflowConfig) -> list[str]:
@@ -63,6 +70,7 @@ def figure_rules(config: WorkflowConfig) -> list[str]:
     plotted = plotted_runs(config)
     rules = ["plot"] if plotted else []
     rules += ["compare"] if len(plotted) > 1 else []
+    rules += ["plot_encoder"] if plotted_encoders(config) else []
     return rules + (["plot_finetuned"] if config.finetuned else [])
 
 

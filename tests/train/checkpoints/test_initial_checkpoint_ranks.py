@@ -87,7 +87,7 @@ def begin_all(config: Path, folder: Path, layouts: list[tuple[str, Changes]]) ->
             started = run.model_copy(update={"checkpoint": start, "seed": 5})
             engine = build(laid_out(started, changes))
             first = next(coming(engine, run)).micro_batches
-            loss = engine.mean_loss(iter(first))
+            loss = engine.validate(iter(first)).loss
             results.append((weights(engine), {**counter.counts}, loss))
     return results
 

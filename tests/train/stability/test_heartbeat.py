@@ -152,7 +152,7 @@ PLACES = {
     "save": ("tokamake.train.backends.native:Engine.save", 2, "saves after step 4", {}),
     "write": ("torch.distributed.checkpoint:FileSystemWriter.write_data", 2, "after step", {}),
     "load": ("tokamake.train.backends.native:Engine.load", 1, "after step 0", {}),
-    "validation": ("tokamake.train.backends.native:Engine.mean_loss", 2, "validates after", {}),
+    "validation": ("tokamake.train.backends.native:Engine.validate", 2, "validates after", {}),
     "DeepSpeed": ("tokamake.train.backends.deepspeed:Engine.train_step", 5, "trains", DEEPSPEED),
     "DeepSpeed save": ("tokamake.train.backends.deepspeed:Engine.save", 2, "saves", DEEPSPEED),
 }

@@ -43,6 +43,7 @@ from tokamake.train.batch import (
     to_device,
 )
 from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
+from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
@@ -306,14 +307,11 @@ class EngineBase(ABC):
         dist.all_gather_object(values, own)
         return bad_ranks(values)
 
-    def mean_loss(self, rows: Iterable[SampleRows]) -> float:
-        """Mean loss over all tokens of the micro batches of all ranks, without training.
-
-        That of the classes of samples, if they have any, is added to it.
-        """
+    def validate(self, rows: Iterable[SampleRows]) -> Validation:
+        """Mean loss, and accuracy, over all tokens of the micro batches of all ranks."""
         self._set_mode("eval")
         self.stages.take_sample_loss()  # of training
-        total = torch.zeros(4, dtype=torch.float64, device=self._device)
+        total = torch.zeros(6, dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
         size = num_micro_batches(self._run.train, self.mesh) if self.stages.is_pipelined else 1
         remaining = iter(rows)
@@ -321,12 +319,18 @@ class EngineBase(ABC):
             batches = self._batches(arrays)
             total[0] += self._losses(batches)
             total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
-            total[2:] += self.stages.take_sample_loss()
+            total[2:4] += self.stages.take_sample_loss()
+            total[4:] += self.stages.take_num_right()
         if not self.stages.has_loss or self.mesh.tensor.rank:
             total.zero_()
         dist.all_reduce(total)
-        of_tokens, num_labels, of_samples, num_samples = total.tolist()
-        return float(of_tokens / max(1, num_labels) + of_samples / max(1, num_samples))
+        of_tokens, num_labels, of_samples, num_samples, *right = total.tolist()
+        is_causal = self._run.train.objective == "causal"
+        return Validation(
+            of_tokens / max(1, num_labels) + of_samples / max(1, num_samples),
+            None if is_causal or not num_labels else right[0] / num_labels,
+            right[1] / num_samples if num_samples else None,
+        )
 
     def sample_logits(self, rows: Iterable[SampleRows]) -> Iterator[Tensor]:
         """Logits (B, classes) of the samples of each micro batch, without training.

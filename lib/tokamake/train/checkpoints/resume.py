@@ -122,7 +122,7 @@ def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
     if not is_due or not train.evaluation_steps:
         return False
     records = metrics.read(run.output / metrics.FILE)
-    current = metrics.validation(dict.fromkeys(index["splits"], 0.0)).keys()
+    current = metrics.validation(dict.fromkeys(index["splits"], metrics.Validation(0.0))).keys()
     recorded = {name for record in records for name in record if name in current}
     here = {name for record in records for name in record if record["step"] == step}
     return not recorded <= here
