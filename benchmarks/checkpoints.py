@@ -20,9 +20,9 @@ from statistics import median
 MAKE = """
 import sys
 from pathlib import Path
-import torch
-from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import hf_folder
+from tokamake.checkpoint import writer
+from tokamake.checkpoint.random_source import RandomSource
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.config.architecture import Architecture
 shape = Architecture(
     vocab_size=32000,
@@ -33,12 +33,9 @@ shape = Architecture(
     num_key_value_heads=4,
     max_position_embeddings=2048,
 )
-generator = torch.Generator().manual_seed(0)
-weights = {
-    name: torch.randn(tuple(size), generator=generator) * 0.02
-    for name, size in model_tensors.shapes(shape).items()
-}
-hf_folder.write(Path(sys.argv[1]), shape, weights)
+folder = Path(sys.argv[1])
+source = Checkpoint("hf", folder, shape, RandomSource(shape, seed=0))
+writer.write(folder, source, "hf", Target(), workers=1)
 """
 THROUGH_TRANSFORMERS = """
 import sys

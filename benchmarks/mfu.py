@@ -64,15 +64,14 @@ def main() -> None:
 
 def write_start(folder: Path) -> None:
     """Write random weights as a checkpoint that a run starts from."""
-    from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.convert import convert
-    from tokamake.checkpoint.hf import hf_folder
+    from tokamake.checkpoint import writer
+    from tokamake.checkpoint.random_source import RandomSource
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
     from tokamake.config.architecture import Architecture
 
-    architecture = Architecture.model_validate(SHAPE)
-    hf = folder.with_name("hf")
-    hf_folder.write(hf, architecture, model_tensors.random(architecture, 0))
-    convert(source=hf, target=folder, format="native")
+    shape = Architecture.model_validate(SHAPE)
+    source = Checkpoint("hf", folder, shape, RandomSource(shape, seed=0))
+    writer.write(folder, source, "native", Target(), workers=1)
 
 
 def row(work: Path, name: str, settings: dict[str, Any], steps: int) -> str:

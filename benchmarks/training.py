@@ -224,14 +224,14 @@ def plain_step(model: Any, precision: str) -> Step:
 
 def write_start(folder: Path) -> None:
     """Write the checkpoint that the trainer starts from."""
-    from tokamake.checkpoint import model_tensors
-    from tokamake.checkpoint.convert import convert
-    from tokamake.checkpoint.hf import hf_folder
+    from tokamake.checkpoint import writer
+    from tokamake.checkpoint.random_source import RandomSource
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
     from tokamake.config.architecture import Architecture
 
-    architecture = Architecture.model_validate(SHAPE)
-    hf_folder.write(folder / "hf", architecture, model_tensors.random(architecture, 0))
-    convert(source=folder / "hf", target=folder / "start", format="native")
+    shape = Architecture.model_validate(SHAPE)
+    source = Checkpoint("hf", folder, shape, RandomSource(shape, seed=0))
+    writer.write(folder / "start", source, "native", Target(), workers=1)
 
 
 def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:

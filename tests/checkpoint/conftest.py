@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import hf_folder
 
 
 @pytest.fixture(scope="session")

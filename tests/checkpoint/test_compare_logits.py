@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint import compare_logits
 from tokamake.checkpoint.compare_logits import compare_logits as compare
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.errors import UserError
 

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import megatron_names
+from tests.support import hf_folder, megatron_names
 from tests.support.families import FAMILIES, assert_same, weights
 from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import copy
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.source import TensorSource

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.errors import UserError
 
 MEGATRON_FILES = {

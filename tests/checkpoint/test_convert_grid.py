@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support import berts, gpts, llamas, qwens, t5s
+from tests.support import berts, gpts, hf_folder, llamas, qwens, t5s
 from tests.support.grids import cover, params
+from tests.support.random_tensors import random_tensors
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -201,7 +202,7 @@ def test_every_model_type_is_tested_tied_and_untied() -> None:
 def test_ranks_that_cannot_share_heads_are_refused(name: str, tmp_path: Path) -> None:
     (shape,) = (SHAPES[each] for each in SHAPES if each.startswith("starcoder2-tied"))
     architecture = shape.model_copy(update={"num_key_value_heads": 2})
-    hf_folder.write(tmp_path / "hf", architecture, model_tensors.random(architecture, 1))
+    hf_folder.write(tmp_path / "hf", architecture, random_tensors(architecture, 1))
     for tensor in (4, 8):
         with pytest.raises(UserError, match=f"{tensor}: does not divide num_key_value_heads 2"):
             writer.write(

@@ -10,17 +10,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoint.test_convert_grid import SHAPES, values
+from tests.support import hf_folder
 from tests.support.engines import build
 from tests.support.families import FAMILIES, weights
 from tests.support.grids import cover, params
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import STARTS
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.config.resolved_run import read_run
 from tokamake.train import pipeline_stages
 
@@ -122,7 +123,7 @@ def test_ranks_that_share_a_converted_model_compute_the_same(tmp_path: Path) -> 
     configs, expected = {}, {}
     for name, (format, changes) in ON_RANKS.items():
         root, sizes = tmp_path / name, changes["parallel"]
-        weights = model_tensors.random(STARTS[name], 6)
+        weights = random_tensors(STARTS[name], 6)
         hf_folder.write(root / "hf", STARTS[name], weights)
         expected[name] = of_transformers(root / "hf", TOKENS[:, :-1])
         parts = {key: size for key, size in sizes.items() if key in SIZES}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import hf_folder
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.config.architecture import Architecture
 
 CONSTANT = 64 * 2**20

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.test_init_model import words
-from tests.support import llamas
+from tests.support import hf_folder, llamas
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
 
@@ -25,7 +24,7 @@ FILES = ["tokenizer.json", "tokenizer_config.json"]
 @pytest.fixture
 def native(tmp_path: Path) -> Path:
     """A checkpoint of tokamake's own, of a model of 131 tokens."""
-    hf_folder.write(tmp_path / "start", SHAPE, random(SHAPE, 1))
+    hf_folder.write(tmp_path / "start", SHAPE, random_tensors(SHAPE, 1))
     convert(source=tmp_path / "start", target=tmp_path / "native", format="native")
     shutil.rmtree(tmp_path / "start")
     return tmp_path / "native"
@@ -80,7 +79,7 @@ def test_transformers_loads_the_tokenizer_with_the_model(tmp_path: Path, sampled
 
     opened = open_tokenizer(sampled / "tokenizer")
     shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
-    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    hf_folder.write(tmp_path / "start", shape, random_tensors(shape, 1))
     convert(source=tmp_path / "start", target=tmp_path / "native", format="native")
     output = tmp_path / "export"
     convert(source=tmp_path / "native", target=output, format="hf", tokenizer=sampled / "tokenizer")
@@ -104,7 +103,7 @@ def test_an_export_keeps_the_generation_config_and_the_special_tokens(
 
     opened = open_tokenizer(sampled / "tokenizer")
     shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
-    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    hf_folder.write(tmp_path / "start", shape, random_tensors(shape, 1))
     stops = [7, opened.eod, 9]
     generation = {**GENERATION, "bos_token_id": 5, "eos_token_id": stops}
     (tmp_path / "start/generation_config.json").write_text(json.dumps(generation))
@@ -131,7 +130,7 @@ def test_stop_tokens_of_another_tokenizer_are_not_kept(tmp_path: Path, sampled: 
 
     opened = open_tokenizer(sampled / "tokenizer")
     shape = SHAPE.model_copy(update={"vocab_size": opened.vocab_size})
-    hf_folder.write(tmp_path / "start", shape, random(shape, 1))
+    hf_folder.write(tmp_path / "start", shape, random_tensors(shape, 1))
     config = tmp_path / "generation_config.json"
     config.write_text(json.dumps({**GENERATION, "eos_token_id": [opened.eod + 1]}))
     convert(

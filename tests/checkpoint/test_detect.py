@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import llamas, megatron_names
+from tests.support import hf_folder, llamas, megatron_names
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import list_files, open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.inspect import inspect
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Progress
 from tokamake.errors import UserError
 
@@ -29,7 +28,7 @@ FORMATS = {
 
 def steps(root: Path, name: str) -> dict[int, Path]:
     """Write checkpoints of steps 4, 8 and 12; the pointer file names step 12."""
-    tensors = random(SHAPE, 1)
+    tensors = random_tensors(SHAPE, 1)
     for step in (4, 8, 12):
         single = root.with_name(f"step{step}")
         megatron_names.write(single, name, SHAPE, tensors, Progress(step, 0, 0))
@@ -107,7 +106,7 @@ def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) 
 
 
 def test_missing_weights_are_reported(tmp_path: Path) -> None:
-    megatron_names.write(tmp_path / "a", "hf", SHAPE, random(SHAPE, 1), Progress())
+    megatron_names.write(tmp_path / "a", "hf", SHAPE, random_tensors(SHAPE, 1), Progress())
     (tmp_path / "a/model.safetensors").unlink()
     with pytest.raises(
         UserError, match=r"a: has config\.json but no weights .*; fetch them, too, or name"
@@ -117,7 +116,7 @@ def test_missing_weights_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp32.pt", "exp_avg.pt"])
 def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: Path) -> None:
-    megatron_names.write(tmp_path / "a", "universal", SHAPE, random(SHAPE, 1), Progress())
+    megatron_names.write(tmp_path / "a", "universal", SHAPE, random_tensors(SHAPE, 1), Progress())
     folders = sorted(path for path in tmp_path.glob("a/*/zero/*") if path.is_dir())
     for folder in folders:  # as if it had optimizer states
         shutil.copy(folder / "fp32.pt", folder / "exp_avg.pt")
@@ -130,7 +129,7 @@ def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", [*FORMATS, "hf"])
 def test_list_files_includes_all_files_that_are_read(name: str, tmp_path: Path) -> None:
-    megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress())
+    megatron_names.write(tmp_path / "a", name, SHAPE, random_tensors(SHAPE, 1), Progress())
     if name != "hf":
         (tmp_path / "a/config.json").write_text("{}")  # a file of another program
     files = {extent.file for extent in open_any(tmp_path / "a").source.extents}
@@ -142,7 +141,9 @@ def test_list_files_includes_all_files_that_are_read(name: str, tmp_path: Path) 
 def test_inspect_prints_steps_if_there_are_any(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    megatron_names.write(tmp_path / "a", name, SHAPE, random(SHAPE, 1), Progress(7, 70, 700))
+    megatron_names.write(
+        tmp_path / "a", name, SHAPE, random_tensors(SHAPE, 1), Progress(7, 70, 700)
+    )
     inspect(tmp_path / "a")
     output = capsys.readouterr().out
     assert ("progress      step 7, 70 samples, 700 tokens" in output) == (name == "mds")
@@ -150,7 +151,7 @@ def test_inspect_prints_steps_if_there_are_any(
 
 
 def test_an_older_step_is_named_for_one_with_a_flipped_bit(tmp_path: Path) -> None:
-    hf_folder.write(tmp_path / "hf", SHAPE, random(SHAPE, 1))
+    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     convert(source=tmp_path / "hf", target=tmp_path / "run", format="mds")
     newer = Path(shutil.copytree(tmp_path / "run/global_step0", tmp_path / "run/global_step7"))
     (tmp_path / "run/latest").write_text("global_step7")

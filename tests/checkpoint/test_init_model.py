@@ -9,9 +9,10 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from tokamake.checkpoint import model_tensors
+from tests.support import hf_folder
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
@@ -113,6 +114,6 @@ def test_a_large_model_is_written_shard_by_shard(
     init_model(architecture=yaml, tokenizer=tokenizer, seed=1, output=tmp_path / "a")
     assert len([*(tmp_path / "a").glob("model-*.safetensors")]) == 4
     architecture, tensors = hf_folder.read(tmp_path / "a")
-    expected = model_tensors.random(architecture, 1)
+    expected = random_tensors(architecture, 1)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, assert_same, weights
 from tests.support.faults import Inject
 from tests.support.programs import torch_python
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError

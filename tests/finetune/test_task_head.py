@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.finetunes import prepare, run_here, small_bert
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import write_start
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
@@ -18,7 +19,7 @@ TASK = FinetuneTask(name="rte")
 
 
 def test_heads_of_pretraining_go_and_that_of_the_task_comes(tmp_path: Path) -> None:
-    weights = model_tensors.random(small_bert(), 5)
+    weights = random_tensors(small_bert(), 5)
     write_start(tmp_path / "bert", small_bert(), weights)
     start = with_task_head(open_any(tmp_path / "bert"), TASK, seed=1)
     assert start.new == ("model.task_head.weight", "model.task_head.bias")
@@ -44,7 +45,7 @@ def test_heads_of_pretraining_go_and_that_of_the_task_comes(tmp_path: Path) -> N
 
 def test_a_model_without_a_pooler_gets_one(tmp_path: Path) -> None:
     shape = small_bert(sentence_order_head=False)
-    write_start(tmp_path / "bert", shape, model_tensors.random(shape, 5))
+    write_start(tmp_path / "bert", shape, random_tensors(shape, 5))
     start = with_task_head(open_any(tmp_path / "bert"), TASK, seed=1)
     assert start.new[:2] == ("model.pooler.weight", "model.pooler.bias")
 
@@ -59,7 +60,7 @@ def test_a_finetuned_model_gets_another_head(tmp_path: Path) -> None:
 
 
 def test_other_formats_start_from_the_same_weights(tmp_path: Path) -> None:
-    write_start(tmp_path / "bert", small_bert(), model_tensors.random(small_bert(), 5))
+    write_start(tmp_path / "bert", small_bert(), random_tensors(small_bert(), 5))
     for format in ("hf", "megatron"):
         convert(source=tmp_path / "bert", target=tmp_path / format, format=format)
     starts = [
@@ -74,6 +75,6 @@ def test_other_formats_start_from_the_same_weights(tmp_path: Path) -> None:
 def test_families_without_heads_are_refused(tmp_path: Path) -> None:
     from tests.support.runs import ARCHITECTURE
 
-    write_start(tmp_path / "llama", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
+    write_start(tmp_path / "llama", ARCHITECTURE, random_tensors(ARCHITECTURE, 5))
     with pytest.raises(UserError, match=r"rte: family llama has no head for tasks, only bert"):
         with_task_head(open_any(tmp_path / "llama"), TASK, seed=1)

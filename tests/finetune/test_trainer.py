@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support import finetunes
+from tests.support import finetunes, native_weights
 from tests.support.finetunes import TASK, prepare, run_here, run_on_rank
 from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.native import training_state
 from tokamake.config.finetune import FinetuneTask
 from tokamake.errors import UserError
 from tokamake.finetune import trainer as trainer_module
@@ -30,7 +29,7 @@ SGD = {
 
 def weights(folder: Path) -> dict[str, Tensor]:
     path = open_any(folder).path
-    return training_state.read(path)[1]
+    return native_weights.read(path)[1]
 
 
 def assert_same(first: Path, second: Path, **tolerances: float) -> None:

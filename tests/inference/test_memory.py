@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, Dtype, InferenceLayout, Peers, peers
 from tokamake.inference.memory import cache_bytes, memory_warning, weight_bytes

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tests.support.paths import ROOT
 from tests.support.programs import torch_python, torchrun
 from tests.support.ranks import spawn
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.errors import UserError
 from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import total_loss

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from tests.support.model_ranks import cut
 from tests.support.ranks import spawn
 from tokamake.config.parallel import ParallelSettings
 from tokamake.parallel import collectives, mesh, sharding, tensor
@@ -110,7 +111,7 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
         gradient = whole[each.name].grad
         assert gradient is not None
         assert each.local.grad is not None
-        own_gradient = tensor.cut(gradient, each.placement, at.tensor)
+        own_gradient = cut(gradient, each.placement, at.tensor)
         assert_close(each.local.grad, own_gradient, msg=each.name)
         assert_close(each.local.detach(), whole[each.name].detach()[each.place])
     assert_norm(chunks, whole)

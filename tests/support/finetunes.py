@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tests.support.berts import bert
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import write_start
-from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.finetune.finetune import finetune_run
 from tokamake.finetune.finetune_run import FinetuneRun, read_finetune_run
@@ -86,7 +86,7 @@ def prepare(
     folder.mkdir(parents=True)
     pretrained = root / "pretrained"
     if not pretrained.exists():
-        write_start(pretrained, small_bert(), model_tensors.random(small_bert(), 5))
+        write_start(pretrained, small_bert(), random_tensors(small_bert(), 5))
     files = {
         f"{split}_files": write_rows(
             root / f"{split}.jsonl", planted_rows(number + 1, seed)[:number]

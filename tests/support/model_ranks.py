@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.model_loss import mean_loss
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tokamake import plugins
-from tokamake.checkpoint.model_tensors import random
 from tokamake.config.architecture import Architecture
-from tokamake.parallel.axis import Axis
+from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.tensor import cut, placements
+from tokamake.parallel.tensor import Placement, placements
 
 Architectures = dict[str, Architecture]
 
@@ -41,7 +41,7 @@ def gradients_of(
     architecture: Architecture, mesh: Mesh, loss_of: Loss = loss_of_tokens
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and whole gradients of a model of this mesh."""
-    weights = random(architecture, 1)
+    weights = random_tensors(architecture, 1)
     model = plugins.load("models/*/model", architecture.family).Model(architecture, mesh)
     placement_of = placements(model)
     with torch.no_grad():
@@ -61,6 +61,15 @@ def gradients_of(
             gradient = _gathered(gradient, placement.dim, size, mesh.tensor)
         gradients[name] = gradient
     return loss.item(), gradients
+
+
+@torch.no_grad()
+def cut(whole: Tensor, placement: Placement, axis: Axis) -> Tensor:
+    """This rank's part of a whole parameter, a view."""
+    if placement.dim is None or axis.size == 1:
+        return whole
+    rows = part(whole.shape[placement.dim], axis)
+    return whole.narrow(placement.dim, rows.start, len(rows))
 
 
 def _gathered(gradient: Tensor, dim: int, size: int, axis: Axis) -> Tensor:

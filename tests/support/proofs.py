@@ -19,9 +19,9 @@ from tests.support.layouts import (
     rates,
     train_all,
 )
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, read_weights, write_start
-from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.samples.loader import Samples
@@ -90,7 +90,7 @@ def make_start(root: Path, start: str) -> Path:
     prepare(root, train_samples=200)
     architecture = STARTS[start]
     (root / "start").rename(root / "other")
-    weights = model_tensors.random(architecture, SEEDS.get(start, 6))
+    weights = random_tensors(architecture, SEEDS.get(start, 6))
     write_start(root / "start", architecture, weights)
     return make_run(root, "run", train_steps=24, backend="native")
 

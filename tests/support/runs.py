@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.support import native_weights
+from tests.support.random_tensors import random_tensors
 from tokamake import files
-from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, open_native
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import read_run
@@ -73,7 +73,7 @@ def prepare(root: Path, *, train_samples: int = 80) -> Path:
     (root / "weights.txt").write_text("1.0 corpus corpus\n")
     samples = {"train_samples": train_samples, "valid_samples": 16}
     make_index(root, sequence_length=16, split="80,20,0", seed=3, **samples)
-    write_start(root / "start", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
+    write_start(root / "start", ARCHITECTURE, random_tensors(ARCHITECTURE, 5))
     return root
 
 
@@ -186,7 +186,7 @@ def records(config: Path) -> list[Record]:
 
 def read_weights(path: Path) -> tuple[Architecture, dict[str, torch.Tensor], int]:
     """Read architecture, whole weights by tensor name, and number of steps of a checkpoint."""
-    return training_state.read(open_native(path).path)
+    return native_weights.read(open_native(path).path)
 
 
 def weights(config: Path) -> dict[str, torch.Tensor]:

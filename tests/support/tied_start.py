@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import ARCHITECTURE, prepare, write_start
-from tokamake.checkpoint import model_tensors
 
 SAVED = "global_step2"
 TIED = ARCHITECTURE.model_copy(update={"tie_word_embeddings": True, "num_hidden_layers": 4})
@@ -13,5 +13,5 @@ def prepare_tied(folder: Path) -> Path:
     """Like `prepare`; `start` has the tied model, `other` the untied one."""
     root = prepare(folder)
     (root / "start").rename(root / "other")
-    write_start(root / "start", TIED, model_tensors.random(TIED, 5))
+    write_start(root / "start", TIED, random_tensors(TIED, 5))
     return root

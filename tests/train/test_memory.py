@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.support.layouts import laid_out, parallel
 from tests.support.paths import ROOT
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, write_start
 from tokamake import plugins
@@ -83,7 +84,7 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(
 def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:
     """A run of some million parameters that needs no data, with its precision chosen."""
     if not folder.exists():
-        write_start(folder, LARGER, model_tensors.random(LARGER, 1))
+        write_start(folder, LARGER, random_tensors(LARGER, 1))
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
     return with_precision(laid_out(run, {**sizes, **changes}), device)

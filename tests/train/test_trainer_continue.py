@@ -9,15 +9,15 @@ import pytest
 import torch
 import yaml
 
+from tests.support import hf_folder
 from tests.support.forked import killed_in_backward, train
 from tests.support.grids import params
 from tests.support.optimizers import LOW_BIT
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_here
 from tokamake import files, plugins
-from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.native import training_state
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
@@ -113,7 +113,7 @@ def test_a_trained_checkpoint_needs_the_setting_finetune(root: Path, first: Path
 def test_other_formats_must_be_converted_first(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hf_folder.write(tmp_path / "hf", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 5))
+    hf_folder.write(tmp_path / "hf", ARCHITECTURE, random_tensors(ARCHITECTURE, 5))
     message = refused(root, tmp_path / "hf", finetune=True)
     start = f"{tmp_path}/hf: is a checkpoint of Hugging Face, which training does not read; convert"
     assert message.startswith(start)

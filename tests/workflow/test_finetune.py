@@ -9,9 +9,9 @@ import yaml
 
 from tests.support.finetune_workspaces import TASK, make_finetune_workspace
 from tests.support.finetunes import small_bert, write_vocabulary
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import write_start
 from tests.support.workflows import MINE, jobs, snakemake
-from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.workflow.finetune import RULES
 
@@ -76,7 +76,7 @@ def test_the_ranks_of_the_profile_must_fit(tmp_path: Path) -> None:
 
 def test_a_run_can_start_from_a_folder_without_one_that_pretrains(tmp_path: Path) -> None:
     folder = make_finetune_workspace(tmp_path)
-    write_start(folder / "bert", small_bert(), model_tensors.random(small_bert(), 5))
+    write_start(folder / "bert", small_bert(), random_tensors(small_bert(), 5))
     vocabulary = write_vocabulary(folder)
     convert(source=folder / "bert", target=folder / "hf", format="hf", tokenizer=vocabulary)
     files = {"train_files": "train.jsonl", "validation_files": "dev.jsonl"}

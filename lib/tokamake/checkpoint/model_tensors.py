@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.checkpoint.tensors import dtypes
-from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
@@ -53,18 +52,6 @@ def random_weights(architecture: Architecture, seed: int) -> "RandomWeights":
 
     model = plugins.load("models/*/model", architecture.family).Model
     return RandomWeights(architecture, seed, into_residual=model.into_residual)
-
-
-def random(architecture: Architecture, seed: int) -> "dict[str, Tensor]":
-    """Return all random weights of a new model in fp32 on the CPU."""
-    import torch
-
-    weights, tensors = random_weights(architecture, seed), {}
-    for name, shape in shapes(architecture).items():
-        tensors[name] = torch.empty(shape)
-        for at, values in weights.tiles(name, shape, place=whole_slices(shape)):
-            tensors[name][at] = torch.from_numpy(values)
-    return tensors
 
 
 def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokamake.parallel.axis import Axis, part
+from tokamake.parallel.axis import part
 from tokamake.parallel.collectives import add, copy, gather, scatter_sum
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -283,12 +283,3 @@ def first_token(x_BLD: Tensor, mesh: Mesh) -> Tensor:
     if not mesh.sequence_parallel:
         return first_BD
     return add(first_BD * (mesh.tensor.rank == 0), mesh.tensor)
-
-
-@torch.no_grad()
-def cut(whole: Tensor, placement: Placement, axis: Axis) -> Tensor:
-    """This rank's part of a whole parameter, a view."""
-    if placement.dim is None or axis.size == 1:
-        return whole
-    rows = part(whole.shape[placement.dim], axis)
-    return whole.narrow(placement.dim, rows.start, len(rows))

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from tests.support import gpts, llamas
+from tests.support import gpts, hf_folder, llamas
 from tests.support.families import FAMILIES
 from tests.support.hf_files import SHARD, pickled, reference
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.hf import format as hf_format
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors import chunks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -77,7 +77,7 @@ def test_files_of_transformers_are_read_and_written_again(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
-    hf_folder.write(tmp_path / "a", MODELS[name], random(MODELS[name], 1))
+    hf_folder.write(tmp_path / "a", MODELS[name], random_tensors(MODELS[name], 1))
     extents = write(tmp_path / "b", hf_format.open_checkpoint(tmp_path / "a"))
     assert all(extent.offset % extent.dtype.itemsize == 0 for extent in extents)
     for file in (tmp_path / "a").iterdir():
@@ -157,7 +157,7 @@ def test_a_stored_copy_of_the_tied_output_layer_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "SLAB", 1000)  # many slices and a part of one
-    hf_folder.write(tmp_path, TIED, random(TIED, 1))
+    hf_folder.write(tmp_path, TIED, random_tensors(TIED, 1))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     embedding = tensors["model.embed_tokens.weight"]
@@ -229,7 +229,7 @@ def test_dtype_is_kept_unless_another_is_requested(
 
 
 def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
-    hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
+    hf_folder.write(tmp_path / "a", PLAIN, random_tensors(PLAIN, 1))
     file = tmp_path / "a/model.safetensors"
     tensors = {
         name: each.bfloat16() if "proj" in name else each.half() if "norm" in name else each
@@ -246,7 +246,7 @@ def test_several_dtypes_in_one_checkpoint_are_kept(tmp_path: Path) -> None:
 def test_end_of_text_tokens_are_carried_over(tmp_path: Path, eos_token: Any) -> None:
     from transformers import AutoConfig, GenerationConfig
 
-    hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
+    hf_folder.write(tmp_path / "a", PLAIN, random_tensors(PLAIN, 1))
     opened = hf_format.open_checkpoint(tmp_path / "a")
     write(tmp_path / "b", replace(opened, notes={"eos_token_id": eos_token}))
     assert hf_format.open_checkpoint(tmp_path / "b").notes["eos_token_id"] == eos_token
@@ -255,7 +255,7 @@ def test_end_of_text_tokens_are_carried_over(tmp_path: Path, eos_token: Any) -> 
 
 
 def test_models_that_transformers_lacks_are_refused(tmp_path: Path) -> None:
-    hf_folder.write(tmp_path / "a", LEARNED, random(LEARNED, 1))
+    hf_folder.write(tmp_path / "a", LEARNED, random_tensors(LEARNED, 1))
     opened = replace(
         hf_format.open_checkpoint(tmp_path / "a"), architecture=gpts.gpt(num_key_value_heads=2)
     )

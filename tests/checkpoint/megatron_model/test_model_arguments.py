@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import gpts, llamas, megatron_names
+from tests.support import gpts, hf_folder, llamas, megatron_names
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.megatron_model.args_reader import architecture_of
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.torch_files.allowed_globals import Attribute, StandIn
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -214,7 +213,7 @@ def with_scaling(scaling: dict[str, Any]) -> Architecture:
 
 def converted(tmp_path: Path, shape: Architecture, kind: str) -> Path:
     """Write a checkpoint and convert it to a format of Megatron."""
-    hf_folder.write(tmp_path / "hf", shape, random(shape, 1))
+    hf_folder.write(tmp_path / "hf", shape, random_tensors(shape, 1))
     convert(source=tmp_path / "hf", target=tmp_path / kind, format=kind)  # type: ignore
     return tmp_path / kind
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support import megatron_names
+from tests.support import hf_folder, megatron_names
 from tests.support.families import FAMILIES, assert_same, weights
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture

@@ -13,12 +13,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from tests.support import native_weights
 from tests.support.engines import build, coming, fragments, go, parts
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, train_here
 from tokamake import files
-from tokamake.checkpoint.native import dcp_reader, training_state
+from tokamake.checkpoint.native import dcp_reader
 from tokamake.checkpoint.native import format as plug_in
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.checkpoint.tensors import dtypes
@@ -96,7 +97,7 @@ def test_saved_tensors_are_read_back(saved: Path) -> None:
         "exp_avg_sq",
     }
     same(checkpoint.source, expected)
-    for name, tensor in training_state.read(saved)[1].items():
+    for name, tensor in native_weights.read(saved)[1].items():
         assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor)
 
 
@@ -171,9 +172,9 @@ def test_laid_out_checkpoints_are_read_back(saved: Path, tmp_path: Path, most: i
     assert [*read] == [*expected]
     for key, tensor in expected.items():
         assert torch.equal(read[key], tensor), key
-    architecture, weights, step = training_state.read(folder)
+    architecture, weights, step = native_weights.read(folder)
     assert (architecture, step) == (ARCHITECTURE, 2)
-    for name, tensor in training_state.read(saved)[1].items():
+    for name, tensor in native_weights.read(saved)[1].items():
         assert torch.equal(weights[name], tensor)
     sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
     assert max(sizes) <= most
@@ -192,7 +193,7 @@ def test_weights_get_the_requested_dtype(saved: Path, tmp_path: Path) -> None:
     for key, tensor in by_torch(saved).items():
         expected = tensor.bfloat16() if key.startswith("model.") else tensor
         assert torch.equal(plug_in.open_checkpoint(folder).source.read(key), expected)
-    assert training_state.read(folder)[1]["lm_head.weight"].dtype == torch.bfloat16
+    assert native_weights.read(folder)[1]["lm_head.weight"].dtype == torch.bfloat16
 
 
 def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_pa
     config.write_text(config.read_text().replace(str(start), str(tmp_path)))
     run = read_run(config)
     assert run.checkpoint == tmp_path
-    expected = training_state.read(folder)[1]
+    expected = native_weights.read(folder)[1]
     for fragment in fragments(build(run)):
         for name, _, slices, tensor in parts(fragment, fragment.local):
             assert torch.equal(expected[name][slices], tensor)

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from tests.support import native_weights
 from tokamake.checkpoint.native import format as plug_in
 from tokamake.checkpoint.native import training_state
 from tokamake.errors import UserError
@@ -149,7 +150,7 @@ def test_damage_is_reported(copied: Path, damage: Callable[[Path], None], messag
 def test_training_does_not_start_from_overlapping_parts(copied: Path) -> None:
     described(overlapping)(copied)
     with pytest.raises(UserError, match=f"has parts of {KEY} that overlap"):
-        training_state.read(copied)
+        native_weights.read(copied)
 
 
 # Pickles that run code.
@@ -175,7 +176,7 @@ def refused(folder: Path, message: str) -> None:
     whole = {KEY: torch.zeros(32)}
     for read in (
         lambda: plug_in.open_checkpoint(folder),
-        lambda: training_state.read(folder),
+        lambda: native_weights.read(folder),
         lambda: training_state.check(folder, whole),
         lambda: training_state.fill(folder, whole, alone=True),
         lambda: training_state.load(folder, whole),
@@ -228,7 +229,7 @@ def test_code_among_the_tensors_does_not_run(copied: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"other\.distcp: damaged at model\.model\.norm"):
         plug_in.open_checkpoint(copied)
     with pytest.raises(UserError, match="damaged"):
-        training_state.read(copied)
+        native_weights.read(copied)
     assert not marker.exists()
 
 

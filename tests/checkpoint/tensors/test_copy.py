@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support import hf_folder
 from tests.support.grids import params
-from tokamake.checkpoint import model_tensors, writer
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors import chunks, copy, dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -158,7 +159,7 @@ CAST = [name for name in FORMATS if name != "universal"]
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_bytes_are_copied_without_torch(tmp_path: Path, format: str) -> None:
-    hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
+    hf_folder.write(tmp_path / "a", SMALL, random_tensors(SMALL, 1))
     assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
     first, last = (tmp_path / name / "model.safetensors" for name in "ac")
     assert first.read_bytes() == last.read_bytes()
@@ -175,7 +176,7 @@ STRIDED = {
 
 @pytest.mark.parametrize("kind", params(STRIDED, ["every other, transposed"]))
 def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> None:
-    known = model_tensors.random(SMALL, 1)
+    known = random_tensors(SMALL, 1)
     strided = {
         name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()
     }
@@ -202,7 +203,7 @@ def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", params(CAST, ["megatron"]))
 def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
-    hf_folder.write(tmp_path / "a", SMALL, model_tensors.random(SMALL, 1))
+    hf_folder.write(tmp_path / "a", SMALL, random_tensors(SMALL, 1))
     rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
     assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
     first, last = (hf_folder.read(tmp_path / name)[1] for name in "ac")
@@ -211,7 +212,7 @@ def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
 
 def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> None:
     known: dict[str, Tensor | float] = {}
-    for name, tensor in model_tensors.random(SMALL, 1).items():
+    for name, tensor in random_tensors(SMALL, 1).items():
         moments = {f"optimizer.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "exp_avg_sq")}
         known |= {f"model.{name}": tensor, f"optimizer.step.{name}": 7.0, **moments}
     settings = {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors.replicas import check_replicas
 from tokamake.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support import megatron_names
+from tests.support import hf_folder, megatron_names
 from tests.support.berts import (
     ARCHITECTURES,
     MIXED,
@@ -19,10 +19,11 @@ from tests.support.berts import (
     their_output,
 )
 from tests.support.hf_tensors import from_hf
-from tokamake.checkpoint import model_tensors, writer
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
@@ -62,7 +63,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, model_tensors.random(SHAPE, 1))
+    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
 
 
@@ -194,7 +195,7 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
     "shape", [SHAPE, MIXED, bert(sentence_order_head=False, type_vocab_size=0)], ids=range(3)
 )
 def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None:
-    tensors = model_tensors.random(shape, 3)
+    tensors = random_tensors(shape, 3)
     tensors["model.masked_token_head.bias"] = torch.arange(131.0)
     megatron_names.write(tmp_path / "m", "megatron", shape, tensors)
     (file,) = tmp_path.rglob("*.pt")
@@ -216,7 +217,7 @@ def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None
 
 
 def test_names_of_megatron_core_are_read(tmp_path: Path) -> None:
-    tensors = model_tensors.random(SHAPE, 3)
+    tensors = random_tensors(SHAPE, 3)
     megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
     (file,) = tmp_path.rglob("*.pt")
     state = torch.load(file, weights_only=False)
@@ -243,7 +244,7 @@ def test_names_of_megatron_core_are_read(tmp_path: Path) -> None:
 
 
 def test_padding_of_the_vocabulary_is_removed_from_the_bias_too(tmp_path: Path) -> None:
-    tensors = model_tensors.random(SHAPE, 3)
+    tensors = random_tensors(SHAPE, 3)
     megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
     megatron_names.remove_tokamake_arguments(tmp_path / "m", vocab_size=None)
     checkpoint = open_any(tmp_path / "m")

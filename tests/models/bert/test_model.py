@@ -27,7 +27,8 @@ from tests.support.berts import (
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
 from tests.support.paths import ROOT
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.parallel import ParallelSettings
 from tokamake.errors import UserError
@@ -94,7 +95,7 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
 
 def test_the_two_activations_are_settings() -> None:
     """The head keeps its exact GELU where the MLPs have the tanh."""
-    weights, samples = random(MIXED, 1), masked_samples(MIXED, number=2, length=20)
+    weights, samples = random_tensors(MIXED, 1), masked_samples(MIXED, number=2, length=20)
     tokens, further = inputs_of(samples)
     with torch.no_grad():
         mixed, exact, tanh = (
@@ -111,7 +112,7 @@ def test_the_two_activations_are_settings() -> None:
 
 @pytest.mark.parametrize("length", [12, 40])
 def test_tokens_see_later_tokens_but_no_padding(length: int) -> None:
-    model = to_model(PLAIN, random(PLAIN, 1))
+    model = to_model(PLAIN, random_tensors(PLAIN, 1))
     tokens = torch.randint(131, (2, length), generator=torch.Generator().manual_seed(1))
     padding = (torch.arange(length) >= length - 5).expand(2, -1).long()
     with torch.no_grad():
@@ -128,7 +129,7 @@ def test_tokens_see_later_tokens_but_no_padding(length: int) -> None:
 @pytest.mark.parametrize("length", [24, 80])
 def test_packed_samples_equal_samples_alone(length: int) -> None:
     architecture = bert(max_position_embeddings=length)
-    model = to_model(architecture, random(architecture, 1))
+    model = to_model(architecture, random_tensors(architecture, 1))
     tokens = torch.randint(131, (2, length), generator=torch.Generator().manual_seed(1))
     sizes = [length // 3, length - length // 3]
     documents = (torch.arange(length) >= sizes[0]).long().expand(2, -1)
@@ -141,7 +142,7 @@ def test_packed_samples_equal_samples_alone(length: int) -> None:
 
 @pytest.mark.parametrize("name", ["full", "selective"])
 def test_recomputing_changes_nothing(name: Any) -> None:
-    model = to_model(PLAIN, {n: t.clone() for n, t in random(PLAIN, 1).items()})
+    model = to_model(PLAIN, {n: t.clone() for n, t in random_tensors(PLAIN, 1).items()})
     samples, gradients = masked_samples(PLAIN, number=3, length=33), []
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)
@@ -152,7 +153,7 @@ def test_recomputing_changes_nothing(name: Any) -> None:
 
 
 def test_samples_that_mask_nothing_have_the_loss_of_their_order_alone() -> None:
-    model = to_model(PLAIN, random(PLAIN, 1))
+    model = to_model(PLAIN, random_tensors(PLAIN, 1))
     nothing = rows_of(masked_samples(PLAIN, number=3, length=20), slice(1, 2))
     loss = mean_loss(model, nothing)
     assert loss.item() == pytest.approx(math.log(2), abs=0.2)
@@ -162,7 +163,7 @@ def test_samples_that_mask_nothing_have_the_loss_of_their_order_alone() -> None:
 
 def test_random_weights_have_the_published_deviations() -> None:
     wide = bert(hidden_size=512, intermediate_size=512, initializer_range=0.03)
-    for name, tensor in random(wide, 1).items():
+    for name, tensor in random_tensors(wide, 1).items():
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
         elif len(tensor) > 2:
@@ -188,7 +189,7 @@ def test_shapes_are_those_of_parameters_and_flops_those_that_torch_counts(name: 
 
 
 def test_stages_equal_the_whole_model() -> None:
-    weights, samples = random(PLAIN, 1), masked_samples(PLAIN, number=2, length=20)
+    weights, samples = random_tensors(PLAIN, 1), masked_samples(PLAIN, number=2, length=20)
     x, further = inputs_of(samples)
     with torch.no_grad():
         whole = to_model(PLAIN, weights)(x, **further)
@@ -260,7 +261,7 @@ def test_text_cannot_be_continued() -> None:
 @pytest.mark.parametrize(("head", "classes"), [("classes", 3), ("classes", 1), ("choice", 1)])
 def test_logits_of_a_task_equal_those_of_transformers(head: str, classes: int) -> None:
     architecture = bert(task_head=head, num_classes=classes, sentence_order_head=False)
-    weights = random(architecture, 3)
+    weights = random_tensors(architecture, 3)
     assert {*weights} == {*shapes(architecture)}
     config = reference(PLAIN).config
     config.num_labels = classes
@@ -285,7 +286,7 @@ def test_logits_of_a_task_equal_those_of_transformers(head: str, classes: int) -
 
 def test_dropout_drops_the_input_of_the_head_of_a_task() -> None:
     architecture = bert(task_head="classes", num_classes=2, sentence_order_head=False)
-    model = to_model(architecture, random(architecture, 3))
+    model = to_model(architecture, random_tensors(architecture, 3))
     tokens, numbers = torch.arange(10).view(1, 10), torch.tensor([7])
     with torch.no_grad():
         whole = model(tokens, sample_numbers=numbers).sample_logits

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.inference.layout import WHOLE_MODEL, Peers
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel

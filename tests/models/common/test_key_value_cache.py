@@ -6,7 +6,8 @@ from torch import Tensor
 
 from tests.support.cached import extended
 from tests.support.families import FAMILIES
-from tokamake.checkpoint.model_tensors import random, to_model
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel
 
@@ -21,7 +22,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 @pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest) -> LanguageModel:
     architecture: Architecture = FAMILIES[request.param]
-    return to_model(architecture, random(architecture, 1))
+    return to_model(architecture, random_tensors(architecture, 1))
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import hf_folder
 from tests.support.llamas import ARCHITECTURES, reference, tensors_of
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import alibi, alibi_slopes, rotary, rotary_frequencies

@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.test_init_model import words
-from tests.support import runs
+from tests.support import hf_folder, runs
 from tests.support.forked import train
 from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.init_model import init_model
-from tokamake.checkpoint.model_tensors import random, to_model
+from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
@@ -117,7 +118,7 @@ def test_missing_keys_mean_transformers_defaults(tmp_path: Path) -> None:
 def test_configs_beyond_the_family_are_refused(
     tmp_path: Path, architecture: Architecture, values: dict[str, Any], message: str
 ) -> None:
-    hf_folder.write(tmp_path / "a", architecture, random(architecture, 1))
+    hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
     edit(tmp_path / "a" / "config.json", **values)
     with pytest.raises(UserError, match=message) as error:
         hf_folder.read(tmp_path / "a")
@@ -145,7 +146,7 @@ def test_models_without_a_model_type_are_refused(
 ) -> None:
     architecture = gpt(**({"hidden_act": "gelu_new"} | values))
     with pytest.raises(UserError, match=message) as error:
-        hf_folder.write(tmp_path / "a", architecture, random(architecture, 1))
+        hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
     assert str(error.value).startswith("model.architecture: ")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "a").exists()
@@ -172,7 +173,7 @@ def test_training_goes_from_random_weights_to_transformers(tmp_path: Path) -> No
 
     architecture = MQA.model_copy(update={"vocab_size": 120})
     root = runs.prepare(tmp_path)
-    start = random(architecture, 5)
+    start = random_tensors(architecture, 5)
     runs.write_start(root / "start", architecture, start)
     trained = []
     for name, ranks, parallel in (

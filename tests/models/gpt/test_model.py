@@ -26,9 +26,10 @@ from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.gpt import memory
@@ -89,7 +90,7 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
 def test_decoding_with_a_cache_equals_the_full_forward(
     architecture: Architecture, steps: list[int]
 ) -> None:
-    model = to_model(architecture, random(architecture, 1))
+    model = to_model(architecture, random_tensors(architecture, 1))
     tokens = tokens_of(architecture, 20)
     with torch.no_grad():
         expected = model(tokens)
@@ -98,7 +99,7 @@ def test_decoding_with_a_cache_equals_the_full_forward(
 
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
 def test_documents_in_a_row_do_not_see_each_other(architecture: Architecture) -> None:
-    model = to_model(architecture, random(architecture, 1))
+    model = to_model(architecture, random_tensors(architecture, 1))
     tokens = tokens_of(architecture, 20)
     documents = (torch.arange(20) >= 8).long().expand(2, -1)
     positions = torch.cat((torch.arange(8), torch.arange(12))).expand(2, -1)
@@ -130,7 +131,7 @@ def test_bf16_is_as_near_to_fp32_as_transformers(name: str) -> None:
 def test_recomputing_changes_nothing(name: Any) -> None:
     from tokamake.models.common.recompute import Recompute
 
-    model = to_model(ALIBI, {n: t.clone() for n, t in random(ALIBI, 1).items()})
+    model = to_model(ALIBI, {n: t.clone() for n, t in random_tensors(ALIBI, 1).items()})
     gradients = []
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)
@@ -142,7 +143,7 @@ def test_recomputing_changes_nothing(name: Any) -> None:
 
 def test_random_weights_have_the_published_deviations() -> None:
     wide = gpt(hidden_size=512, intermediate_size=512, initializer_range=0.03)
-    for name, tensor in random(wide, 1).items():
+    for name, tensor in random_tensors(wide, 1).items():
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
             continue
@@ -155,7 +156,7 @@ def test_random_weights_have_the_published_deviations() -> None:
 def test_names_round_trip_and_flops_equal_those_that_torch_counts(
     architecture: Architecture,
 ) -> None:
-    weights = random(architecture, 0)
+    weights = random_tensors(architecture, 0)
     model = to_model(architecture, weights)
     back = named_tensors(model)
     assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
@@ -167,7 +168,7 @@ def test_names_round_trip_and_flops_equal_those_that_torch_counts(
 @pytest.mark.parametrize("architecture", [LEARNED, MQA, ROTARY, ALIBI], ids=range(4))
 @pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 1, 2, 3]], ids=str)
 def test_pipeline_stages_equal_the_whole_model(architecture: Architecture, cuts: list[int]) -> None:
-    weights = random(architecture, 1)
+    weights = random_tensors(architecture, 1)
     whole = to_model(architecture, weights)
     x = tokens = tokens_of(architecture, 20)
     with torch.no_grad():
@@ -329,7 +330,7 @@ def context_parallel(method: Any) -> dict[str, Any]:
     for name in ("learned", "mqa", "gqa-rotary"):
         model = family.Model(SHARED[name], mesh)
         for key, parameter in model.named_parameters():
-            parameter.data = random(SHARED[name], 1)[family.Model.tensor_name(key)]
+            parameter.data = random_tensors(SHARED[name], 1)[family.Model.tensor_name(key)]
         with torch.no_grad():
             logits[name] = model(share(tokens_of(SHARED[name], 32), axis=axis))
     return logits
@@ -341,7 +342,7 @@ def test_context_parallel_ranks_equal_one_process(method: str) -> None:
     for rank, logits_of in enumerate(spawn(context_parallel, 2, method)):
         for name, logits in logits_of.items():
             with torch.no_grad():
-                all_logits = to_model(SHARED[name], random(SHARED[name], 1))(
+                all_logits = to_model(SHARED[name], random_tensors(SHARED[name], 1))(
                     tokens_of(SHARED[name], 32)
                 )
             expected = share(all_logits, axis=Axis(rank, 2))

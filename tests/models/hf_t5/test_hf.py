@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import hf_folder
 from tests.support.hf_tensors import from_hf
+from tests.support.random_tensors import random_tensors
 from tests.support.t5s import HF_ARCHITECTURES, hf_reference, span_samples, their_logits
-from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
 
@@ -39,7 +40,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, model_tensors.random(SHAPE, 1))
+    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
 
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
 from tests.support.paths import ROOT
+from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (
     HF_ARCHITECTURES,
     hf_reference,
@@ -22,7 +23,7 @@ from tests.support.t5s import (
     their_logits,
     their_loss,
 )
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.parallel import ParallelSettings
 from tokamake.errors import UserError
@@ -80,7 +81,7 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["full", "selective"])
 def test_recomputing_changes_nothing(name: Any) -> None:
-    model = to_model(PLAIN, {n: t.clone() for n, t in random(PLAIN, 1).items()})
+    model = to_model(PLAIN, {n: t.clone() for n, t in random_tensors(PLAIN, 1).items()})
     samples, gradients = samples_of(PLAIN), []
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)

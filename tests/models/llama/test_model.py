@@ -11,7 +11,8 @@ from tests.support.cached import decoded
 from tests.support.families import named_tensors
 from tests.support.llamas import ARCHITECTURES, BIASED, WIDE_HEADS, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.llama import memory as llama_memory
 from tokamake.models.llama import model as llama_model
@@ -74,10 +75,14 @@ def test_decoding_with_a_cache_equals_the_full_forward(
 def test_random_weights_depend_only_on_seed_and_name() -> None:
     small = ARCHITECTURES[0]
     deeper = small.model_copy(update={"num_hidden_layers": 5})
-    weights, other_seed, again = random(small, 3), random(small, 4), random(small, 3)
+    weights, other_seed, again = (
+        random_tensors(small, 3),
+        random_tensors(small, 4),
+        random_tensors(small, 3),
+    )
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(weights[name], again[name])
-    assert torch.equal(weights[name], random(deeper, 3)[name])
+    assert torch.equal(weights[name], random_tensors(deeper, 3)[name])
     assert not torch.equal(weights[name], other_seed[name])
     assert not torch.equal(weights[name], weights[name.replace("layers.1", "layers.2")])
 
@@ -85,7 +90,7 @@ def test_random_weights_depend_only_on_seed_and_name() -> None:
 def test_random_weights_have_the_published_deviations() -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.03}
     architecture = Architecture(**{**ARCHITECTURES[0].model_dump(), **sizes})
-    weights = random(architecture, 1)
+    weights = random_tensors(architecture, 1)
     for name, tensor in weights.items():
         if name.endswith("norm.weight"):
             assert torch.equal(tensor, torch.ones(512))
@@ -97,13 +102,13 @@ def test_random_weights_have_the_published_deviations() -> None:
 
 
 def test_random_weights_do_not_change_between_versions() -> None:
-    head = random(ARCHITECTURES[0], 1234)["lm_head.weight"]
+    head = random_tensors(ARCHITECTURES[0], 1234)["lm_head.weight"]
     assert head.double().abs().sum().item() == pytest.approx(131.89298712153865, rel=1e-7)
 
 
 def test_a_model_shares_memory_with_its_tensors() -> None:
     architecture = ARCHITECTURES[0]
-    weights = random(architecture, 0)
+    weights = random_tensors(architecture, 0)
     model = to_model(architecture, weights)
     back = named_tensors(model)
     assert {n: t.shape for n, t in back.items()} == shapes(architecture)
@@ -112,7 +117,7 @@ def test_a_model_shares_memory_with_its_tensors() -> None:
 
 @pytest.mark.parametrize("architecture", [ARCHITECTURES[4], WIDE_HEADS], ids=["even", "wide"])
 def test_flops_equal_those_that_torch_counts(architecture: Architecture) -> None:
-    model = to_model(architecture, random(architecture, 0))
+    model = to_model(architecture, random_tensors(architecture, 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         mean_loss(model, tokens_of(architecture, 33)).backward()
     assert llama_memory.flops_per_token(architecture, 32) * 2 * 32 == counter.get_total_flops()

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import megatron_names
+from tests.support import hf_folder, megatron_names
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
-from tokamake.checkpoint import model_tensors, writer
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 from tokamake.generate.generate import Ends, generate
@@ -46,7 +47,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, model_tensors.random(SHAPE, 1))
+    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
 
 
@@ -87,7 +88,7 @@ def test_every_format_keeps_every_bit(kind: str, config: Path, tmp_path: Path) -
 
 
 def test_tensors_and_arguments_are_megatrons(tmp_path: Path) -> None:
-    tensors = model_tensors.random(SHAPE, 3)
+    tensors = random_tensors(SHAPE, 3)
     megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
     (file,) = tmp_path.rglob("*.pt")
     state = torch.load(file, weights_only=False)

@@ -17,9 +17,10 @@ from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.paths import ROOT
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import losses, make_run, prepare, write_start
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.models.qwen3 import memory
@@ -62,7 +63,7 @@ def test_shapes_are_those_of_the_model_in_its_order(name: str) -> None:
 
 
 def test_decoding_with_a_cache_equals_the_full_forward() -> None:
-    model = to_model(ARCHITECTURES["qwen3"], random(ARCHITECTURES["qwen3"], 1))
+    model = to_model(ARCHITECTURES["qwen3"], random_tensors(ARCHITECTURES["qwen3"], 1))
     tokens = tokens_of(ARCHITECTURES["qwen3"], 20)
     logits = decoded(model, tokens, [5, 1, 1, 7, 6])
     with torch.no_grad():
@@ -70,7 +71,7 @@ def test_decoding_with_a_cache_equals_the_full_forward() -> None:
 
 
 def test_flops_equal_those_that_torch_counts() -> None:
-    model = to_model(ARCHITECTURES["qwen3"], random(ARCHITECTURES["qwen3"], 0))
+    model = to_model(ARCHITECTURES["qwen3"], random_tensors(ARCHITECTURES["qwen3"], 0))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         mean_loss(model, tokens_of(ARCHITECTURES["qwen3"], 33)).backward()
     flops = memory.flops_per_token(ARCHITECTURES["qwen3"], 32)
@@ -122,7 +123,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def run_of(root: Path, name: str) -> Path:
-    write_start(prepare(root, train_samples=200) / "start", TRAINED, random(TRAINED, 5))
+    write_start(prepare(root, train_samples=200) / "start", TRAINED, random_tensors(TRAINED, 5))
     return make_run(root, name, train_steps=24)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support import megatron_names
+from tests.support import hf_folder, megatron_names
 from tests.support.hf_tensors import from_hf
+from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (
     ARCHITECTURES,
     named_parameters,
@@ -19,10 +20,10 @@ from tests.support.t5s import (
     t5,
     their_logits,
 )
-from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import config_json, hf_folder
+from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
@@ -59,7 +60,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, model_tensors.random(SHAPE, 1))
+    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
 
 
@@ -162,7 +163,7 @@ def test_what_megatron_lacks_is_refused(config: Path, tmp_path: Path) -> None:
         writer.write(tmp_path / "a", open_any(config.parent), "megatron", target)
     grouped = t5(num_key_value_heads=2)
     with pytest.raises(UserError, match="num_key_value_heads: 2: Megatron's encoder-decoders have"):
-        megatron_names.write(tmp_path / "a", "megatron", grouped, model_tensors.random(grouped, 1))
+        megatron_names.write(tmp_path / "a", "megatron", grouped, random_tensors(grouped, 1))
 
 
 def leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -199,9 +200,7 @@ NAMES = {
 
 @pytest.mark.parametrize("shape", [SHAPE, t5(hidden_act="gelu_new")], ids=range(2))
 def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None:
-    tensors = {
-        name: torch.randn(tensor.shape) for name, tensor in model_tensors.random(shape, 3).items()
-    }
+    tensors = {name: torch.randn(tensor.shape) for name, tensor in random_tensors(shape, 3).items()}
     tensors["model.head.bias"] = torch.arange(131.0)
     megatron_names.write(tmp_path / "m", "megatron", shape, tensors)
     (file,) = tmp_path.rglob("*.pt")
@@ -230,7 +229,7 @@ def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None
 def test_keys_and_values_of_early_versions_are_read(
     version: int, order: tuple[int, ...], tmp_path: Path
 ) -> None:
-    tensors = model_tensors.random(SHAPE, 3)
+    tensors = random_tensors(SHAPE, 3)
     megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
     (file,) = tmp_path.rglob("*.pt")
     state = torch.load(file, weights_only=False)
@@ -248,7 +247,7 @@ def test_keys_and_values_of_early_versions_are_read(
 
 
 def test_padding_of_the_vocabulary_is_removed_from_the_bias_too(tmp_path: Path) -> None:
-    tensors = model_tensors.random(SHAPE, 3)
+    tensors = random_tensors(SHAPE, 3)
     megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
     megatron_names.remove_tokamake_arguments(tmp_path / "m", vocab_size=None)
     checkpoint = open_any(tmp_path / "m")

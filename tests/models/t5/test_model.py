@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.hf_tensors import from_hf, to_hf
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
 from tests.support.paths import ROOT
+from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (
     ARCHITECTURES,
     inputs_of,
@@ -23,7 +24,7 @@ from tests.support.t5s import (
     their_logits,
     their_loss,
 )
-from tokamake.checkpoint.model_tensors import random, shapes, to_model
+from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.parallel import ParallelSettings
 from tokamake.errors import UserError
@@ -81,7 +82,7 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
 
 
 def test_label_places_choose_rows_of_the_logits() -> None:
-    model, samples = to_model(PLAIN, random(PLAIN, 1)), samples_of(PLAIN)
+    model, samples = to_model(PLAIN, random_tensors(PLAIN, 1)), samples_of(PLAIN)
     tokens, further = inputs_of(samples)
     label_places = torch.from_numpy((samples.labels != NO_LABEL).flatten()).nonzero()[:, 0]
     with torch.no_grad():
@@ -91,7 +92,7 @@ def test_label_places_choose_rows_of_the_logits() -> None:
 
 
 def test_decoders_see_earlier_tokens_and_no_padding_of_the_encoder() -> None:
-    model = to_model(PLAIN, random(PLAIN, 1))
+    model = to_model(PLAIN, random_tensors(PLAIN, 1))
     samples = samples_of(PLAIN)
     tokens, further = inputs_of(samples)
     with torch.no_grad():
@@ -110,7 +111,7 @@ def test_decoders_see_earlier_tokens_and_no_padding_of_the_encoder() -> None:
 
 @pytest.mark.parametrize("name", ["full", "selective"])
 def test_recomputing_changes_nothing(name: Any) -> None:
-    model = to_model(PLAIN, {n: t.clone() for n, t in random(PLAIN, 1).items()})
+    model = to_model(PLAIN, {n: t.clone() for n, t in random_tensors(PLAIN, 1).items()})
     samples, gradients = samples_of(PLAIN), []
     for recompute in (Recompute(), Recompute(name)):
         model.set_recompute(recompute)
@@ -144,7 +145,7 @@ def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
 
 def test_random_weights_have_the_published_deviations() -> None:
     wide = t5(hidden_size=512, intermediate_size=512, initializer_range=0.015)
-    for name, tensor in random(wide, 1).items():
+    for name, tensor in random_tensors(wide, 1).items():
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
             continue

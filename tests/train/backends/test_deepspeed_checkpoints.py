@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import native_weights
 from tests.support.deepspeed_runs import BF16, Move, move_all, zero
 from tests.support.engines import assert_equal, whole
 from tests.support.layouts import RankResults, parallel
 from tests.support.proofs import make_start
 from tests.support.ranks import spawn
-from tokamake.checkpoint.native import training_state
 
 Settings = dict[str, Any]
 Ways = tuple[Settings, Settings, Settings]
@@ -74,7 +74,7 @@ def test_checkpoints_move_between_back_ends_and_layouts(
             result = loaded[0]["losses after loading"]
             assert result == pytest.approx(originals[0]["losses after saving"], rel=1e-4)
         # Evaluation and export read whole weights.
-        _, weights, step = training_state.read(tmp_path / str(number))
+        _, weights, step = native_weights.read(tmp_path / str(number))
         assert step == 3
         for name, weight in weights.items():
             assert torch.equal(weight, states[f"model.{name}"])

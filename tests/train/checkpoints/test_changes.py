@@ -16,6 +16,7 @@ from tests.support.changed_runs import (
 )
 from tests.support.forked import killed_in_backward, train
 from tests.support.grids import params
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import (
     ARCHITECTURE,
     losses,
@@ -26,7 +27,6 @@ from tests.support.runs import (
     write_start,
 )
 from tokamake import files, plugins
-from tokamake.checkpoint import model_tensors
 from tokamake.config.fields import dotted
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
@@ -236,7 +236,7 @@ def test_what_is_not_defined_is_refused_with_the_reason(root: Path, change: str)
 
 def test_another_initial_checkpoint_and_seed_are_refused(root: Path, tmp_path: Path) -> None:
     config = stopped(root, "fixed-start")
-    write_start(tmp_path / "other", ARCHITECTURE, model_tensors.random(ARCHITECTURE, 6))
+    write_start(tmp_path / "other", ARCHITECTURE, random_tensors(ARCHITECTURE, 6))
     make_run(root, "fixed-start", start=tmp_path / "other", **CONTINUE)
     message = train(config, code=2)
     assert "the initial checkpoint; 4 steps are trained" in message

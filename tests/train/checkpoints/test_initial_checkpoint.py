@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.engines import build
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import ARCHITECTURE, losses, make_run, train_here, weights, write_start
 from tests.support.tied_start import SAVED, TIED, prepare_tied
-from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.native import folder as native_folder
 from tokamake.checkpoint.native import training_state
@@ -49,7 +49,7 @@ def write(folder: Path, weights: dict[str, torch.Tensor]) -> str:
 
 
 def test_the_digest_depends_on_every_weight(tmp_path: Path) -> None:
-    weights = model_tensors.random(ARCHITECTURE, 5)
+    weights = random_tensors(ARCHITECTURE, 5)
     digests = {write(tmp_path / "start", weights)}
     assert {write(tmp_path / "again", weights)} == digests
     for name, tensor in weights.items():
@@ -125,7 +125,6 @@ def test_resuming_does_not_read_the_initial_checkpoint(
     with monkeypatch.context() as patch:
         for module, name in (
             (native_folder, "open_native"),
-            (training_state, "read"),
             (run_digest, "_hashes"),
         ):
             patch.setattr(module, name, refuse)
@@ -149,8 +148,7 @@ def test_a_run_starts_from_the_checkpoint_of_another(
 def test_resolve_reads_no_tensors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = read_run(make_run(root, "resolved", train_steps=2))
     assert train_here(root / "resolved" / "run.yaml") == 0
-    for name in ("read", "fill"):
-        monkeypatch.setattr(training_state, name, refuse)
+    monkeypatch.setattr(training_state, "fill", refuse)
     make_run(root, "resolved-again")
     path = open_native(run.output).path
     assert open_native(run.output) == NativeCheckpoint(path, run.architecture, 2)
@@ -193,9 +191,7 @@ def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path
     convert(source=root / "start", target=tmp_path / "a", format="native", dtype="bf16")
     config = make_run(root, "low", start=tmp_path / "a", train_steps=2)
     (tmp_path / "b").mkdir()
-    rounded = {
-        name: tensor.bfloat16().float() for name, tensor in model_tensors.random(TIED, 5).items()
-    }
+    rounded = {name: tensor.bfloat16().float() for name, tensor in random_tensors(TIED, 5).items()}
     write_start(tmp_path / "b" / "start", TIED, rounded)
     rounded_config = make_run(root, "high", start=tmp_path / "b" / "start", train_steps=2)
     for path in (config, rounded_config):

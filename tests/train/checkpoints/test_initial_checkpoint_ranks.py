@@ -13,11 +13,11 @@ from tests.support.engines import buffer, build, coming, fragments, go, parts, s
 from tests.support.grids import split_layouts
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes, Proved
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake import files
-from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
@@ -104,7 +104,7 @@ def test_ranks_read_or_draw_only_their_chunks(
 ) -> None:
     config = make_run(root, "layouts", micro_batch_size=4)
     of_ranks = spawn(begin_all, world_size, config, tmp_path, layouts)
-    expected = model_tensors.random(TIED, 5)
+    expected = random_tensors(TIED, 5)
     for number, of_ranks_at_layout in enumerate(zip(*of_ranks, strict=True)):
         (_, changes), is_drawn = layouts[number // 3], number % 3 == 2
         tensors = whole(parts for parts, _, _ in of_ranks_at_layout)

@@ -1,8 +1,8 @@
 """Save and load the training state in torch's distributed checkpoint (DCP), for any layout.
 
 Each rank saves the parts that it holds; ranks of another layout load the parts that they need.
-`read` reads whole weights without ranks. Keys: model.NAME and optimizer.KIND.NAME, NAME being the
-tensor name, and rank.NUMBER for the state of one rank.
+Keys: model.NAME and optimizer.KIND.NAME, NAME being the tensor name, and rank.NUMBER for the state
+of one rank.
 """
 
 import io
@@ -26,11 +26,9 @@ from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
     VERSION,
     read_description,
-    read_model,
 )
 from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
-from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.sharding import ParameterChunk
@@ -238,16 +236,3 @@ def _to_bytes(value: Any) -> Tensor:
 
 def _from_bytes(tensor: Tensor) -> Any:
     return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
-
-
-def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
-    """Read architecture, whole weights by tensor name, and number of steps, without ranks."""
-    architecture, iteration = read_model(folder)
-    tensors = {
-        key: torch.empty(value.size, dtype=value.dtype.torch)
-        for key, value in saved_in(folder).items()
-        if key.startswith("model.")
-    }
-    fill(folder, tensors, alone=True)
-    weights = {key.removeprefix("model."): value for key, value in tensors.items()}
-    return architecture, weights, iteration

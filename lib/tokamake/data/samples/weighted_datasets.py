@@ -31,11 +31,6 @@ class WeightedDataset(NamedTuple):
         first, stop = self.sequences.start, self.sequences.stop
         return int(self.dataset.lengths[first:stop].sum(dtype="int64"))
 
-    @property
-    def num_documents(self) -> int:
-        """All documents of the dataset, also those of other splits."""
-        return count_documents(self.dataset, has_sentences=self.has_sentences)
-
 
 def count_documents(dataset: IndexedDataset, *, has_sentences: bool) -> int:
     """Number of documents of a dataset; without sentences, each sequence is one."""

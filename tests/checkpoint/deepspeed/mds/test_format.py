@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.support import gpts, llamas, megatron_names
+from tests.support import gpts, hf_folder, llamas, megatron_names
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import hf_folder
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Progress
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture
@@ -66,7 +65,7 @@ def test_a_round_trip_through_mds_keeps_every_bit_and_the_logits_of_transformers
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_have_the_names_order_and_padding_of_megatron(tmp_path: Path, name: str) -> None:
-    tensors = random(MODELS[name], 1)
+    tensors = random_tensors(MODELS[name], 1)
     megatron_names.write(tmp_path / "a", "mds", MODELS[name], tensors)
     state = torch.load(tmp_path / "a" / STATES, weights_only=False)
     stored = dict(torch_archive.leaves(state["module"]))
@@ -83,7 +82,7 @@ def test_rows_of_fused_attention_in_the_oracle() -> None:
 
 
 def test_files_have_the_arguments_of_megatron(tmp_path: Path) -> None:
-    megatron_names.write(tmp_path / "a", "mds", GQA, random(GQA, 1))
+    megatron_names.write(tmp_path / "a", "mds", GQA, random_tensors(GQA, 1))
     assert (tmp_path / "a" / "latest").read_text() == "global_step0"
     assert (tmp_path / "a" / "latest_checkpointed_iteration.txt").read_text() == "0"
     state = torch.load(tmp_path / "a" / STATES, weights_only=False)
@@ -128,7 +127,7 @@ def test_files_have_the_arguments_of_megatron(tmp_path: Path) -> None:
 def test_files_of_gpts_have_the_arguments_of_megatron(
     tmp_path: Path, name: str, expected: tuple[Any, ...]
 ) -> None:
-    megatron_names.write(tmp_path / "a", "mds", MODELS[name], random(MODELS[name], 1))
+    megatron_names.write(tmp_path / "a", "mds", MODELS[name], random_tensors(MODELS[name], 1))
     args = vars(torch.load(tmp_path / "a" / STATES, weights_only=False)["args"])
     names = ("add_position_embedding", "use_rotary_position_embeddings", "position_embedding_type")
     assert tuple(args[key] for key in (*names, "embed_layernorm")) == expected
@@ -139,7 +138,7 @@ def test_files_of_gpts_have_the_arguments_of_megatron(
 
 
 def test_the_file_latest_decides_which_step_is_read(tmp_path: Path) -> None:
-    first, later = random(GQA, 1), random(GQA, 2)
+    first, later = random_tensors(GQA, 1), random_tensors(GQA, 2)
     megatron_names.write(tmp_path / "a", "mds", GQA, first)
     megatron_names.write(tmp_path / "b", "mds", GQA, later, Progress(7, 0, 70))
     (tmp_path / "b/global_step7").rename(tmp_path / "a/global_step7")
@@ -209,7 +208,7 @@ def test_broken_folders_are_one_line_errors(
     tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     folder = tmp_path / "a"
-    megatron_names.write(folder, "mds", GQA, random(GQA, 1))
+    megatron_names.write(folder, "mds", GQA, random_tensors(GQA, 1))
     change(folder)
     with pytest.raises(UserError, match=message) as error:
         open_any(folder)
@@ -218,7 +217,7 @@ def test_broken_folders_are_one_line_errors(
 
 
 def test_a_vocabulary_larger_than_the_stored_embedding_is_an_error(tmp_path: Path) -> None:
-    megatron_names.write(tmp_path / "a", "mds", GQA, random(GQA, 1))
+    megatron_names.write(tmp_path / "a", "mds", GQA, random_tensors(GQA, 1))
     _with_shape(vocab_size=400)(tmp_path / "a")
     with pytest.raises(UserError, match="has 16,384 of 25,600 elements of tensor "):
         open_any(tmp_path / "a")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support import llamas, megatron_names
+from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.model_tensors import random
 from tokamake.checkpoint.tensors.checkpoint import Progress
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -34,7 +34,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def universal_with_frozen(tmp_path: Path, shape: Architecture) -> Path:
     """Write what ds_to_universal leaves: no folders of frozen parameters, files of both ranks."""
-    megatron_names.write(tmp_path / "a", "universal", shape, random(shape, 1), Progress(4, 0, 0))
+    megatron_names.write(
+        tmp_path / "a", "universal", shape, random_tensors(shape, 1), Progress(4, 0, 0)
+    )
     convert(source=tmp_path / "a", target=tmp_path / "b", format="mds", tensor_parallel_size=2)
     folder = tmp_path / "a/global_step4_universal"
     trained = {}
@@ -56,7 +58,7 @@ def test_frozen_weights_are_read_from_the_files_of_the_ranks(
     folder = universal_with_frozen(tmp_path, shape)
     opened = open_any(folder)
     assert opened.architecture == shape
-    for name, tensor in random(shape, 1).items():
+    for name, tensor in random_tensors(shape, 1).items():
         assert torch.equal(opened.source.read(f"model.{name}"), tensor), name
     convert(source=folder, target=tmp_path / "hf", format="hf")
 

@@ -1,8 +1,4 @@
-"""Hugging Face folders as whole tensors in memory, for scripts: benchmarks and tests use it.
-
-`hf.format` reads the files, tensor by tensor, and `convert` needs no more than that. tokamake's
-tensor names are those of Hugging Face's Llama.
-"""
+"""Hugging Face folders as whole tensors in memory, by tokamake's names."""
 
 import sys
 from collections.abc import Mapping

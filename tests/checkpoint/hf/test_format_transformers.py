@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import hf_folder
 from tests.support.hf_files import edited
 from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
-from tokamake.checkpoint.hf import config_json, hf_folder
-from tokamake.checkpoint.model_tensors import random
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.hf import config_json
 from tokamake.errors import UserError
 
 PLAIN, TIED = ARCHITECTURES[5], ARCHITECTURES[7]
@@ -70,7 +71,7 @@ def test_transformers_loads_what_we_write(
 
 def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     for copy in ("a", "b"):
-        hf_folder.write(tmp_path / copy, PLAIN, random(PLAIN, 1))
+        hf_folder.write(tmp_path / copy, PLAIN, random_tensors(PLAIN, 1))
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
         assert file.stat().st_mode == (tmp_path / "a" / "config.json").stat().st_mode
@@ -79,11 +80,11 @@ def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 1))
+    hf_folder.write(tmp_path / "a", PLAIN, random_tensors(PLAIN, 1))
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
     monkeypatch.setattr(hf_folder, "fill", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        hf_folder.write(tmp_path / "a", PLAIN, random(PLAIN, 2))
+        hf_folder.write(tmp_path / "a", PLAIN, random_tensors(PLAIN, 2))
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -101,11 +102,11 @@ def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
     file = folder / "model.safetensors"
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     save_file(load_file(file) | extra, file)
-    assert hf_folder.read(folder)[1].keys() == random(PLAIN, 0).keys()
+    assert hf_folder.read(folder)[1].keys() == random_tensors(PLAIN, 0).keys()
 
 
 def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
-    hf_folder.write(tmp_path, TIED, random(TIED, 1))
+    hf_folder.write(tmp_path, TIED, random_tensors(TIED, 1))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
@@ -191,6 +192,6 @@ def test_broken_folders_are_refused(
 
 
 def test_integer_weights_are_refused(tmp_path: Path) -> None:
-    integers = {key: tensor.int() for key, tensor in random(PLAIN, 0).items()}
+    integers = {key: tensor.int() for key, tensor in random_tensors(PLAIN, 0).items()}
     with pytest.raises(UserError, match=r"torch\.int32; save all tensors in one of"):
         hf_folder.write(tmp_path / "a", PLAIN, integers)
