@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from tokamake.checkpoint.detect import open_any
-from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, Peers
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
@@ -93,7 +93,9 @@ def make_model(folder: Path, name: str) -> Path:
 @torch.no_grad()
 def ours(model: LedModel, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
     """Continue prompts with tokamake's engine."""
-    engine = Engine(model, num_rows=len(prompts), vocab_size=model.architecture.vocab_size or 0)
+    engine = InferenceEngine(
+        model, num_rows=len(prompts), vocab_size=model.architecture.vocab_size or 0
+    )
     started = [Generation(row, Sampling(temperature=0.0), new_tokens) for row in prompts.tolist()]
     engine.run(started)
     return [each.tokens for each in started]

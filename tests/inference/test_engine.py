@@ -8,7 +8,7 @@ import transformers
 
 from tests.inference.conftest import CONTEXT
 from tokamake.errors import UserError
-from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import Sampling
 
@@ -23,8 +23,8 @@ def prompt(seed: int, length: int) -> list[int]:
 PROMPTS = [prompt(seed, 1 + (5 * seed) % 13) for seed in range(9)]
 
 
-def engine(led: LedModel, num_rows: int = 4) -> Engine:
-    return Engine(led, num_rows=num_rows, vocab_size=100)
+def engine(led: LedModel, num_rows: int = 4) -> InferenceEngine:
+    return InferenceEngine(led, num_rows=num_rows, vocab_size=100)
 
 
 def expected_tokens(oracle: transformers.LlamaForCausalLM, tokens: list[int], n: int) -> list[int]:
@@ -114,7 +114,7 @@ def test_padding_of_the_vocabulary_is_scored_but_never_chosen(
 ) -> None:
     tokens = [token for token in prompt(4, 20) if token < 60]
     scored = Generation(tokens, GREEDY, 12, num_alternatives=60, scores_prompt=True)
-    Engine(led, num_rows=1, vocab_size=60).run([scored])
+    InferenceEngine(led, num_rows=1, vocab_size=60).run([scored])
     assert max(scored.tokens) < 60
     whole = [*tokens, *scored.tokens]
     with torch.no_grad():

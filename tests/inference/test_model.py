@@ -25,7 +25,7 @@ from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import total_loss
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.beams import TokenRules, search
-from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
@@ -84,7 +84,7 @@ def compute(
     with led.led() as leads:
         if not leads:
             return loss, [], []
-        engine = Engine(led, num_rows=3, vocab_size=VOCAB_SIZE)
+        engine = InferenceEngine(led, num_rows=3, vocab_size=VOCAB_SIZE)
         started = [
             Generation(row, Sampling(temperature, 40, seed=1), 12, frozenset([END]))
             for row in ROWS

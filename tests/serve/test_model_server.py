@@ -12,7 +12,7 @@ import torch
 
 from tests.support.served import Served, served
 from tokamake.errors import UserError
-from tokamake.inference.engine import Engine
+from tokamake.inference.engine import InferenceEngine
 
 LONG = {"prompt": "The", "max_tokens": 40, "temperature": 0, "stop": None}
 
@@ -20,7 +20,7 @@ LONG = {"prompt": "The", "max_tokens": 40, "temperature": 0, "stop": None}
 class Slow:
     """Lets the steps of an engine wait for the test."""
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_go, self.step = threading.Event(), engine.step
         monkeypatch.setattr(engine, "step", self._step)
 
@@ -209,7 +209,7 @@ def test_a_failing_search_ends_the_server_only_if_it_has_several_ranks(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(Engine, "num_ranks", num_ranks)
+    monkeypatch.setattr(InferenceEngine, "num_ranks", num_ranks)
     with served({"tiny": tiny}, sampled / "tokenizer") as running:
         running.server.models[0].engine.search = broken
         body = {"prompts": ["a"], "tokens_to_generate": 5, "beam_width": 2}

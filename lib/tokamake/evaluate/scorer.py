@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
-from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.led_model import LedModel
 from tokamake.runtime.console import progress
 
@@ -117,7 +117,7 @@ class Scorer:
 
     def continue_rows(self, generations: Iterable[Generation]) -> None:
         """Continue sequences together."""
-        engine = Engine(
+        engine = InferenceEngine(
             self._model,
             num_rows=self.batch_size,
             vocab_size=self.tokenizer.vocab_size,

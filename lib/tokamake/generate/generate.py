@@ -169,10 +169,10 @@ class _Work:
             num_rows: prompts that are continued at the same time.
             stream: whether to print prompts and text as it comes.
         """
-        from tokamake.inference.engine import Engine
+        from tokamake.inference.engine import InferenceEngine
 
         capacity = max(map(len, encoded)) + self._ends.max_new_tokens
-        engine = Engine(
+        engine = InferenceEngine(
             self._model,
             num_rows=min(num_rows, len(prompts)),
             vocab_size=self._tokenizer.vocab_size,

@@ -76,7 +76,7 @@ class Generation:
         self.chooser = Chooser(self.sampling, self.prompt)
 
 
-class Engine:
+class InferenceEngine:
     """Continues sequences with a model. Only the first rank has one.
 
     Args:

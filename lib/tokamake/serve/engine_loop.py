@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from tokamake.errors import UserError
 from tokamake.inference.beams import Beam
-from tokamake.inference.engine import Engine, Generation
+from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.text_stream import TextStream
 from tokamake.runtime.device_memory import is_out_of_memory
 from tokamake.serve.server_metrics import ServerMetrics
@@ -67,7 +67,12 @@ class Continuation(Awaited):
     """
 
     def __init__(
-        self, engine: Engine, generation: Generation, *, text: TextStream, is_streamed: bool
+        self,
+        engine: InferenceEngine,
+        generation: Generation,
+        *,
+        text: TextStream,
+        is_streamed: bool,
     ) -> None:
         super().__init__()
         self.engine, self.generation, self.text = engine, generation, text
@@ -124,7 +129,7 @@ class EngineLoop:
         metrics: counts tokens.
     """
 
-    def __init__(self, engines: Sequence[Engine], metrics: ServerMetrics) -> None:
+    def __init__(self, engines: Sequence[InferenceEngine], metrics: ServerMetrics) -> None:
         self._engines, self._metrics = engines, metrics
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._queue: deque[Awaited] = deque()
@@ -202,7 +207,7 @@ class EngineLoop:
             if engine.num_active or engine.num_waiting:
                 self._report(self._stepped(engine))
 
-    def _stepped(self, engine: Engine) -> list[Generation]:
+    def _stepped(self, engine: InferenceEngine) -> list[Generation]:
         """Advance sequences; those of a step that needs too much memory fail."""
         try:
             return engine.step()

@@ -190,14 +190,14 @@ def _name(folder: Path, checkpoint: "Checkpoint", *, taken: list[str]) -> str:
 
 def with_engines(opened: list[OpenedModel], limits: Limits) -> "list[ServedModel]":
     """An engine for each model, on the first rank within the `led` contexts."""
-    from tokamake.inference.engine import Engine
+    from tokamake.inference.engine import InferenceEngine
     from tokamake.serve.served_model import ServedModel
 
     return [
         ServedModel(
             each.name,
             each.tokenizer,
-            Engine(
+            InferenceEngine(
                 each.model,
                 num_rows=limits.batch_size,
                 vocab_size=each.tokenizer.vocab_size,

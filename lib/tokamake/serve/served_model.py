@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokamake.data.tokenizers import Tokenizer
-from tokamake.inference.engine import Engine, TokenScore
+from tokamake.inference.engine import InferenceEngine, TokenScore
 from tokamake.inference.text_stream import token_texts
 from tokamake.serve.request_error import RequestError
 
@@ -21,7 +21,7 @@ class ServedModel:
     name: str
     """Name in requests."""
     tokenizer: Tokenizer
-    engine: Engine
+    engine: InferenceEngine
     end_tokens: frozenset[int]
     """Tokens that end a continuation."""
     created: int = field(default_factory=lambda: int(time.time()))

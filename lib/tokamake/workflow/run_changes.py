@@ -19,7 +19,7 @@ from tokamake.data.indexed.paths import manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.train.checkpoints import changes
-from tokamake.train.checkpoints.changes import Changes, Record, Settings
+from tokamake.train.checkpoints.changes import Changes, DottedSettings, RunRecord
 from tokamake.train.checkpoints.resume_state import ResumeState, newest_state
 from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
@@ -120,7 +120,7 @@ class RunChanges:
         ):
             yield f"model.checkpoint: run {parent} ends at step {steps:,}"
 
-    def _has_other_tokenizer(self, record: Record) -> bool:
+    def _has_other_tokenizer(self, record: RunRecord) -> bool:
         """Whether the data of a run had another tokenizer than the config's, if that exists."""
         paths = [Path(path) for path in self._config.tokenizer_files]
         if not record["tokenizers"] or not all(path.is_file() for path in paths):
@@ -128,7 +128,7 @@ class RunChanges:
         return fingerprint(paths) not in record["tokenizers"]
 
     def _data_lines(
-        self, name: str, output: Path, *, state: ResumeState, record: Record
+        self, name: str, output: Path, *, state: ResumeState, record: RunRecord
     ) -> Iterator[str]:
         """Changes of the data of a run, as far as they are known before jobs have run."""
         run = self._config.runs[name]
@@ -174,7 +174,7 @@ class RunChanges:
                 yield f"tokenize.{name} {manifest[name]} -> {current[name]}"
 
 
-def _settings(config: Config, trained: Run) -> Settings:
+def _settings(config: Config, trained: Run) -> DottedSettings:
     """Settings of a run by dotted names, as far as they are known before jobs have run."""
     train = config.train.model_dump(mode="json", exclude=WITHOUT_EFFECT)
     train |= {"train_steps": config.train.num_steps, "train_samples": None, "train_tokens": None}
@@ -190,7 +190,9 @@ def _settings(config: Config, trained: Run) -> Settings:
     return named
 
 
-def _rebuilt(trained: dict[str, str], record: Record, *, written: Path, folder: Path) -> set[str]:
+def _rebuilt(
+    trained: dict[str, str], record: RunRecord, *, written: Path, folder: Path
+) -> set[str]:
     """Datasets that were written with other content after a run recorded them."""
     recorded_at = written.stat().st_mtime_ns
     rebuilt = set()

@@ -65,13 +65,13 @@ MINIMUM = {"bpe": 257, "unigram": 257, "wordpiece": 261, "ids": 2}
 _MAX_BERT_CHARACTERS = 1000
 
 
-Texts = Callable[[], Iterator[str]]
+ReadTexts = Callable[[], Iterator[str]]
 """Function that iterates over the texts, each time from the first."""
 
 
 def train(
     kind: str,
-    texts: Texts,
+    texts: ReadTexts,
     vocab_size: int,
     *,
     special_tokens: Sequence[str] = (),
@@ -169,7 +169,9 @@ def write(
         write_json(folder / "tokenizer_config.json", config)
 
 
-def _train_bpe(texts: Texts, vocab_size: int, special_tokens: list[str]) -> "tokenizers.Tokenizer":
+def _train_bpe(
+    texts: ReadTexts, vocab_size: int, special_tokens: list[str]
+) -> "tokenizers.Tokenizer":
     from tokenizers import models, pre_tokenizers, trainers
 
     tokenizer = _byte_level_tokenizer(models.BPE())
@@ -195,7 +197,7 @@ def _byte_level_tokenizer(model: Any) -> "tokenizers.Tokenizer":
 
 
 def _train_wordpiece(
-    texts: Texts, vocab_size: int, special_tokens: list[str]
+    texts: ReadTexts, vocab_size: int, special_tokens: list[str]
 ) -> "tokenizers.Tokenizer":
     """Train BERT's WordPiece.
 
@@ -264,7 +266,7 @@ def _can_be_inside_word(character: str) -> bool:
 
 
 def _train_unigram(
-    texts: Texts, vocab_size: int, special_tokens: list[str]
+    texts: ReadTexts, vocab_size: int, special_tokens: list[str]
 ) -> "tokenizers.Tokenizer":
     """Train a unigram model over bytes with sentencepiece.
 

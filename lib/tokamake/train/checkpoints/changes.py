@@ -23,9 +23,9 @@ from tokamake.train.checkpoints.resume_state import ResumeState, read_state
 from tokamake.train.checkpoints.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
-Settings = dict[str, Any]
+DottedSettings = dict[str, Any]
 """Settings by dotted names."""
-Record = dict[str, Any]
+RunRecord = dict[str, Any]
 """Data and start of a run; see `record`."""
 
 INPUTS = "inputs"
@@ -72,7 +72,7 @@ class Changes(NamedTuple):
 
 
 def compare(
-    output: Path, state: ResumeState, *, run: Run, recorded: Record | None, current: Record
+    output: Path, state: ResumeState, *, run: Run, recorded: RunRecord | None, current: RunRecord
 ) -> Changes:
     """Compare a run with the run of a checkpoint in its output folder.
 
@@ -118,7 +118,7 @@ def _decides_start(line: str) -> bool:
     return line.startswith(("seed ", "step ", "architecture.", "train.finetune "))
 
 
-def compare_settings(earlier: Settings, current: Settings, *, step: int = 0) -> Changes:
+def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: int = 0) -> Changes:
     """Compare the settings that `current` has.
 
     Args:
@@ -197,7 +197,7 @@ def length_obstacles(
 # ---- Data ----
 
 
-def record(run: Run, *, index: dict[str, Any], weights: str) -> Record:
+def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
     """Data and start of a run: they decide its weights, besides its settings.
 
     Args:
@@ -233,14 +233,14 @@ def no_record(output: Path, digest: str) -> str:
     )
 
 
-def write_record(output: Path, digest: str, *, content: Record) -> None:
+def write_record(output: Path, digest: str, *, content: RunRecord) -> None:
     """Keep the record of a run in its output folder."""
     path = record_path(output, digest)
     path.parent.mkdir(exist_ok=True)
     files.write_json(path, content)
 
 
-def read_record(output: Path, digest: str) -> Record | None:
+def read_record(output: Path, digest: str) -> RunRecord | None:
     """Read the record of a run with a digest; None: there is none, or it is damaged."""
     try:
         value = files.read_json(record_path(output, digest), "")
@@ -307,7 +307,7 @@ def dataset_lines(verb: str, corpus_of: Mapping[str, str]) -> Iterator[str]:
         yield f"corpus {corpus}: {verb} {first}{more}"
 
 
-def _data_obstacles(recorded: Record, current: Record) -> Iterator[str]:
+def _data_obstacles(recorded: RunRecord, current: RunRecord) -> Iterator[str]:
     old, new = recorded["tokenizers"], current["tokenizers"]
     if old and not {*new} <= {*old}:
         yield "the data have another tokenizer"

@@ -86,7 +86,7 @@ def _starting_point(run: Run, ranks: Ranks, *, index: dict[str, Any], weights: s
     digest = run_digest(run, index=index, weights=weights)
 
     @cache
-    def record() -> changes.Record:  # reads the manifest of each dataset
+    def record() -> changes.RunRecord:  # reads the manifest of each dataset
         return changes.record(run, index=index, weights=weights)
 
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from tokamake.config.batching import BatchSizes
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.index_folder import read_index
-from tokamake.train.checkpoints.changes import Record, data_lines, read_record, trained_run
+from tokamake.train.checkpoints.changes import RunRecord, data_lines, read_record, trained_run
 from tokamake.train.checkpoints.resume_state import newest_state
 from tokamake.train.checkpoints.run_digest import training_index
 
@@ -43,7 +43,7 @@ def trained_spans(run: Run) -> list[TrainedSpan]:
 
 
 def _compare_samples(
-    recorded: Record | None, run: Run
+    recorded: RunRecord | None, run: Run
 ) -> Literal["same", "perhaps others", "others"]:
     if recorded is None:
         return "perhaps others"
