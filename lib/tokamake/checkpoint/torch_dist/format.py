@@ -43,6 +43,7 @@ from tokamake.checkpoint.torch_dist.optimizer_reader import (
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
     ShardedTensor,
     match_tensors,
+    second_keys,
     sharded_tensors,
     stack_of,
     to_whole_tensors,
@@ -93,18 +94,11 @@ _LAYER_MODULES = (
 )
 """Modules of a layer that have such a state in one of Transformer Engine's versions. All families
 get the same keys: Megatron ignores those that it does not ask for."""
-
-
-_SECOND_KEYS = {
-    "lm_head.output_layer.bias": "output_layer.bias",
-    "position_embeddings.weight": "embedding.position_embeddings.weight",
-}
-"""Keys of tensors that megatron.core's T5 has under two keys, and the other ones."""
 _CROSS_ATTENTION = (
     *("pre_cross_attn_layernorm", "cross_attention.core_attention"),
     *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
 )
-"""The same of a decoder beside an encoder."""
+"""Further modules with such a state in a layer of a decoder that attends to an encoder."""
 
 
 def find(path: Path) -> Path | None:
@@ -145,12 +139,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
     description = Description(common.file, common.value, args, rows, is_core=True, names=names)
     architecture = description.architecture
+    first_keys = second_keys(architecture)
     stored = {
         key: tensor
         for key, tensor in contents.tensors.items()
         if not optimizer_reader.is_state(key)
         and not module_tree.is_buffer(key)
-        and not (has_decoder and key in _SECOND_KEYS)
+        and key not in first_keys
     }
     expected = sharded_tensors(architecture, padded_vocab_size=rows)
     tensors = match_tensors(folder, stored, model=expected)
@@ -159,7 +154,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
     ]
-    second = {key: tensors[first] for key, first in _SECOND_KEYS.items() if has_decoder}
+    second = {key: tensors[first] for key, first in first_keys.items()}
     model = StoredModel(
         architecture,
         rows,
@@ -255,8 +250,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     )
     if with_states:
         tensors |= _second_names(tensors)
-    if checkpoint.architecture.has_decoder:
-        tensors |= _under_second_keys(tensors)
+    tensors |= _under_second_keys(tensors, second_keys(checkpoint.architecture))
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
     objects = dict.fromkeys(_extra_states(checkpoint), location)
@@ -315,12 +309,14 @@ def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
     return names
 
 
-def _under_second_keys(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
-    """Return tensors of a T5, and their states, by the second keys."""
+def _under_second_keys(
+    tensors: Mapping[str, WholeTensor], first_keys: Mapping[str, str]
+) -> dict[str, WholeTensor]:
+    """Return tensors that have a second key, and their states, by this key."""
     return {
         key.removesuffix(first) + second: tensor
         for key, tensor in tensors.items()
-        for second, first in _SECOND_KEYS.items()
+        for second, first in first_keys.items()
         if key == first or (key.startswith(STATE_PREFIX) and key.endswith(f".{first}"))
     }
 

@@ -89,6 +89,13 @@ def stack_of(architecture: Architecture) -> str:
     return name
 
 
+def second_keys(architecture: Architecture) -> Mapping[str, str]:
+    """Return the further keys of tensors that megatron.core has under two keys, with the first."""
+    family = plugins.load("models/*/megatron", architecture.family)
+    first_keys: Mapping[str, str] = getattr(family, "SECOND_KEYS", {})
+    return first_keys
+
+
 def _core_name(name: str, stack: str) -> str:
     name = re.sub(r"^language_model\.encoder\.", f"{stack}.", name)
     for pattern, replacement in (*_CORE_DECODER_NAMES, *_CORE_NAMES):

@@ -44,6 +44,12 @@ DECODER_LAYER = (
 HEADS = (MegatronModule("lm_head", ("head",), "vocabulary"),)
 """Modules after the last norm, by their names in the model."""
 
+SECOND_KEYS = {
+    "lm_head.output_layer.bias": "output_layer.bias",
+    "position_embeddings.weight": "embedding.position_embeddings.weight",
+}
+"""Further keys of tensors that megatron.core has under two keys, with the first key of each."""
+
 _TANH = ("gelu_new", "gelu_pytorch_tanh")
 
 
