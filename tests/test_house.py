@@ -124,6 +124,15 @@ def test_modules_and_longer_functions_have_docstrings() -> None:
                 assert is_short or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
 
 
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """Also those of attributes and constants. "What" and "Of" hide the noun."""
+    for path in MODULES + EXECUTOR:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = str(node.value.value)
+                assert not text.startswith(("What ", "Of ")), f"{path}:{node.lineno} {text}"
+
+
 def test_functions_stay_small() -> None:
     for path in MODULES + EXECUTOR:
         for node in ast.walk(ast.parse(path.read_text())):

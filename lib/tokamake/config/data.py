@@ -114,7 +114,7 @@ class TokenizeSettings(Settings):
     """Documents without tokens. skip: drop them. keep: write documents without a sequence, as
     Megatron-LM does. The manifest counts them in both cases."""
     on_bad_document: Literal["stop", "quarantine"] = "stop"
-    """What to do with a document that cannot be read. stop: fail the job. quarantine: write it to
+    """Action on a document that cannot be read. stop: fail the job. quarantine: write it to
     <shard>.quarantine.jsonl and continue."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Maximum share of a shard's documents in quarantine. The job fails above it."""

@@ -124,7 +124,7 @@ class ExportFormat(NamedTuple):
     sizes: dict[str, int]
     """By the names of `format_sizes`; a missing size is 1, a missing zero_stage 0."""
     dtype: str | None
-    """Of all tensors; None: each keeps its own."""
+    """Dtype of all tensors; None: each keeps its own."""
 
 
 def parse_export_format(text: str) -> ExportFormat:

@@ -86,7 +86,7 @@ class Run(Settings):
 
     @property
     def start(self) -> str:
-        """What the run starts from, for messages."""
+        """Name of the initial checkpoint or of random weights, for messages."""
         return str(self.checkpoint) if self.checkpoint else f"random weights of seed {self.seed}"
 
     @property

@@ -45,15 +45,15 @@ class TrainSettings(Settings):
     checkpoint's step and samples, as Megatron's --no-load-optim does. Then another optimizer is
     possible, too."""
     on_change: OnChange = "refuse"
-    """What to do if the run has a checkpoint, but its settings or its data have changed since.
+    """Action if the run has a checkpoint, but its settings or its data have changed since.
     refuse: stop, and list the changes. continue: keep weights, optimizer states, step and samples,
     and continue with the new settings and data. restart: move the checkpoints aside and start at
     step 0. With `finetune: false` and a Megatron checkpoint, refuse stops if the checkpoint has
     another schedule."""
     objective: ObjectiveName = "causal"
-    """What the model learns. causal: to predict the next token. masked: to restore masked tokens,
-    as BERT does. span_corruption: to restore spans of text in a decoder, as T5 does. The last two
-    need families that are encoders, and data with `tokenize.split_sentences: true`."""
+    """Training objective. causal: predict the next token. masked: restore masked tokens, as BERT
+    does. span_corruption: restore spans of text in a decoder, as T5 does. The last two need
+    families that are encoders, and data with `tokenize.split_sentences: true`."""
     masking: MaskingSettings = MaskingSettings()
     """Masking of the objectives masked and span_corruption."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
@@ -117,7 +117,7 @@ class TrainSettings(Settings):
     """Loss scaling. Only precision fp16 has it: other values than the defaults are refused with
     other precisions."""
     on_bad_step: BadStepSettings = BadStepSettings()
-    """What to do after a step whose loss or gradient norm is not finite, or a spike."""
+    """Action after a step whose loss or gradient norm is not finite, or a spike."""
     skip_data: StepRanges = ()
     """Steps whose data are left out, as ranges of their first and last step, such as
     [[120, 124]]. Such a step counts, but does not read its samples or update the weights."""
@@ -129,8 +129,8 @@ class TrainSettings(Settings):
     backend: Annotated[str, plug_in("train/backends")] = "native"
     """Implementation of data parallelism: native (PyTorch's FSDP2) or deepspeed (ZeRO)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """What data-parallel ranks shard. 0: nothing. 1: optimizer states. 2: optimizer states and
-    gradients. 3: optimizer states, gradients and weights."""
+    """State that data-parallel ranks shard. 0: nothing. 1: optimizer states. 2: optimizer states
+    and gradients. 3: optimizer states, gradients and weights."""
     offload_optimizer: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps and updates optimizer states and master weights. none: on the device of
     the model. cpu: in host memory."""
@@ -160,8 +160,8 @@ class TrainSettings(Settings):
     training/hangs, and ends with exit status 75, so that it is tried again. Five minutes later,
     its process groups time out by themselves."""
     train_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """The same after the first step. It must be longer than a step and than the time that a rank
-    waits for a checkpoint."""
+    """Seconds without progress after which the run counts as hung, once its first step is done.
+    Choose a time that is longer than a step, and longer than a rank waits for a checkpoint."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines."""
     log_style: Literal["plain", "megatron"] = "plain"

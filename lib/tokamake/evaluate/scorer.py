@@ -1,4 +1,4 @@
-"""What tasks ask of a model: log-probabilities of tokens, and continuations."""
+"""Requests of tasks to a model: log-probabilities of tokens, and continuations."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from tokamake.runtime.console import progress
 
 
 class RowScores(NamedTuple):
-    """Of some tokens of a row."""
+    """How likely a model finds some tokens of a row."""
 
     log_probability: float
-    """Sum."""
+    """Sum over these tokens."""
     is_greedy: bool
     """Whether each is the most likely token."""
 

@@ -31,11 +31,11 @@ class EpochRecord(NamedTuple):
     train_loss: float
     """Mean over the rows of the epoch, each before its step."""
     scores: dict[str, float]
-    """Of the validation files, by metric."""
+    """Scores on the validation files, by metric."""
 
 
 class History(NamedTuple):
-    """What a run has measured until a step."""
+    """Measurements of a run until a step."""
 
     epochs: tuple[EpochRecord, ...] = ()
     loss_sum: float = 0.0

@@ -65,7 +65,7 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
 
 
 def predictions(logits: npt.NDArray[np.float32], head: str) -> Numbers:
-    """What a model predicts: the most likely class or option, or a number.
+    """Return the predictions of a model: the most likely class or option, or a number.
 
     Args:
         logits: (N, classes or options) logits; (N, 1) numbers of a regression.

@@ -59,9 +59,9 @@ class RowLimits(NamedTuple):
     """Most tokens of a row."""
 
     sequence_length: int
-    """Of all, special tokens included."""
+    """Limit of both texts together, special tokens included."""
     first_tokens: int
-    """Of the first text."""
+    """Limit of the first text."""
 
 
 class LabeledRows:

@@ -26,7 +26,7 @@ _DEFAULT = Sampling()
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Ends:
-    """What ends a continuation, besides the end tokens of the model."""
+    """Limits that end a continuation, besides the end tokens of the model."""
 
     max_new_tokens: int = 64
     """Maximum tokens to add to a prompt."""

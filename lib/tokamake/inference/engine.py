@@ -35,7 +35,7 @@ _SCORED_TOKENS = 1024
 
 @dataclass
 class TokenScore:
-    """What the model said about a token: always of its own logits, before any filter."""
+    """Score of a token by the logits of the model, before any filter."""
 
     log_probability: float
     alternatives: list[tuple[int, float]]
@@ -65,9 +65,9 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     """New tokens."""
     scores: list[TokenScore] = field(default_factory=list)
-    """Of each new token, and of the end token."""
+    """Scores of the new tokens, and of the end token."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
-    """Of each token of the prompt except the first."""
+    """Scores of the tokens of the prompt except the first."""
     end_token: int | None = None
     """The token that ended the sequence."""
     finish: Finish | None = None

@@ -39,7 +39,7 @@ class LedCall(IntEnum):
 
 
 class Scores(NamedTuple):
-    """What a model says about tokens that follow others."""
+    """Scores of tokens, given the tokens before them."""
 
     log_probabilities: Tensor
     """(N,) fp32 on the CPU."""

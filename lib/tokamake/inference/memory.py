@@ -57,7 +57,7 @@ def _num_parameters(module: torch.nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a device holds beside the weights of a model."""
+    """Memory that a device needs beside the weights of a model."""
 
     cache_tokens: int = 0
     """Most tokens of all sequences in the cache of keys and values."""

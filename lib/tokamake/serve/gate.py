@@ -1,4 +1,4 @@
-"""What each request passes before it is answered: its token, the size of its body, its count."""
+"""Checks of each request before it is answered: token, size of the body, number of requests."""
 
 import asyncio
 import hmac

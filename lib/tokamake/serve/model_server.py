@@ -1,4 +1,4 @@
-"""What all requests of a server share: the models, the queue, and how requests wait for them."""
+"""State that all requests of a server share: models and queue. Requests wait for their turn."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

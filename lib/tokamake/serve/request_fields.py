@@ -21,5 +21,5 @@ class Body(BaseModel):
 
 
 def descriptions(body: type[BaseModel]) -> dict[str, str]:
-    """What each field of a body may be."""
+    """Description of each field of a body."""
     return {name: field.description or "" for name, field in body.model_fields.items()}

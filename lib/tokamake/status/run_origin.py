@@ -1,4 +1,4 @@
-"""What a run was made from: its data set, whether it has been replaced, and its parent."""
+"""Origin of a run: its data set, whether this has been replaced, and its parent."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +13,7 @@ from tokamake.errors import UserError
 
 
 class Origin(NamedTuple):
-    """What a run was made from."""
+    """Data set and parent of a run."""
 
     data_set: str
     """Name of its data set."""

@@ -175,7 +175,7 @@ class _SameLayers(NamedTuple):
     """Tokens that each of them attends to."""
     num_layers: int
     kept: SavedActivations
-    """Of a layer, for each token."""
+    """Saved activations of one layer for one token."""
 
 
 def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:

@@ -35,9 +35,9 @@ class LossFactors(NamedTuple):
     """Factors of the sums of losses of a global batch; a reciprocal of its count makes a mean."""
 
     tokens: float = 1.0
-    """Of all tokens."""
+    """Factor of the loss of tokens."""
     samples: float = 1.0
-    """Of the classes of all samples."""
+    """Factor of the loss of classes of samples."""
 
     def times(self, factor: float) -> "LossFactors":
         return LossFactors(self.tokens * factor, self.samples * factor)

@@ -104,7 +104,7 @@ class WorkflowConfig:
 
     @property
     def tokenizer_stamp(self) -> str:
-        """What the tokenizer depends on besides its settings: a hash, or of token ids, the eod."""
+        """Hash of the files that the tokenizer is trained on; for corpora of token ids, the eod."""
         tokenizer = self.shared.tokenizer
         return f"eod {tokenizer.eod}" if tokenizer.has_ids else self.plan.tokenizer_stamp
 

@@ -1,4 +1,4 @@
-"""What jobs of a workflow will download, and what is missing without a network."""
+"""Downloads of the jobs of a workflow, and files that are missing without a network."""
 
 import sys
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What runs start from: random weights, a checkpoint on disk, or another run of the table.
+"""Starts of runs: random weights, a checkpoint on disk, or another run of the table.
 
 The dry run checks a checkpoint before it exists, from the config of the run that will write it.
 """

@@ -21,7 +21,7 @@ _MAX_VALUE = 100
 
 
 class Snakemake:
-    """What the workflow asks of Snakemake beyond its public interface."""
+    """Private parts of Snakemake that the workflow uses."""
 
     def __init__(self, workflow: Any) -> None:
         """Remember under which names this file's rules are known.

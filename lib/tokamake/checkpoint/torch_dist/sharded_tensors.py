@@ -59,7 +59,7 @@ class ShardedTensor(NamedTuple):
 
     key: str
     layers: tuple[TensorSlice, ...]
-    """What it holds of each layer; if it is not of layers, a single tensor."""
+    """Tensors of the layers; a single one if the sharded tensor is not of layers."""
     is_stacked: bool
     """Whether its first dimension is that of the layers."""
 

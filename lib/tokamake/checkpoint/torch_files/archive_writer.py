@@ -31,7 +31,7 @@ class _ArchiveMember(NamedTuple):
 
     name: bytes
     offset: int
-    """Of its local header."""
+    """Offset of its local header in the file."""
     size: int
     checksum: int
 

@@ -21,7 +21,7 @@ from tokamake.remote.remote_file import is_remote
 from tokamake.validation import read_table, validate
 
 _LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
-"""What no name of a corpus may have; see `paths.corpus_of`."""
+"""Pattern that names of corpora must not contain; see `paths.corpus_of`."""
 INDEXED = "indexed"
 """Format of corpora that are tokenized already."""
 

@@ -110,7 +110,7 @@ class Plan(NamedTuple):
     tokenizer_stamp: str
     """Hash of what a tokenizer is trained on; it does not change with files that come or go."""
     tokenizer: tuple[TokenizerCorpus, ...]
-    """What a tokenizer is trained on; later files must not change finished tokens."""
+    """Files that a tokenizer is trained on; later files must not change finished tokens."""
     tokenize_batches: tuple[JobBatch, ...]
     """Shards of each job."""
     merge_batches: tuple[JobBatch, ...]

@@ -88,7 +88,7 @@ def index(
             does.
         drop_last_partial_sequence: Drop the last tokens of a validation split that do not fill a
             sample; otherwise pad that sample with tokens that have no loss.
-        objective: What the model learns: causal, masked (BERT) or span_corruption (T5). The last
+        objective: Training objective: causal, masked (BERT) or span_corruption (T5). The last
             two need datasets of sentences.
         masking: Masking settings as JSON: the section train.masking of the config.
         tokenizer: Tokenizer of the datasets, which masked and span_corruption need.

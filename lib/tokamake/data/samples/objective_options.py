@@ -41,7 +41,7 @@ def read_vocabulary(
     """Check the options of an objective, and look up its tokens; None: it is causal.
 
     Args:
-        objective: what the model learns.
+        objective: training objective.
         masking: settings as JSON.
         sequence_length: tokens of a sample.
         tokenizer: file or folder of the tokenizer.

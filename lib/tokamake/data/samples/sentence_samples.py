@@ -1,8 +1,7 @@
-"""What samples of the objectives masked and span_corruption share: the sentences that they are made
-of.
+"""Sentences of the samples of the objectives masked and span_corruption.
 
-`masked` and `span_corruption` turn them into samples. A sample depends on the seed and its number
-in its dataset alone, so any worker, rank or resumed run makes the same bytes.
+`masked` and `span_corruption` turn sentences into samples. A sample depends on the seed and its
+number in its dataset alone, so any worker, rank or resumed run makes the same bytes.
 """
 
 from abc import ABC, abstractmethod

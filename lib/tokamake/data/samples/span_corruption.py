@@ -15,7 +15,7 @@ from tokamake.data.samples.objective import ABSENT, WORD, Objective
 from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
 
 _STOP_PROBABILITY = 0.2
-"""Of the geometric distribution of the words of a span, as in SpanBERT (arXiv 1907.10529)."""
+"""Parameter of the geometric distribution of the words of a span: SpanBERT, arXiv 1907.10529."""
 
 
 def span_record(sequence_length: int, decoder_length: int) -> np.dtype[np.void]:

@@ -19,7 +19,7 @@ _FIRST_LENGTH = 256
 
 @dataclass
 class CachePass:
-    """What a pass adds to the cache: tokens at the end of consecutive rows."""
+    """Tokens that a pass adds to the cache, at the end of consecutive rows."""
 
     first: int
     """First row."""
@@ -61,7 +61,7 @@ class CachePass:
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each new token: row of the pass, column, row of the cache, place in it."""
+        """Places of the new tokens: row of the pass, column, row of the cache, index in it."""
         columns = torch.arange(self.width, device=self.device)
         counts = torch.tensor(self.counts, device=self.device)
         rows, columns = (columns < counts[:, None]).nonzero(as_tuple=True)

@@ -74,7 +74,7 @@ class RandomWeights:
             yield _within(common, place), drawn[_within(common, tile)]
 
     def _source(self, name: str, rows: slice, columns: slice) -> str:
-        """What decides a tile. A first one alone has the numbers of versions without tiles."""
+        """Seed of a tile. The first tile has the numbers of versions without tiles."""
         source = f"{self._seed} {name.removeprefix('model.')}"
         return f"{source} {rows.start} {columns.start}" if rows.start or columns.start else source
 

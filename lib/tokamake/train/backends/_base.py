@@ -51,7 +51,7 @@ from tokamake.train.stability.loss_scale import LossScale
 
 
 class Sums(NamedTuple):
-    """What all ranks know of a step after one collective."""
+    """Sums over all ranks after a step, from one collective."""
 
     loss: float
     """Sum over all ranks."""

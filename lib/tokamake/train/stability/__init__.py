@@ -1,1 +1,1 @@
-"""What a run does when numbers are bad, or when ranks hang or lag."""
+"""Reactions of a run to bad numbers, and to ranks that hang or lag."""

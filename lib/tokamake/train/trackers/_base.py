@@ -1,4 +1,4 @@
-"""What trackers share: the run that they follow, and their methods."""
+"""Common types of trackers: the run that they follow, and their methods."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
