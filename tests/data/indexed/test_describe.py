@@ -357,11 +357,11 @@ def test_the_metadata_matches_the_docs_and_the_schema(workspace: Path, ours: lis
     describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
     metadata = read(workspace / "metadata.json")
     jsonschema.validate(metadata, SCHEMA)
-    documented = SCHEMA["$defs"]["pair"]
+    documented = SCHEMA["$defs"]["indexed_dataset"]
     assert set().union(*metadata) == set(documented["properties"])
     assert set.intersection(*map(set, metadata)) == set(documented["required"])
     assert set(documented["properties"]) == set(re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE))
-    assert SCHEMA["$defs"]["pair"]["required"] == [
+    assert SCHEMA["$defs"]["indexed_dataset"]["required"] == [
         key
         for key in documented["properties"]
         if re.search(rf"^\| `{key}`.*(?<!absent) \|$", PAGE, re.MULTILINE)
