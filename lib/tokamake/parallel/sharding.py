@@ -96,6 +96,18 @@ def shard(
         block.set_force_sum_reduction_for_comms(True)
 
 
+def shape_parameters(module: nn.Module, device: torch.device) -> None:
+    """Move parameters from torch's `meta` device to another one, without storage for their values.
+
+    All elements of a parameter are the same one in memory.
+    """
+    for submodule in module.modules():
+        for name, parameter in [*submodule.named_parameters(recurse=False)]:
+            element = torch.empty((), dtype=parameter.dtype, device=device)
+            shaped = nn.Parameter(element.expand(parameter.shape), parameter.requires_grad)
+            submodule.register_parameter(name, shaped)
+
+
 def _is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
     """Whether a tensor is a DTensor; the class itself takes long to import."""
     return hasattr(tensor, "to_local")

@@ -62,7 +62,8 @@ class PipelineStages:
         run: the resolved run, with its precision chosen.
         mesh: this rank among its peers.
         device: device of the stages.
-        shard: whether FSDP2 does data parallelism; if not, parameters stay plain, in fp32.
+        shard: whether FSDP2 does data parallelism; if not, parameters stay plain, in fp32, and in
+            ZeRO stage 3 without storage: DeepSpeed allocates and partitions one after the other.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class PipelineStages:
         rounds = precision != "fp32" and num_sharers == 1 and mesh.pipeline.size == 1
         self._rounds = shard and rounds
         self._sharded = shard and (num_sharers > 1 or precision != "fp32") and not rounds
+        self._allocates = shard or run.train.zero_stage < 3
 
         self.chunks = [
             chunk for module in self.modules.values() for chunk in self._prepare(module, device)
@@ -132,7 +134,10 @@ class PipelineStages:
                 policy=MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
                 reshard_after_forward=train.zero_stage == 3,
             )
-        module.to_empty(device=device)
+        if self._allocates:
+            module.to_empty(device=device)
+        else:
+            sharding.shape_parameters(module, device)
         return sharding.parameter_chunks(
             module,
             placed,

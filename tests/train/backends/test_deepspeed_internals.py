@@ -1,6 +1,8 @@
 """Private names of DeepSpeed, on two ranks. A version that changes one fails by name."""
 
 import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.support import deepspeed_engines
 from tests.support.ranks import spawn
-from tokamake.parallel import mesh
+from tokamake.parallel import mesh, sharding
 from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_setup as setup
 
@@ -190,6 +192,61 @@ def test_gradients_are_reduced_to_the_partitions() -> None:
         for name, whole in expected.items():
             torch.testing.assert_close(torch.cat([first[0][name], second[0][name]]), whole)
         assert first[1] == second[1] == pytest.approx(norm, rel=1e-5)
+
+
+def storages() -> tuple[dict[str, int], list[int], int]:
+    """Sizes of partitions, bytes of all storages before each next parameter, and at the end."""
+    deepspeed_engines.initialize()
+    import deepspeed
+
+    with torch.device("meta"):
+        module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    sharding.shape_parameters(module, torch.device("cpu"))
+    parameters = [*module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    counts: list[int] = []
+
+    def in_use() -> int:
+        tensors = [*parameters, *(each.ds_tensor for each in parameters if hasattr(each, "ds_id"))]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def counted() -> Iterator[nn.Parameter]:
+        for parameter in parameters:
+            counts.append(in_use())
+            yield parameter
+
+    ranks = SimpleNamespace(
+        get_data_parallel_group=lambda: dist.group.WORLD,
+        get_data_parallel_rank=dist.get_rank,
+        get_data_parallel_world_size=dist.get_world_size,
+        get_model_parallel_world_size=lambda: 1,
+    )
+    config = {
+        "train_batch_size": 2,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    internals.partition_each(counted(), config=config, mpu=ranks, dtype=torch.bfloat16)
+    last = in_use()
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    sizes = {name: partition.size for name, partition in partitions(engine, 3).items()}
+    return sizes, counts, last
+
+
+def test_stage_3_partitions_each_parameter_before_the_next_is_allocated() -> None:
+    """Otherwise a rank needs, at the start, memory for all parameters of its pipeline stages."""
+    for sizes, counts, last in spawn(storages, 2):
+        assert sizes == {f"{n}.{name}": size for n in range(4) for name, size in HALVES.items()}
+        # A parameter without storage takes one fp32 number, a partition two bytes a number.
+        assert counts[0] == 4 * len(counts)
+        assert counts == sorted(counts)
+        assert last == 2 * sum(sizes.values())
+
+
+HALVES = {"weight": 32 * 64, "bias": 32}
+"""This rank's numbers of a layer."""
 
 
 def norm(engine: Any, _: int) -> float:

@@ -5,7 +5,7 @@ DeepSpeed that changes one of its names fails there.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -78,6 +78,40 @@ def sum_norm_over_all_ranks(optimizer: Any) -> None:
     if has_whole_gradients(optimizer):
         optimizer.mpu = copy.copy(optimizer.mpu)
         optimizer.mpu.get_model_parallel_group = lambda: dist.group.WORLD
+
+
+def partition_each(
+    parameters: Iterable[Any], *, config: dict[str, Any], mpu: Any, dtype: torch.dtype
+) -> None:
+    """Allocate each parameter and partition it before the next one, for stage 3.
+
+    DeepSpeed would otherwise allocate and round all parameters of this rank before it partitions
+    the first. Values are undefined until `publish`.
+
+    Args:
+        parameters: of the model, on their device; their storage is replaced.
+        config: DeepSpeed's configuration.
+        mpu: process groups.
+        dtype: dtype of forward and backward passes.
+    """
+    import deepspeed
+
+    # Before it, DeepSpeed takes the number of ranks to be 1.
+    communication = deepspeed.accelerator.get_accelerator().communication_backend_name()
+    deepspeed.init_distributed(dist_backend=communication, verbose=False)
+    convert: Callable[[list[Any]], None] | None = None
+    for parameter in parameters:
+        parameter.data = torch.empty_like(
+            parameter, dtype=dtype, memory_format=torch.contiguous_format
+        )
+        if convert is None:
+            module, group = torch.nn.ParameterList([parameter]), mpu.get_data_parallel_group()
+            deepspeed.zero.Init(
+                module, data_parallel_group=group, config_dict_or_path=config, mpu=mpu
+            )
+            convert = parameter.convert_to_zero_parameters
+        else:
+            convert([parameter])
 
 
 def mark(parameter: Any, *, counts: bool, is_replica: bool) -> None:

@@ -16,7 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tokamake.config.resolved_run import Run
 from tokamake.parallel.mesh import Mesh
-from tokamake.train.backends._deepspeed_internals import disable_shm_extension
+from tokamake.train.backends._deepspeed_internals import disable_shm_extension, partition_each
+from tokamake.train.numerics import precision_of
+from tokamake.train.pipeline_stages import DTYPES
 
 BUCKET = 50_000_000
 """Elements of gradients that are reduced at once."""
@@ -79,7 +81,10 @@ class Mpu:
 def initialize(
     run: Run, module: torch.nn.Module, *, optimizer: torch.optim.Optimizer, mpu: Mpu, device: str
 ) -> Any:
-    """Wrap a module and its optimizer in DeepSpeed's engine."""
+    """Wrap a module and its optimizer in DeepSpeed's engine.
+
+    In stage 3, parameters have no storage yet.
+    """
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
@@ -89,12 +94,11 @@ def initialize(
     disable_shm_extension()
     # Newer versions of torch deprecate names of collectives that DeepSpeed uses.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    engine, *_ = deepspeed.initialize(
-        model=module,
-        optimizer=optimizer,
-        mpu=mpu,
-        config=settings(run, mpu.get_data_parallel_world_size()),
-    )
+    config = settings(run, mpu.get_data_parallel_world_size())
+    if run.train.zero_stage == 3:
+        dtype = DTYPES[precision_of(run)]
+        partition_each(module.parameters(), config=config, mpu=mpu, dtype=dtype)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, mpu=mpu, config=config)
     return engine
 
 
