@@ -14,9 +14,10 @@ ranks_per_node=$((tasks / nodes))
 . "$(dirname "$0")/../container.sh" apptainer exec --nv --bind "$PWD"
 
 # NCCL uses Slingshot through libfabric and a plug-in of the site (ALCF user guide, Polaris, NCCL).
-# Without the plug-in, NCCL uses TCP; if NCCL_NET is set, it stops instead.
+# Without the plug-in, NCCL uses TCP; if NCCL_NET is set, it stops instead. An image does not have this
+# folder, but maybe a plug-in of its own.
 plugin=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib
-if [ -d "$plugin" ]; then
+if [ -z "${JOB_CONTAINER:-}" ] && [ -d "$plugin" ]; then
     export LD_LIBRARY_PATH=$plugin:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH-}
     export NCCL_NET="AWS Libfabric"
 fi

@@ -233,7 +233,9 @@ def mpiexec(folder: Path, says: str) -> Path:
     return folder
 
 
-def rank(profile: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def rank(
+    profile: str, *path: Path, profiles: Path = ROOT / "profiles", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a launch script with folders on PATH, beside the tools that it needs."""
     tools = path[0].parent / "tools"
     tools.mkdir(exist_ok=True)
@@ -241,7 +243,7 @@ def rank(profile: str, *path: Path, **variables: str) -> subprocess.CompletedPro
         (tools / name).unlink(missing_ok=True)
         (tools / name).symlink_to(shutil.which(name) or name)
     return subprocess.run(
-        [ROOT / f"profiles/{profile}/launch.sh", "1", "2", "true"],
+        [profiles / profile / "launch.sh", "1", "2", "true"],
         env={"PATH": ":".join(map(str, (*path, tools))), "PBS_NODEFILE": "hosts", **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -358,6 +360,24 @@ def test_ranks_run_in_the_users_image(tmp_path: Path, profile: str, words: list[
     missing = rank(profile, site, JOB_CONTAINER=IMAGE, SLURM_JOB_ID="1", MASTER_ADDR="here")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert f"no {words[0]} on PATH, which runs {IMAGE}; load its module in" in missing.stderr
+
+
+@pytest.mark.parametrize("image", ["", IMAGE])
+def test_nccls_plug_in_of_polaris_is_used_outside_images(tmp_path: Path, image: str) -> None:
+    """NCCL stops if `NCCL_NET` names a plug-in that is missing, as in an image."""
+    profiles, plugin = tmp_path / "profiles", tmp_path / "plugin"
+    shutil.copytree(ROOT / "profiles", profiles)
+    plugin.mkdir()
+    script = profiles / "polaris/launch.sh"
+    folder = "/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib\n"
+    assert f"plugin={folder}" in script.read_text()
+    script.write_text(script.read_text().replace(folder, f"{plugin}\n"))
+    program(tmp_path / "site", "mpiexec", says='"${NCCL_NET-none}" "${LD_LIBRARY_PATH-none}"')
+    program(tmp_path / "site", "apptainer")
+    done = rank("polaris", tmp_path / "site", profiles=profiles, JOB_CONTAINER=image)
+    net, libraries = done.stdout.splitlines()[:2]
+    assert net == ("none" if image else "AWS Libfabric")
+    assert (str(plugin) in libraries) == (not image)
 
 
 @pytest.mark.parametrize("profile", ["slurm", "aws-parallelcluster"])
