@@ -6,8 +6,9 @@ nodes=$1 tasks=$2
 shift 2
 : "${SLURM_JOB_ID:?profiles/perlmutter runs inside a Slurm job; see the head of its profile.yaml}"
 . "$(dirname "$0")/../slurm/meet.sh"
-# The module `gpu` shows the GPUs to an image; it needs an image with CUDA (NERSC documentation, Shifter).
-. "$(dirname "$0")/../container.sh" shifter --module=gpu --image
+# Modules of Shifter: `gpu` shows the GPUs to an image with CUDA; `nccl-plugin` brings NCCL's plug-in for
+# Slingshot, without which NCCL uses TCP (NERSC documentation, Shifter).
+. "$(dirname "$0")/../container.sh" shifter --module=gpu,nccl-plugin --image
 
 # NCCL uses Slingshot through libfabric and a plug-in, which the module pytorch contains and sets up.
 # HPE's settings (HewlettPackard/shs-ccl-docs, ccl_env.sh):

@@ -345,7 +345,7 @@ def program(folder: Path, name: str, says: str = "") -> None:
     [
         ("aurora", ["apptainer", "exec", "--bind", str(Path.cwd())]),
         ("polaris", ["apptainer", "exec", "--nv", "--bind", str(Path.cwd())]),
-        ("perlmutter", ["shifter", "--module=gpu", "--image"]),
+        ("perlmutter", ["shifter", "--module=gpu,nccl-plugin", "--image"]),
     ],
 )
 def test_ranks_run_in_the_users_image(tmp_path: Path, profile: str, words: list[str]) -> None:
