@@ -161,6 +161,14 @@ def test_clusters_choose_jobs_greedily(profile: str) -> None:
     assert values["scheduler"] == "greedy"
 
 
+@pytest.mark.parametrize("profile", ["slurm", "slurm-plugin", "perlmutter", "aws-parallelcluster"])
+def test_all_jobs_with_ranks_have_the_cores_of_training(profile: str) -> None:
+    """On Slurm, they are those of a task; without the setting, a rule has two."""
+    threads = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())["set-threads"]
+    rules = ("evaluate", "evaluate_task", "generate", "finetune", "evaluate_finetuned")
+    assert {threads[rule] for rule in rules} == {threads["train"]}
+
+
 def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> None:
     for profile, expected in (
         ("aurora", "load frameworks"), ("polaris", "load conda"), ("perlmutter", "load pytorch"),
