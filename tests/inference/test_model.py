@@ -35,7 +35,19 @@ from tokamake.runtime.ranks import Ranks
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")
 """Divided heads, an unevenly divided vocabulary, a tied output layer, learned positions."""
 QUICK = ("gpt2-hf", "llama-gqa-megatron")
-OTHERS = ("llama-gqa-hf", "llama-gqa-native", "llama-gqa-mds", "llama-tied-hf", "llama-mqa-hf")
+FORMATS: dict[str, dict[str, int]] = {
+    "native": {},
+    "megatron": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "mds": {"tensor_parallel_size": 2},
+    "mds_pipeline": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "universal": {},
+    "torch_dist": {},
+}
+"""Formats that one of the models has, too, and their parallel sizes."""
+OTHERS = (
+    *(f"llama-gqa-{name}" for name in ("hf", *FORMATS) if name != "megatron"),
+    *("llama-tied-hf", "llama-mqa-hf"),
+)
 LENGTH = 16
 TOKENS = np.random.default_rng(0).integers(0, 100, 5 * 2 * LENGTH + 7)
 VOCAB_SIZE, END = 120, 3
@@ -65,12 +77,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shape = FAMILIES[name]
         wide = {key: 8 * tensor.float() for key, tensor in weights(shape).items()}
         hf_folder.write(root / f"{name}-hf", shape, wide)
-    source = root / "llama-gqa-hf"
-    convert(source=source, target=root / "llama-gqa-native", format="native")
-    megatron = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
-    convert(source=source, target=root / "llama-gqa-megatron", format="megatron", **megatron)
-    divided = {"tensor_parallel_size": 2}
-    convert(source=source, target=root / "llama-gqa-mds", format="mds", **divided)
+    for format, sizes in FORMATS.items():
+        target, named = root / f"llama-gqa-{format}", format.replace("_", "-")
+        convert(source=root / "llama-gqa-hf", target=target, format=named, **sizes)
     return root
 
 

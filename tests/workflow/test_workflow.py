@@ -409,3 +409,20 @@ def test_corpora_set_epochs_and_evaluation_splits(tmp_path: Path, sampled: Path)
     assert last["validation_loss"] == last["validation_loss/hard"] > 0
     evaluated = json.loads((tmp_path / "results/smoke/evaluate.json").read_text())
     assert set(evaluated["corpora"]) == {"docs"}
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+def test_two_ranks_score_and_continue_text_for_the_report(finished: Path) -> None:
+    files = [finished / "results/smoke" / name for name in ("evaluate.json", "samples.json")]
+    before = [json.loads(path.read_text()) for path in files]
+    for path in files:
+        path.unlink()
+    sizes = ("--set-resources", "evaluate:tasks=2", "generate:tasks=2")
+    result = snakemake(finished, *sizes, *MINE, "report")
+    assert result.returncode == 0, result.stdout + result.stderr
+    scores, samples = (json.loads(path.read_text()) for path in files)
+    assert scores["overall"]["loss"] == pytest.approx(before[0]["overall"]["loss"], rel=1e-5)
+    assert [each["text"] for each in samples] == [each["text"] for each in before[1]]
+    for name in ("evaluate", "generate"):
+        assert "2 ranks" in (finished / f"logs/smoke/{name}.log").read_text()

@@ -19,7 +19,7 @@ _ACCURACIES = {
     "validation_token_accuracy": "tokens",
     "validation_sample_accuracy": "order of sentences",
 }
-"""What an encoder predicts, by the key of its accuracy."""
+"""Predictions of an encoder, by the key of their accuracy."""
 
 
 class MetricsHistory(NamedTuple):

@@ -190,7 +190,7 @@ class PipelineStages:
             total = total + auxiliary_loss * (labels != NO_LABEL).sum()
         total = total * self._factors.tokens
         if self._train.objective != "causal" and not torch.is_grad_enabled():
-            self._count_right(predictions(output), labels, sample_labels)
+            self._count_right(predictions(output), labels, sample_labels=sample_labels)
         if sample_logits is None or sample_labels is None:
             return total
         of_samples = sum_of_losses(sample_logits, sample_labels)
@@ -204,7 +204,7 @@ class PipelineStages:
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
     def _count_right(
-        self, predicted: Predictions, labels: Tensor, sample_labels: Tensor | None
+        self, predicted: Predictions, labels: Tensor, *, sample_labels: Tensor | None
     ) -> None:
         assert self._vocab_size is not None
         counts = torch.zeros(2, device=self._device)
