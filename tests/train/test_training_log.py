@@ -205,6 +205,27 @@ def test_megatron_style_averages_over_the_steps_since_the_last_line(
     assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")[:2]] == [2.0, 2.0]
 
 
+def test_megatron_style_has_a_line_for_a_loss_that_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_log = log(tmp_path, log_style="megatron")
+    training_log.training(state(1), RESULT._replace(loss=math.nan), 0.01)  # data were left out
+    assert capsys.readouterr().out == ""
+    for step, loss in enumerate((4.0, math.nan, 2.0), 1):
+        result = RESULT._replace(loss=loss)
+        training_log.count_step(result, 8, seconds=1.0)
+        if step > 1:
+            training_log.training(state(step), result, 0.01, next_rate=0.01 * step)
+    training_log.close()
+    first, second = megatron_lines(capsys.readouterr().out)
+    names = ("iteration", "lm loss", "number of nan iterations", "learning rate")
+    assert [first[name] for name in names] == [2, 4.0, 1, 0.02]
+    assert [second[name] for name in names] == [3, 2.0, 0, 0.03]
+    # The record is that of the plain style: its speed is the mean of all three steps.
+    (record,) = read(tmp_path / "metrics.jsonl")
+    assert (record["step"], record["loss"], record["learning_rate"]) == (3, 2.0, 0.01)
+
+
 def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
     for done in (0, 2):
         training_log = log(tmp_path, done=done, log_style="megatron")

@@ -166,7 +166,8 @@ class TrainSettings(Settings):
     """Steps between log lines."""
     log_style: Literal["plain", "megatron"] = "plain"
     """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
-    its logs. metrics.jsonl is the same."""
+    its logs. metrics.jsonl is the same. As in Megatron-LM, a line has the learning rate of the next
+    step; TensorBoard has that of the step."""
     trackers: TrackerSettings = TrackerSettings()
     """Trackers such as Weights & Biases."""
     log_layer_norms: bool = False

@@ -4,7 +4,6 @@
 this code together, and each of its decisions is the same on all ranks.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -240,8 +239,9 @@ class Trainer:
                 if result.saved:
                     self.saver.finish()
                 is_due = self._due(train.log_interval) or self.state.step == 1 or result.stop
-                if is_due and math.isfinite(result.loss):
-                    self.log.training(self.state, result, learning_rate)
+                if is_due:
+                    next_rate = self.learning_rate()
+                    self.log.training(self.state, result, learning_rate, next_rate=next_rate)
                 if result.stop:
                     # The system may not wait for a validation before it kills the job.
                     self.save()

@@ -18,7 +18,7 @@ from tokamake.train.tracking import Tracking
 
 @dataclass
 class _Interval:
-    """Steps since the last record."""
+    """Steps since the last record, or the last line."""
 
     steps: int = 0
     samples: int = 0
@@ -33,6 +33,30 @@ class _Interval:
     nans: int = 0
     corpora: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Sum of the losses in nats, and number of tokens, of each corpus."""
+
+    def count(
+        self,
+        result: StepResult,
+        samples: int,
+        *,
+        seconds: float,
+        reading: float,
+        corpora: Sequence[str],
+    ) -> None:
+        """Add a step; see `TrainingLog.count_step`."""
+        self.steps += 1
+        self.samples += samples
+        self.seconds += seconds
+        self.reading += reading
+        self.batch_size = samples
+        self.skipped += result.skipped
+        self.nans += not math.isfinite(result.loss)
+        if math.isfinite(result.loss) and not result.skipped:
+            self.losses += result.loss
+            self.updates += 1
+            for corpus, (nats, tokens) in zip(corpora, result.corpus_losses, strict=False):
+                before = self.corpora.get(corpus, (0.0, 0.0))
+                self.corpora[corpus] = before[0] + nats, before[1] + tokens
 
     def for_megatron(self) -> megatron_log.IntervalMeans:
         mean = self.losses / self.updates if self.updates else math.nan
@@ -66,6 +90,8 @@ class TrainingLog:
         self._train, self._ranks, self._stragglers = run.train, ranks, stragglers
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
+        # Megatron's lines come also at steps that have no record.
+        self._since_line = _Interval()
         self._is_megatron = run.train.log_style == "megatron"
         scalars = megatron_log.scalars if self._is_megatron else metrics.record_scalars
         with raise_on_all_ranks():
@@ -83,23 +109,34 @@ class TrainingLog:
             seconds: time of the step.
             reading: time of it that this rank waited for its samples.
         """
-        interval = self._interval
-        interval.steps += 1
-        interval.samples += samples
-        interval.seconds += seconds
-        interval.reading += reading
-        interval.batch_size = samples
-        interval.skipped += result.skipped
-        interval.nans += not math.isfinite(result.loss)
-        if math.isfinite(result.loss) and not result.skipped:
-            interval.losses += result.loss
-            interval.updates += 1
-            for corpus, (nats, tokens) in zip(self._corpora, result.corpus_losses, strict=False):
-                before = interval.corpora.get(corpus, (0.0, 0.0))
-                interval.corpora[corpus] = before[0] + nats, before[1] + tokens
+        for interval in (self._interval, self._since_line):
+            interval.count(result, samples, seconds=seconds, reading=reading, corpora=self._corpora)
 
-    def training(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
-        """Record the last step, with the mean speed since the last record."""
+    def training(
+        self,
+        state: ResumeState,
+        result: StepResult,
+        learning_rate: float,
+        *,
+        next_rate: float | None = None,
+    ) -> None:
+        """Record the last step, with the mean speed since the last record.
+
+        A step whose loss is not finite has no record; Megatron has a line for it.
+
+        Args:
+            state: after the step.
+            result: what the step measured.
+            learning_rate: of the step.
+            next_rate: of the next step, which Megatron's lines have; None: that of this step.
+        """
+        if math.isfinite(result.loss):
+            self._add_record(state, result, learning_rate)
+        if self._is_megatron and self._since_line.steps:
+            rate = learning_rate if next_rate is None else next_rate
+            self._print_as_megatron(state, result, rate)
+
+    def _add_record(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
         interval, self._interval = self._interval, _Interval()
         reading, seconds = interval.reading / interval.steps, interval.seconds / interval.steps
         for line in self._stragglers.look(state.step, reading=reading, step_seconds=seconds):
@@ -108,21 +145,26 @@ class TrainingLog:
             return
         record = self._record(state, result, learning_rate=learning_rate, interval=interval)
         self._add(record)
-        train_steps = self._train.train_steps
         if self._is_megatron:
-            line = megatron_log.training_line(
-                record,
-                interval.for_megatron(),
-                train_steps=train_steps,
-                num_devices=self._ranks.world_size,
-                now=datetime.now(),
-            )
-            self._ranks.print_once(line)
             return
+        train_steps = self._train.train_steps
         seconds_left = (train_steps - state.step) * record["step_seconds"]
         self._ranks.print_once(
             metrics.console_line(record, train_steps=train_steps, seconds_left=seconds_left)
         )
+
+    def _print_as_megatron(
+        self, state: ResumeState, result: StepResult, learning_rate: float
+    ) -> None:
+        interval, self._since_line = self._since_line, _Interval()
+        line = megatron_log.training_line(
+            self._record(state, result, learning_rate=learning_rate, interval=interval),
+            interval.for_megatron(),
+            train_steps=self._train.train_steps,
+            num_devices=self._ranks.world_size,
+            now=datetime.now(),
+        )
+        self._ranks.print_once(line)
 
     def _record(
         self, state: ResumeState, result: StepResult, *, learning_rate: float, interval: _Interval
