@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support import hf_folder
+from tests.support.berts import bert
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.hf import format as hf_format
 from tokamake.errors import UserError
 
 MEGATRON_FILES = {
@@ -50,6 +53,36 @@ def test_megatrons_arguments_have_the_dropout_of_the_training(
     torch.save(state, file)
     with pytest.raises(UserError, match=r"args\.hidden_dropout: 'high': not a rate; correct it"):
         open_any(tmp_path / "a")
+
+
+def test_dropout_that_transformers_has_no_key_for_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    architecture = FAMILIES["llama"]
+    hf_folder.write(tmp_path / "hf", architecture, weights(architecture))
+    convert(source=tmp_path / "hf", target=tmp_path / "a", format="megatron")
+    file = tmp_path / "a" / MEGATRON_FILES["megatron"]
+    state = torch.load(file, weights_only=False)
+    state["args"].hidden_dropout, state["args"].attention_dropout = 0.2, 0.1
+    torch.save(state, file)
+    capsys.readouterr()
+    convert(source=tmp_path / "a", target=tmp_path / "b", format="hf")
+    assert capsys.readouterr().err.splitlines() == [
+        f"transformers' llama has no key for {name} dropout, here 0.2: a training there uses 0"
+        for name in ("embedding", "hidden")
+    ]
+    assert json.loads((tmp_path / "b/config.json").read_text())["attention_dropout"] == 0.1
+    convert(source=tmp_path / "b", target=tmp_path / "c", format="hf")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("embedding", "warnings"), [(0.2, 0), (0.3, 1)])
+def test_bert_of_transformers_drops_the_embedding_as_hidden_states(
+    embedding: float, warnings: int
+) -> None:
+    rates = {"hidden": 0.2, "attention": 0.1, "embedding": embedding}
+    checkpoint: Any = SimpleNamespace(architecture=bert(), notes={"dropout": rates})
+    assert len(hf_format.warnings(checkpoint)) == warnings
 
 
 def test_megatrons_arguments_state_that_nothing_is_dropped(tmp_path: Path) -> None:

@@ -265,8 +265,21 @@ def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
 
 
 def warnings(checkpoint: Checkpoint) -> list[str]:
-    """Return no warnings: `lay_out` refuses models that transformers lacks."""
-    return []
+    """Return warnings about rates of dropout that config.json has no key for.
+
+    `lay_out` refuses models that transformers lacks.
+    """
+    model_format = config_json.format_for(checkpoint.architecture)
+    rates: Mapping[str, float] = checkpoint.notes.get("dropout", {})
+    warnings = []
+    for name in sorted(rates.keys() - model_format.dropout.values()):
+        used = rates.get("hidden", 0.0) if name in model_format.dropout_as_hidden else 0.0
+        if rates[name] != used:
+            warnings.append(
+                f"transformers' {model_format.model_type} has no key for {name} dropout, here "
+                f"{rates[name]:g}: a training there uses {used:g}"
+            )
+    return warnings
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:

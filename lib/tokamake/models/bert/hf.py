@@ -132,6 +132,7 @@ HUGGING_FACE = (
         },
         constants={"is_decoder": False},
         dropout={"attention_probs_dropout_prob": "attention", "hidden_dropout_prob": "hidden"},
+        dropout_as_hidden=("embedding",),
         extra_fields=_fields,
         extra_keys=_keys,
         prefix="bert.",

@@ -43,6 +43,8 @@ class HFFormat:
     """Keys that every config.json gets."""
     dropout: Mapping[str, str] = field(default_factory=dict)
     """Keys of rates of dropout, and the rate in `train.dropout` that each has."""
+    dropout_as_hidden: tuple[str, ...] = ()
+    """Rates in `train.dropout` without a key: such models drop at the rate of hidden states."""
     extra_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     """Fields that follow from other fields and keys together."""
     extra_keys: Callable[[Architecture], dict[str, Any]] = _nothing

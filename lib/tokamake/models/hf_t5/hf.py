@@ -100,6 +100,7 @@ HUGGING_FACE = (
         supported={"is_encoder_decoder": (True,), "is_decoder": (False,)},
         constants={"is_encoder_decoder": True},
         dropout={"dropout_rate": "hidden"},
+        dropout_as_hidden=("attention", "embedding"),
         extra_fields=_fields,
         extra_keys=_keys,
         prefix="",

@@ -81,6 +81,7 @@ HUGGING_FACE = (
             "encoder_no_repeat_ngram_size": 0,
         },
         dropout={"attention_dropout": "attention", "dropout": "hidden"},
+        dropout_as_hidden=("embedding",),
         extra_keys=_keys,
         names={
             "embed_tokens": "shared",
