@@ -14,6 +14,9 @@ from tests.support.paths import ROOT
 from tests.support.readings import PACK
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
+from tokamake.config.architecture import read_architecture
+from tokamake.config.runs import read_runs
+from tokamake.train.checks import check_ranks
 from tokamake.validation import read_table
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "config/examples").glob("*.yaml"))
@@ -81,6 +84,33 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     )
     assert all(f"{key}={value}" in output for key, value in resources.items())
     assert f"tokenize {len(table.rows)}" in " ".join(output.split())
+
+
+RANKS = {
+    "gpt3-1.7b": 32,
+    "gpt3-3.6b": 64,
+    "gpt3-7.5b": 128,
+    "gpt3-18.4b": 256,
+    "gpt3-39.1b": 512,
+    "gpt3-76.1b": 1024,
+    "gpt3-145.6b": 1536,
+    "gpt3-310.1b": 1920,
+}
+"""GPUs of arXiv 2104.04473, table 1."""
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), RANKS.items())
+def test_ranks_of_all_gpt3_sizes_can_share_model_and_batches(
+    name: str, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    example = Path("config/examples/gpt3-sizes.yaml")
+    runs = read_runs(yaml.safe_load(example.read_text()), str(example))
+    assert runs.keys() == RANKS.keys()
+    train, path = runs[name].config.train, runs[name].config.model.architecture
+    check_ranks(train, num_ranks)
+    architecture = read_architecture(Path(str(path)))
+    train.parallel.check_architecture(architecture, train.sequence_length)
 
 
 def test_each_example_is_documented() -> None:
