@@ -5,8 +5,10 @@
 container=()
 if [ -n "${JOB_CONTAINER:-}" ]; then
     if ! command -v "$1" >/dev/null; then
-        echo "$0: no $1 on PATH, which runs $JOB_CONTAINER; load its module in environment.sh beside" \
-            "this script, or remove \`container\` from your file" >&2
+        place="environment.sh beside this script"
+        [ -f "$(dirname "$0")/environment.sh" ] || place="this script"
+        echo "$0: no $1 on PATH, which runs $JOB_CONTAINER; load its module in $place, or remove" \
+            "\`container\` from your file" >&2
         return 2 # ends the launch script
     fi
     container=("$@" "$JOB_CONTAINER")

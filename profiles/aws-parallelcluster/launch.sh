@@ -5,6 +5,7 @@ nodes=$1 tasks=$2
 shift 2
 : "${SLURM_JOB_ID:?profiles/aws-parallelcluster runs inside a Slurm job; see its profile.yaml}"
 . "$(dirname "$0")/../slurm/meet.sh"
+. "$(dirname "$0")/../slurm/container.sh"
 
 # EFA's libfabric and NCCL's plug-in for it, in the folders of AWS's installer and Deep Learning AMIs.
 # Without the plug-in, NCCL uses TCP.
@@ -23,9 +24,7 @@ export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^docker,lo} # ranks meet over th
 # The plug-in sets NCCL_PROTO, NCCL_BUFFSIZE and numbers of channels for the instance.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-12}}
 
-# Images need the plug-in pyxis of Slurm (NVIDIA/pyxis).
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
     ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    ${JOB_CONTAINER:+--container-image="$JOB_CONTAINER" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" --container-mount-home} \
-    "$@"
+    "${pyxis[@]}" "${container[@]}" "$@"

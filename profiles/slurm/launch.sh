@@ -5,10 +5,9 @@ nodes=$1 tasks=$2
 shift 2
 # Load your site's modules here.
 . "$(dirname "$0")/meet.sh"
+. "$(dirname "$0")/container.sh"
 # srun does not inherit --cpus-per-task from the batch job.
-# Images need the plug-in pyxis of Slurm (NVIDIA/pyxis).
 exec srun --nodes "$nodes" --ntasks "$tasks" --kill-on-bad-exit=1 \
     ${TOKAMAKE_HOSTFILE:+--nodelist="$TOKAMAKE_HOSTFILE"} \
     ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    ${JOB_CONTAINER:+--container-image="$JOB_CONTAINER" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" --container-mount-home} \
-    "$@"
+    "${pyxis[@]}" "${container[@]}" "$@"

@@ -331,6 +331,7 @@ def test_a_missing_mpiexec_is_reported_in_one_line(
 
 
 IMAGE = "/images/tokamake 1.sif"
+PYXIS_IMAGE = "/images/tokamake 1.sqsh"
 
 
 def program(folder: Path, name: str, says: str = "") -> None:
@@ -345,21 +346,27 @@ def program(folder: Path, name: str, says: str = "") -> None:
     [
         ("aurora", ["apptainer", "exec", "--bind", str(Path.cwd())]),
         ("polaris", ["apptainer", "exec", "--nv", "--bind", str(Path.cwd())]),
+        ("slurm", ["apptainer", "exec", "--nv", "--bind", str(Path.cwd())]),
+        ("aws-parallelcluster", ["apptainer", "exec", "--nv", "--bind", str(Path.cwd())]),
         ("perlmutter", ["shifter", "--module=gpu,nccl-plugin", "--image"]),
     ],
 )
 def test_ranks_run_in_the_users_image(tmp_path: Path, profile: str, words: list[str]) -> None:
     site = tmp_path / "site"
-    for name in ("mpiexec", "srun", "apptainer", "shifter"):
+    for name in ("mpiexec", "srun", "apptainer", "shifter", "ls"):
         program(site, name)
     done = rank(profile, site, JOB_CONTAINER=IMAGE, SLURM_JOB_ID="1", MASTER_ADDR="here")
     assert done.stdout.splitlines()[-len(words) - 2 :] == [*words, IMAGE, "true"], done.stderr
+    assert "--container" not in done.stdout
     alone = rank(profile, site, SLURM_JOB_ID="1", MASTER_ADDR="here").stdout
     assert words[0] not in alone
     (site / words[0]).unlink()
     missing = rank(profile, site, JOB_CONTAINER=IMAGE, SLURM_JOB_ID="1", MASTER_ADDR="here")
     assert (missing.returncode, missing.stdout) == (2, "")
-    assert f"no {words[0]} on PATH, which runs {IMAGE}; load its module in" in missing.stderr
+    has_environment = (ROOT / f"profiles/{profile}/environment.sh").exists()
+    place = "environment.sh beside this script" if has_environment else "this script"
+    message = f"no {words[0]} on PATH, which runs {IMAGE}; load its module in {place}, or remove"
+    assert message in missing.stderr
 
 
 @pytest.mark.parametrize("image", ["", IMAGE])
@@ -385,9 +392,9 @@ def test_pyxis_runs_ranks_in_the_users_image(tmp_path: Path, profile: str) -> No
     program(tmp_path / "site", "srun")
     program(tmp_path / "site", "ls")
     variables = {"SLURM_JOB_ID": "1", "MASTER_ADDR": "here"}
-    done = rank(profile, tmp_path / "site", JOB_CONTAINER=IMAGE, **variables)
+    done = rank(profile, tmp_path / "site", JOB_CONTAINER=PYXIS_IMAGE, **variables)
     assert done.stdout.splitlines()[-5:] == [
-        f"--container-image={IMAGE}",
+        f"--container-image={PYXIS_IMAGE}",
         f"--container-mounts={Path.cwd()}:{Path.cwd()}",
         f"--container-workdir={Path.cwd()}",
         "--container-mount-home",
