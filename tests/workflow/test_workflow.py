@@ -419,7 +419,7 @@ def test_two_ranks_score_and_continue_text_for_the_report(finished: Path) -> Non
     for path in files:
         path.unlink()
     sizes = ("--set-resources", "evaluate:tasks=2", "generate:tasks=2")
-    result = snakemake(finished, *sizes, *MINE, "report")
+    result = snakemake(finished, *sizes, *MINE, "evaluate", "generate", "report")
     assert result.returncode == 0, result.stdout + result.stderr
     scores, samples = (json.loads(path.read_text()) for path in files)
     assert scores["overall"]["loss"] == pytest.approx(before[0]["overall"]["loss"], rel=1e-5)
