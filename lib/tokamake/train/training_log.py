@@ -131,12 +131,12 @@ class TrainingLog:
             next_rate: of the next step, which Megatron's lines have; None: that of this step.
         """
         if math.isfinite(result.loss):
-            self._add_record(state, result, learning_rate)
+            self._add_record(state, result, learning_rate=learning_rate)
         if self._is_megatron and self._since_line.steps:
             rate = learning_rate if next_rate is None else next_rate
-            self._print_as_megatron(state, result, rate)
+            self._print_as_megatron(state, result, learning_rate=rate)
 
-    def _add_record(self, state: ResumeState, result: StepResult, learning_rate: float) -> None:
+    def _add_record(self, state: ResumeState, result: StepResult, *, learning_rate: float) -> None:
         interval, self._interval = self._interval, _Interval()
         reading, seconds = interval.reading / interval.steps, interval.seconds / interval.steps
         for line in self._stragglers.look(state.step, reading=reading, step_seconds=seconds):
@@ -154,7 +154,7 @@ class TrainingLog:
         )
 
     def _print_as_megatron(
-        self, state: ResumeState, result: StepResult, learning_rate: float
+        self, state: ResumeState, result: StepResult, *, learning_rate: float
     ) -> None:
         interval, self._since_line = self._since_line, _Interval()
         line = megatron_log.training_line(
