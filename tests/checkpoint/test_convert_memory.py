@@ -1,8 +1,6 @@
 """Conversion needs at most twice the bytes of the largest tensor, and a constant."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import hf_folder
+from tests.support.peak_memory import peak_of
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 
 CONSTANT = 64 * 2**20
 """Bytes beyond twice the largest tensor: what is put together at once by two threads."""
-TELLING = """
-import sys
-from tokamake.cli import main
-try:
-    main()
-finally:
-    with open("/proc/self/status") as lines:
-        print(next(line for line in lines if line.startswith("VmHWM")), file=sys.stderr)
-"""
 SMALL: dict[str, Any] = {
     "vocab_size": 130,
     "hidden_size": 64,
@@ -83,17 +73,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def peak(source: Path, target: Path, *options: str) -> int:
     """Largest resident set of a conversion, in bytes; pages of mapped files are a part of it."""
     return peak_of("convert", f"--from={source}", f"--to={target}", *options)
-
-
-def peak_of(*arguments: str) -> int:
-    """The same of any command."""
-    done = subprocess.run(
-        [sys.executable, "-c", TELLING, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stderr.split("VmHWM:")[1].split()[0]) * 1024
 
 
 WAYS: dict[str, tuple[str, float, list[list[str]]]] = {

@@ -10,6 +10,7 @@ import torch
 from tokenizers import models
 
 from tests.support import hf_folder
+from tests.support.peak_memory import peak_of
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import config_json
@@ -104,10 +105,24 @@ def test_vocab_size_defaults_to_the_tokenizers(yaml: Path, tmp_path: Path) -> No
     assert not (tmp_path / "c").exists()
 
 
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    tokenizer, peaks = words(tmp_path, 300), []
+    for layers in (2, 18):
+        path = tmp_path / f"{layers}.yaml"
+        sizes = f"hidden_size: 512\nintermediate_size: 2048\nnum_hidden_layers: {layers}\n"
+        heads = "num_attention_heads: 4\nnum_key_value_heads: 4\nmax_position_embeddings: 64\n"
+        path.write_text(f"family: llama\n{sizes}{heads}")
+        options = (f"--architecture={path}", f"--tokenizer={tokenizer}", "--seed=1")
+        peaks.append(peak_of("init-model", *options, f"--output={tmp_path / str(layers)}"))
+    weights = (tmp_path / "18/model.safetensors").stat().st_size
+    assert weights > 250e6
+    assert peaks[1] - peaks[0] < weights / 4
+
+
 def test_a_large_model_is_written_shard_by_shard(
     yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards hold the same numbers as one file, and none of them is ever whole in memory."""
+    """Shards hold the same numbers as one file."""
     small = partial(Target, max_shard_bytes=40_000)
     monkeypatch.setattr("tokamake.checkpoint.tensors.checkpoint.Target", small)
     tokenizer = words(tmp_path, 300)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.layouts import laid_out, parallel
 from tests.support.paths import ROOT
@@ -22,10 +24,12 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
+from tokamake.parallel import mesh
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
+from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.startup_log import changed_settings, startup_log
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -160,6 +164,19 @@ def test_a_rank_of_gpt3_175b_holds_its_part_alone(run: Run) -> None:
     assert parts.weights == pytest.approx(2 * own + 4 * own / 8, rel=0.15)
     assert parts.optimizer == pytest.approx(8 * own / 8, rel=0.15)
     assert parts.total < 30e9  # an A100 has 80 GB
+    # Adam's states have twice the bytes of the fp32 weights that a rank of the largest stage holds.
+    resolved = laid_out(large, changes)
+    held = [spawn(held_bytes, 1, resolved, 1024, rank)[0] for rank in (0, 512, 1023)]
+    assert parts.optimizer == pytest.approx(2 * max(held), rel=0.01)
+
+
+def held_bytes(run: Run, world_size: int, rank: int) -> int:
+    """Bytes of the fp32 weights of a rank, whose tensors have no memory and whose peers answer."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    built = mesh.build(run.train.parallel, world_size, device=CPU, shard=True)
+    stages = PipelineStages(run, built, device=torch.device("meta"))
+    return 4 * sum(chunk.local.numel() for chunk in stages.chunks)
 
 
 def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:

@@ -169,6 +169,16 @@ def test_all_jobs_with_ranks_have_the_cores_of_training(profile: str) -> None:
     assert {threads[rule] for rule in rules} == {threads["train"]}
 
 
+@pytest.mark.parametrize(
+    "profile", ["slurm", "slurm-plugin", "perlmutter", "aws-parallelcluster", "polaris"]
+)
+def test_finetuning_has_the_ranks_and_devices_of_evaluation(profile: str) -> None:
+    values = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())
+    resources = values["set-resources"]
+    for rule in ("finetune", "evaluate_finetuned"):
+        assert resources[rule] == resources["evaluate"]
+
+
 def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> None:
     for profile, expected in (
         ("aurora", "load frameworks"), ("polaris", "load conda"), ("perlmutter", "load pytorch"),
