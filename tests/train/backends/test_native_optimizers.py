@@ -87,11 +87,11 @@ def train(config: Path, name: str, layout: dict[str, Any], folder: Path) -> dict
     losses = go(engine, remaining, 4, **rate)
     engine.save(folder, {"iteration": 4, "consumed_samples": 32, "consumed_tokens": 512}).wait()
     losses += go(engine, remaining, 4, **rate)
-    validation = engine.validate(iter(next(coming(engine, run)).micro_batches))
+    validation = engine.validate(iter(next(coming(engine, run)).micro_batches)).loss
     loaded = build(run)
     loaded.load(folder)
     assert go(loaded, coming(loaded, run, done=4), 4, **rate) == losses[4:], name
-    assert loaded.validate(iter(next(coming(loaded, run)).micro_batches)) == validation
+    assert loaded.validate(iter(next(coming(loaded, run)).micro_batches)).loss == validation
     assert_equal(weights(loaded), weights(engine))
     assert_equal(states(loaded), states(engine))
     assert {key.split()[1] for key in states(engine)} <= set(engine._state_kinds)
