@@ -118,6 +118,8 @@ def test_optimizers_train_the_same_over_ranks(config: Path, tmp_path: Path) -> N
 
 
 def train_muon(config: Path, layouts: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    # In bf16, differences of 1e-7 in gradients become 1e-2 in directions, on some processors.
+    torch.Tensor.bfloat16 = torch.Tensor.float  # type: ignore[method-assign, assignment]
     return [train(config, "muon", each, folder / str(n)) for n, each in enumerate(layouts)]
 
 
