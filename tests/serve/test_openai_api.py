@@ -117,7 +117,8 @@ def test_a_streamed_reply_is_the_whole_one_in_parts(server: Served, logprobs: in
         own = [c for part in parts for c in part["choices"] if c["index"] == choice["index"]]
         assert "".join(part["text"] for part in own) == choice["text"]
         assert [part["finish_reason"] for part in own][-1] == choice["finish_reason"]
-        assert {part["finish_reason"] for part in own[:-1]} == {None}
+        # A choice that stops early may come in one part.
+        assert all(part["finish_reason"] is None for part in own[:-1])
         for key in choice["logprobs"] or ():
             joined = [value for part in own for value in part["logprobs"][key]]
             assert joined == choice["logprobs"][key], key
