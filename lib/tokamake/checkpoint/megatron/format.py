@@ -30,6 +30,7 @@ from tokamake.checkpoint.megatron_model.args_writer import (
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.scheduler import scheduler_note
+from tokamake.checkpoint.megatron_model.shape_arguments import arguments_from_shapes
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     target_ranks,
@@ -107,6 +108,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     rows = module_tree.vocabulary_rows(first_file, first) * tensor
     models = [first[name] for name in first if _is_model(name)]
     is_core = any(map(module_tree.is_core, models))
+    if args is None:
+        args = arguments_from_shapes(
+            module_tree.current_shapes(models[0]), first_file, tensor_parallel_size=tensor
+        )
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.

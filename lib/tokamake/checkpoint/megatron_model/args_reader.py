@@ -116,10 +116,15 @@ def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
 
 def _settings(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
     heads = _required(args, "num_attention_heads", file=file)
+    hidden_size = _required(args, "hidden_size", file=file)
+    # At first, Megatron's MLPs always had this width.
+    is_older = not hasattr(args, "ffn_hidden_size") and isinstance(hidden_size, int)
     return {
         "family": family,
-        "hidden_size": _required(args, "hidden_size", file=file),
-        "intermediate_size": _required(args, "ffn_hidden_size", file=file),
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size
+        if is_older
+        else _required(args, "ffn_hidden_size", file=file),
         "num_hidden_layers": _required(args, "num_layers", file=file),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(args, file) or heads,

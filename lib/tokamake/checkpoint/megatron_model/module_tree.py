@@ -287,6 +287,15 @@ def current_names(module: Any) -> frozenset[str]:
     return frozenset(_by_current_name(module))
 
 
+def current_shapes(module: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a module by the names of current versions."""
+    return {
+        name: tuple(value.shape)
+        for name, value in _by_current_name(module).items()
+        if isinstance(value, PickledTensor)
+    }
+
+
 def vocabulary_rows(file: Path, module: Any) -> int:
     """Return the number of rows of the embedding in a rank's file.
 
