@@ -45,13 +45,15 @@ def export(folder: Path) -> None:
     )
 
 
-def evaluate(folder: Path, *, checkpoint: str = "finetuned", **options: Any) -> dict[str, Any]:
+def evaluate(
+    folder: Path, *, checkpoint: str = "finetuned", settings: str = SETTINGS, **options: Any
+) -> dict[str, Any]:
     evaluate_finetuned(
         "labeled_text",
         checkpoint=folder / "task" / checkpoint,
         data=[f"dev={folder / 'validation.jsonl'}"],
         tokenizer=folder / "vocab.txt",
-        settings=SETTINGS,
+        settings=settings,
         sequence_length=16,
         output=folder / "scores.json",
         **options,
@@ -89,6 +91,9 @@ def test_scores_follow_from_the_logits_of_the_export(trained: Path) -> None:
         ("no", "yes")[number] == row["label"] for number, row in zip(predicted, rows, strict=True)
     ]
     expected = {"dev": {"rows": 9, "accuracy": sum(right) / 9}}
+    # transformers names the classes as the task does.
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert model.config.label2id == {"no": 0, "yes": 1}
     assert evaluate(trained, predictions=trained / "predicted") == expected
     assert evaluate(trained, checkpoint="export", batch_size=4) == expected
     lines = (trained / "predicted/dev.jsonl").read_text().splitlines()
@@ -205,6 +210,13 @@ def test_a_regression_is_exported_with_one_label(tmp_path: Path) -> None:
         predicted = model(**inputs).logits[:, 0].numpy()
     expected = np.corrcoef(predicted, [float(row[2]) for row in cells])[0, 1]
     assert result["best"]["scores"]["pearson"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_classes_in_another_order_are_refused(trained: Path) -> None:
+    reversed_labels = json.dumps({**json.loads(SETTINGS), "labels": ["yes", "no"]})
+    for checkpoint in ("finetuned", "export"):
+        with pytest.raises(UserError, match=r"has classes in the order no, yes, task labeled_text"):
+            evaluate(trained, checkpoint=checkpoint, settings=reversed_labels)
 
 
 def test_the_vocabulary_of_tests_fits_their_model(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def _check(
             f"{opened.path}: has {_shown(actual)}, task {task.name} needs "
             f"{_shown(task.architecture_fields)}; name a model that was finetuned on it"
         )
+    labels = tuple(map(str, opened.notes.get("labels") or ()))
+    if task.head == "classes" and labels != task.labels and {*labels} == {*task.labels}:
+        raise UserError(
+            f"{opened.path}: has classes in the order {', '.join(labels)}, task {task.name} in the "
+            f"order {', '.join(task.labels)}; name a model that was finetuned here, or give a task "
+            "with labels in that order"
+        )
     longest = opened.architecture.max_position_embeddings
     if not 3 <= sequence_length <= longest:
         raise UserError(f"--sequence-length {sequence_length}: give 3 to {longest}")
@@ -134,7 +141,8 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
     from tokamake.checkpoint import model_tensors
     from tokamake.checkpoint.load_model import verify
     from tokamake.models.common.language_model import predictions
-    from tokamake.train.batch import inputs_of_encoder, to_device
+    from tokamake.train.batch import to_device
+    from tokamake.train.masked_rows import inputs_of_encoder
     from tokamake.train.task_rows import TaskRows
 
     rank, world_size = ranks
@@ -145,9 +153,8 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
 
     def forward(micro_batches: Iterable[TaskRows]) -> Iterator[Tensor]:
         for rows in micro_batches:
-            further = {
-                name: to_device(array, device) for name, array in inputs_of_encoder(rows).items()
-            }
+            arrays = inputs_of_encoder(rows.types, rows.padding_mask)
+            further = {name: to_device(array, device) for name, array in arrays.items()}
             with torch.no_grad():
                 output = model(to_device(rows.tokens, device), **further)
             logits = predictions(output).sample_logits

@@ -231,6 +231,8 @@ class FinetuneTrainer:
             "consumed_tokens": 0,
             "run_digest": self.state.digest,
         }
+        if self._finetune.task.head == "classes":
+            progress["labels"] = self._finetune.task.labels
         self._job.deadline.begin_saving()
         self.engine.save(folder, progress).wait()
         with raise_on_all_ranks():

@@ -290,7 +290,7 @@ def test_transformers_reads_the_dropout_of_the_training(
     tmp_path: Path, name: str, expected: dict[str, float]
 ) -> None:
     config_json.write_config(
-        tmp_path, FAMILIES[name], dtype=torch.float32, eos_token=0, dropout=RATES
+        tmp_path, FAMILIES[name], dtype=torch.float32, eos_token=0, notes={"dropout": RATES}
     )
     config = AutoConfig.from_pretrained(tmp_path)
     assert {key: getattr(config, key) for key in expected} == expected

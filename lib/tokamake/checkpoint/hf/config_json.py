@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokamake import files, plugins
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, label_keys
 from tokamake.validation import validate
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def write_config(
     dtype: "torch.dtype | Dtype",
     eos_token: int | list[int] | None,
     bos_token: int | None = None,
-    generation: Mapping[str, Any] = MappingProxyType({}),
-    dropout: Mapping[str, float] = MappingProxyType({}),
+    notes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write config.json and generation_config.json, for transformers 4 and 5.
 
@@ -139,15 +138,16 @@ def write_config(
         eos_token: end-of-text token, or several. None is written as null: transformers would take
             a missing key for its default token.
         bos_token: beginning-of-text token, or None.
-        generation: further settings of generation_config.json, and end-of-text tokens of its own if
-            they include `eos_token`.
-        dropout: rates of training: hidden, attention, embedding. transformers drops nothing in
-            inference; a model that is trained further there has those that its type has keys for.
+        notes: further `EXPORT_NOTES`. `generation`: settings of generation_config.json, and
+            end-of-text tokens of its own if they include `eos_token`. `dropout`: rates of training;
+            transformers drops nothing in inference, and a model that is trained further there has
+            those that its type has keys for. `labels`: names of classes.
 
     Raises:
         UserError: transformers has no such model.
     """
     model_format = format_for(architecture)
+    generation, dropout = notes.get("generation", {}), notes.get("dropout", {})
     # Decoders of encoder-decoders begin with that token.
     start_token = generation.get("decoder_start_token_id", bos_token)
     has_start = architecture.has_decoder and start_token is not None
@@ -157,6 +157,7 @@ def write_config(
         "model_type": model_format.model_type,
         **model_format.config(architecture),
         **{key: dropout.get(rate, 0.0) for key, rate in model_format.dropout.items()},
+        **label_keys(notes.get("labels") or ()),
         "bos_token_id": bos_token,
         "eos_token_id": eos_token,
         **start,

@@ -29,7 +29,7 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, label_names
 
 TITLE = "Hugging Face"
 SUMMARY = "Hugging Face; with the tokenizer of a Hugging Face folder"
@@ -119,6 +119,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     rates = {rate: config[key] for key, rate in model_format.dropout.items() if key in config}
     if any(rates.values()):
         notes["dropout"] = rates
+    if labels := label_names(config):
+        notes["labels"] = labels
     if (folder / config_json.GENERATION_CONFIG).is_file():
         notes["generation"] = config_json.read_generation_config(folder)
     tokenizer = {file for name in _TOKENIZER_FILES for file in folder.glob(name) if file.is_file()}
@@ -288,8 +290,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     Args:
         folder: where to write; exists and is empty.
         checkpoint: the source. In its notes, `eos_token_id` is the end-of-text token, or several,
-            `bos_token_id` the beginning-of-text token, `generation` the generation config, and
-            `dropout` the rates of training.
+            `bos_token_id` the beginning-of-text token; for the others see `EXPORT_NOTES`.
         target: dtype and maximum size of a file; this format has no parallel layout.
 
     Returns:
@@ -314,8 +315,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         dtype=widest,
         eos_token=notes.get("eos_token_id"),
         bos_token=notes.get("bos_token_id"),
-        generation=notes.get("generation", {}),
-        dropout=notes.get("dropout", {}),
+        notes=notes,
     )
     shards = [*_shards(planned, target.max_shard_bytes)]
     if len(shards) == 1:

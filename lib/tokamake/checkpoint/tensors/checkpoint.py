@@ -39,9 +39,9 @@ class ParallelLayout:
 
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of a tokenizer's chat templates beside the first one, in transformers."""
-EXPORT_NOTES = ("eos_token_id", "bos_token_id", "generation", "dropout")
+EXPORT_NOTES = ("eos_token_id", "bos_token_id", "generation", "dropout", "labels")
 """Notes for config.json and generation_config.json of an export; all formats keep them. `dropout`
-has the rates of training: hidden, attention, embedding."""
+has the rates of training: hidden, attention, embedding; `labels` the names of a task's classes."""
 
 
 @dataclass(frozen=True)

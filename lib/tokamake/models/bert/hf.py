@@ -6,7 +6,7 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, label_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -84,9 +84,8 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def _keys(architecture: Architecture) -> dict[str, Any]:
     task_head = architecture.setting("task_head")
     if task_head != "none":
-        names = {str(n): f"LABEL_{n}" for n in range(architecture.setting("num_classes"))}
-        keys = {"architectures": [_OF_TASKS[task_head]], "id2label": names}
-        return keys | {"label2id": {name: int(n) for n, name in names.items()}}
+        names = [f"LABEL_{number}" for number in range(architecture.setting("num_classes"))]
+        return {"architectures": [_OF_TASKS[task_head]], **label_keys(names)}
     has_order = architecture.setting("sentence_order_head")
     return {} if has_order else {"architectures": [_WITHOUT_ORDER]}
 

@@ -6,7 +6,7 @@ writes folders by it. Our tensor names are those of Hugging Face's Llama, for al
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -225,3 +225,20 @@ def _rope_keys(architecture: Architecture) -> dict[str, Any]:
         "rope_scaling": values,  # the key of transformers 4, which 5 reads, too
         "rope_parameters": {"rope_theta": theta, **values},
     }
+
+
+def label_keys(names: Sequence[str]) -> dict[str, Any]:
+    """Keys of config.json that name the classes of a task."""
+    if not names:
+        return {}
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def label_names(config: Mapping[str, Any]) -> list[str]:
+    """Names of the classes in a config.json, by number; empty: they are transformers' defaults."""
+    by_number = {int(number): name for number, name in (config.get("id2label") or {}).items()}
+    names = [by_number[number] for number in sorted(by_number)]
+    return [] if names == [f"LABEL_{number}" for number in range(len(names))] else names
