@@ -1,12 +1,14 @@
 """Compare the trainer with other loops: same shape, data, batch, dtype, clipping, fused AdamW.
 
     python benchmarks/training.py --rounds 12 --threads 2 --litgpt litgpt-venv/bin/python
+    python benchmarks/training.py --family bert
 
 All contestants of a precision run at the same time and take one step each in turns, so that a slow
 minute of the machine affects all of them. Ratios are medians over rounds. Peers are the Llama of
-transformers and, with a Python that has litgpt, that of litgpt. They compute bf16 with autocast, as
-in their own trainers. Other measurements: the share of the trainer's step that is neither forward,
-backward nor optimizer; the time from the start to the end of the first step; peak memory.
+transformers and, with a Python that has litgpt, that of litgpt; for a BERT, the MegatronBert of
+transformers. They compute bf16 with autocast, as in their own trainers. Other measurements: the
+share of the trainer's step that is neither forward, backward nor optimizer; the time from the start
+to the end of the first step; peak memory.
 """
 
 import argparse
@@ -35,11 +37,21 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 """32 million parameters."""
+BERT = {
+    "vocab_size": 30522,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+}
+"""42 million parameters."""
 ROWS, LENGTH = 4, 512
 PRECISIONS = ("fp32", "bf16")
 
-Step = Callable[[np.ndarray], float]
-"""Function that trains on rows of tokens and returns seconds of forward, backward, optimizer."""
+Step = Callable[[Any], float]
+"""Function that trains on rows of tokens, or on masked samples, and returns seconds of forward,
+backward, optimizer."""
 
 
 def main() -> None:
@@ -50,8 +62,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="measured steps")
     parser.add_argument("--warmup-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--family", choices=("llama", "bert"), default="llama")
     parser.add_argument("--litgpt", help="a Python with litgpt, in its own environment")
-    parser.add_argument("--contestant", help="internal: name, precision and folder of a process")
+    parser.add_argument("--contestant", help="internal: what a process trains, and how")
     options = parser.parse_args()
     if options.contestant:
         compete(*options.contestant.split())
@@ -59,7 +72,7 @@ def main() -> None:
     pythons = {"transformers": sys.executable, "litgpt": options.litgpt, "tokamake": sys.executable}
     pythons = {name: python for name, python in pythons.items() if python}
     with tempfile.TemporaryDirectory() as folder:
-        write_start(Path(folder))
+        write_start(Path(folder), options.family)
         results = {
             precision: in_turns(precision, pythons, folder, options) for precision in PRECISIONS
         }
@@ -75,7 +88,7 @@ def in_turns(
         steps = {}
         for name, python in pythons.items():
             begin = time.perf_counter()
-            contestant = f"{name} {precision} {folder}"
+            contestant = f"{name} {options.family} {precision} {folder}"
             command = [python, __file__, "--contestant", contestant]
             steps[name] = start(command, options.threads, stack)
             steps[name]()
@@ -145,15 +158,18 @@ def print_tables(results: dict[str, dict[str, dict[str, Any]]], names: list[str]
         print(f"| {precision} |", " | ".join(cells), "|")
 
 
-def compete(name: str, precision: str, folder: str) -> None:
+def compete(name: str, family: str, precision: str, folder: str) -> None:
     """Run a step on the same random tokens for each line of standard input and print its cost."""
-    rows = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH + 1))
+    rows: Any = masked_rows() if family == "bert" else token_rows()
     with ExitStack() as stack:
         if name == "tokamake":
-            step = tokamake_step(precision, Path(folder), stack)
+            step = tokamake_step(family, precision, Path(folder), stack)
+        elif family == "bert":
+            step = plain_step(*transformers_bert(), precision)
         else:
             step = plain_step(
-                transformers_model() if name == "transformers" else litgpt_model(), precision
+                *causal(transformers_model() if name == "transformers" else litgpt_model()),
+                precision,
             )
         for _ in sys.stdin:
             begin = time.perf_counter()
@@ -163,6 +179,62 @@ def compete(name: str, precision: str, folder: str) -> None:
             print(
                 json.dumps({"seconds": seconds, "passes": passes, "peak_bytes": peak}), flush=True
             )
+
+
+def token_rows() -> np.ndarray:
+    """Rows of random tokens."""
+    return np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH + 1))
+
+
+def masked_rows() -> Any:
+    """Samples of random tokens: one of four is short, as documents end; 15 % are masked."""
+    from tokamake.train.masked_rows import MaskedRows
+
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, BERT["vocab_size"], (ROWS, LENGTH))
+    lengths = np.full(ROWS, LENGTH)
+    lengths[-1] = LENGTH // 2
+    padding_mask = np.arange(LENGTH) < lengths[:, None]
+    is_masked = padding_mask & (generator.random(tokens.shape) < 0.15)
+    types = padding_mask & (np.arange(LENGTH) >= lengths[:, None] // 2)
+    labels = np.where(is_masked, tokens, -100)
+    orders = generator.integers(0, 2, ROWS)
+    inputs = np.where(padding_mask & ~is_masked, tokens, 0)
+    return MaskedRows(inputs, types.astype(np.int64), labels, padding_mask, orders)
+
+
+def causal(model: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A model, and the mean cross entropy of its next tokens."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    def loss(rows: np.ndarray) -> Any:
+        tokens = torch.from_numpy(rows)
+        logits = model(tokens[:, :-1])
+        return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    return model, loss
+
+
+def transformers_bert() -> tuple[Any, Callable[[Any], Any]]:
+    """The BERT of Megatron in transformers, and its loss of masked tokens and of the order."""
+    import torch
+    from transformers import MegatronBertConfig, MegatronBertForPreTraining
+
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = MegatronBertForPreTraining(MegatronBertConfig(**BERT, **rates))
+
+    def loss(rows: Any) -> Any:
+        tokens, types, labels, padding_mask, orders = map(torch.from_numpy, rows)
+        return model(
+            input_ids=tokens,
+            token_type_ids=types,
+            attention_mask=padding_mask.long(),
+            labels=labels,
+            next_sentence_label=orders,
+        ).loss
+
+    return model, loss
 
 
 def transformers_model() -> Any:
@@ -200,19 +272,16 @@ def litgpt_model() -> Any:
     )
 
 
-def plain_step(model: Any, precision: str) -> Step:
+def plain_step(model: Any, loss_of: Callable[[Any], Any], precision: str) -> Step:
     """A plain training step with torch's fused AdamW."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(rows: np.ndarray) -> float:
+    def step(rows: Any) -> float:
         begin = time.perf_counter()
-        tokens = torch.from_numpy(rows)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            logits = model(tokens[:, :-1])
-        labels = tokens[:, 1:].flatten()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels)
+            loss = loss_of(rows)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -222,27 +291,36 @@ def plain_step(model: Any, precision: str) -> Step:
     return step
 
 
-def write_start(folder: Path) -> None:
+def architecture(family: str) -> Any:
+    """Shape of the trainer's model."""
+    from tokamake.config.architecture import Architecture
+
+    if family == "llama":
+        return Architecture.model_validate(SHAPE)
+    heads = {"num_key_value_heads": BERT["num_attention_heads"]}
+    return Architecture.model_validate({"family": family, **BERT, **heads})
+
+
+def write_start(folder: Path, family: str) -> None:
     """Write the checkpoint that the trainer starts from."""
     from tokamake.checkpoint import writer
     from tokamake.checkpoint.random_source import RandomSource
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
-    from tokamake.config.architecture import Architecture
 
-    shape = Architecture.model_validate(SHAPE)
+    shape = architecture(family)
     source = Checkpoint("hf", folder, shape, RandomSource(shape, seed=0))
     writer.write(folder / "start", source, "native", Target(), workers=1)
 
 
-def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
+def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -> Step:
     """A step of the trainer's engine; its passes and its optimizer are timed separately."""
-    from tokamake.config.architecture import Architecture
     from tokamake.config.resolved_run import Run
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.backends.native import Engine
 
     train = {"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS}
+    objective = "masked" if family == "bert" else "causal"
     run = Run(
         run="benchmark",
         seed=0,
@@ -250,8 +328,8 @@ def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
         index=folder,
         data_root=folder,
         output=folder / "output",
-        architecture=Architecture.model_validate(SHAPE),
-        train={**train, "train_steps": 1000, "precision": precision},
+        architecture=architecture(family),
+        train={**train, "objective": objective, "train_steps": 1000, "precision": precision},
     )
     ranks = Ranks(0, 1, 0, 1)
     stack.enter_context(process_group(ranks))
@@ -262,7 +340,7 @@ def tokamake_step(precision: str, folder: Path, stack: ExitStack) -> Step:
     timed(engine.stages, "forward_backward", spent)
     timed(engine.optimizer, "step", spent)
 
-    def step(rows: np.ndarray) -> float:
+    def step(rows: Any) -> float:
         spent[0] = 0.0
         engine.train_step([rows], learning_rate=1e-4, weight_decay=0.01)
         return spent[0]
