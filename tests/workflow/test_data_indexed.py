@@ -217,7 +217,7 @@ def test_existing_datasets_of_any_dtype_and_raw_text_train_in_one_run(home: Path
     (home / "pre/code-0000_text_document.bin").write_bytes(content[:-2] + b"\xff\x7f")
     result = snakemake(home, *mixed, "describe")
     assert result.returncode == 1
-    assert "1 tokens are not in the vocabulary" in result.stdout + result.stderr
+    assert "1 token not in the vocabulary" in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

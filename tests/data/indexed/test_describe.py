@@ -253,7 +253,7 @@ def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> 
         ),
         (
             lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 3, "<B") or negative(prefix),
-            [r"a-0\.bin: 1 tokens are not in the vocabulary, the first is token 2: -5"],
+            [r"a-0\.bin: 1 token not in the vocabulary, the first is token 2: -5"],
         ),
         (lambda prefix: Path(f"{prefix}.bin").unlink(), [r"a-0\.bin: no such file"]),
         (

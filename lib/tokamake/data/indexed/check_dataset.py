@@ -27,6 +27,7 @@ from tokamake.data.indexed.merge_inputs import (
 )
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 
 _BLOCK = 1 << 20
 _REBUILD = "remove the dataset and rebuild it"
@@ -276,7 +277,8 @@ class TokenScan:
             return
         position, token = self._first_invalid
         limit = "" if self._vocab_size is None else f" of {self._vocab_size:,} entries"
+        invalid = counted(self._num_invalid, "token")
         yield (
-            f"{binary}: {self._num_invalid:,} tokens are not in the vocabulary{limit}, the first "
+            f"{binary}: {invalid} not in the vocabulary{limit}, the first "
             f"is token {position:,}: {token}; tokenize again with the tokenizer of the training"
         )
