@@ -43,6 +43,18 @@ def make(**train: Any) -> TrainSettings:
             {"objective": "masked", "masking": {"short_sequence_probability": 1e-12}},
             "masking.short_sequence_probability: 1e-12: too small; give 0, or 1e-9 or more",
         ),
+        ({"pack_samples": True}, "pack_samples: true: no effect on objective causal"),
+        (
+            {"objective": "masked", "pack_samples": True, "log_corpus_losses": True},
+            "pack_samples: true: log_corpus_losses needs a row for each sample; remove one of",
+        ),
+        (
+            {
+                **{"objective": "masked", "pack_samples": True},
+                "parallel": {"pipeline_parallel_size": 2},
+            },
+            "pack_samples: true: a pipeline needs micro batches with equal numbers of rows",
+        ),
         ({"objective": "mlm"}, "Input should be 'causal', 'masked' or 'span_corruption'"),
     ],
 )

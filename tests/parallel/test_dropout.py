@@ -13,7 +13,7 @@ from tests.support.model_ranks import tokens_of
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.models.common.language_model import DropoutRates
 from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
-from tokamake.parallel.dropout import Dropout, Site
+from tokamake.parallel.dropout import Dropout, SampleTokens, Site
 
 
 class Layer(NamedTuple):
@@ -28,15 +28,14 @@ SAMPLES = torch.tensor([5, 900_000_000_000])
 
 def dropout(samples: Tensor = SAMPLES, length: int = 64, **changes: Any) -> Dropout:
     rates = {"hidden": 0.3, "attention": 0.2, "embedding": 0.1, "seed": SEED}
-    return Dropout(
-        **rates | changes, samples_B=samples, positions_L=torch.arange(length), heads=range(4)
-    )
+    tokens = SampleTokens(samples[:, None], torch.arange(length)[None])
+    return Dropout(**rates | changes, tokens=tokens, heads=range(4))
 
 
 def kept(site: Site = "mlp_output", *, layer: int = 0, **changes: Any) -> Tensor:
     """Which of (samples, 64, 128) ones are kept."""
     drop = dropout(**changes)
-    return drop.states(torch.ones(len(drop.samples_B), 64, 128), site, layer=Layer(layer)) > 0
+    return drop.states(torch.ones(len(drop.tokens.numbers), 64, 128), site, layer=Layer(layer)) > 0
 
 
 def test_the_rate_is_that_of_the_setting_and_the_mean_stays() -> None:
@@ -72,7 +71,7 @@ def test_masks_of_all_places_differ_like_independent_ones() -> None:
 def test_a_token_has_the_same_mask_in_any_batch_and_on_any_rank() -> None:
     whole = kept()
     assert torch.equal(kept(samples=SAMPLES[1:]), whole[1:])
-    part = dropout()._replace(positions_L=torch.arange(16, 32))
+    part = dropout()._replace(tokens=SampleTokens(SAMPLES[:, None], torch.arange(16, 32)[None]))
     ones = torch.ones(2, 16, 128)
     assert torch.equal(part.states(ones, "mlp_output") > 0, whole[:, 16:32])
     weights = torch.ones(2, 4, 8, 8)
@@ -84,6 +83,26 @@ def test_a_token_has_the_same_mask_in_any_batch_and_on_any_rank() -> None:
     assert torch.equal(
         others.weights(weights[:, :2], SINGLE_RANK_AXIS, layer=Layer(0)), of_all[:, 2:]
     )
+
+
+def test_samples_that_share_rows_have_the_masks_of_rows_of_their_own() -> None:
+    # The first row has the second sample, then the first one; the second row has only padding.
+    lengths = (5, 3)
+    numbers = torch.tensor([[SAMPLES[1]] * 3 + [SAMPLES[0]] * 5, [0] * 8])
+    positions = torch.tensor([[*range(3), *range(5)], [0] * 8])
+    rows = SampleTokens(numbers, positions)
+    packed = dropout()._replace(tokens=rows, whole_rows=rows, memory_positions=positions)
+    apart = dropout(length=8)
+    states = apart.states(torch.ones(2, 8, 128), "mlp_output")
+    shared = packed.states(torch.ones(2, 8, 128), "mlp_output")
+    assert torch.equal(shared[0], torch.cat((states[1, :3], states[0, :5])))
+    for site in ("attention", "cross_attention"):
+        ones, options = torch.ones(2, 4, 8, 8), {"layer": Layer(1), "site": site}
+        weights = apart.weights(ones, SINGLE_RANK_AXIS, **options)  # type: ignore[arg-type]
+        of_row = packed.weights(ones, SINGLE_RANK_AXIS, **options)[0]  # type: ignore[arg-type]
+        for sample, own in ((1, slice(0, lengths[1])), (0, slice(lengths[1], 8))):
+            length = lengths[sample]
+            assert torch.equal(of_row[:, own, own], weights[sample, :, :length, :length])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,8 +141,7 @@ def test_logits_and_gradients_equal_transformers_with_the_same_masks(
     model.dropout_rates = DropoutRates(0.3, 0.2, 0.1, SEED)
     drop = Dropout(
         *model.dropout_rates,
-        samples_B=samples,
-        positions_L=torch.arange(32),
+        tokens=SampleTokens(samples[:, None], torch.arange(32)[None]),
         heads=range(LEARNED.num_attention_heads),
     )
     transformer = oracle.transformer

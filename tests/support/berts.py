@@ -92,7 +92,7 @@ def masked_samples(
     assert architecture.vocab_size is not None
     generator = np.random.default_rng(seed)
     tokens = generator.integers(1, architecture.vocab_size, (number, length))
-    lengths = generator.integers(length // 2, length, number)
+    lengths = generator.integers(length // 4, length, number)
     lengths[0] = length
     padding_mask = np.arange(length) < lengths[:, None]
     types = np.arange(length) >= generator.integers(2, length // 2, number)[:, None]

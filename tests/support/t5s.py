@@ -145,8 +145,8 @@ def span_samples(
     generator = np.random.default_rng(seed)
     tokens = generator.integers(2, architecture.vocab_size, (number, length))
     targets = generator.integers(2, architecture.vocab_size, (number, decoder_length))
-    lengths = generator.integers(length // 2, length, number)
-    decoder_lengths = generator.integers(decoder_length // 2, decoder_length, number)
+    lengths = generator.integers(length // 4, length, number)
+    decoder_lengths = generator.integers(decoder_length // 4, decoder_length, number)
     lengths[0], decoder_lengths[0] = length, decoder_length
     padding_mask = np.arange(length) < lengths[:, None]
     is_token = np.arange(decoder_length) < decoder_lengths[:, None]
@@ -166,8 +166,9 @@ def rows_of(samples: SpanRows, part: slice) -> SpanRows:
 
 def inputs_of(samples: SpanRows, multiple: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
     """Arguments of our model."""
-    further = {name: torch.from_numpy(array) for name, array in samples.inputs(multiple).items()}
-    return torch.from_numpy(samples.tokens), further
+    inputs = samples.inputs(multiple)
+    further = {name: torch.from_numpy(array) for name, array in inputs.further.items()}
+    return torch.from_numpy(inputs.tokens), further
 
 
 def mean_loss(model: Any, samples: SpanRows) -> Tensor:
@@ -176,7 +177,8 @@ def mean_loss(model: Any, samples: SpanRows) -> Tensor:
     multiple = mesh.tensor.size if mesh.sequence_parallel else 1
     tokens, further = inputs_of(samples, multiple)
     logits = predictions(model(tokens, **further)).logits
-    labels = torch.from_numpy(samples.padded_labels(multiple))
+    labeled = samples.inputs(multiple).labeled
+    labels = torch.from_numpy(labeled.rows(samples.labels, padding=NO_LABEL))
     total = cross_entropy(logits, labels, mesh=mesh, size=model.architecture.vocab_size)
     return total / (labels != NO_LABEL).sum()
 

@@ -50,6 +50,7 @@ ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layer
 SIZE, LENGTH, NUM_STEPS = 8, 16, 3
 FULL = {"recompute_granularity": "full"}
 DEEPSPEED = {"backend": "deepspeed"}
+PACKED = {"pack_samples": True, "micro_batch_size": 8}
 LAYOUTS: Proved = {
     1: [
         ("bert", {}),
@@ -57,6 +58,7 @@ LAYOUTS: Proved = {
         ("bert", {"micro_batch_size": 1}),
         ("bert", FULL),
         ("bert", {"log_corpus_losses": True}),
+        ("bert", PACKED),
     ],
     2: [
         *[("bert", {"zero_stage": stage}) for stage in range(4)],
@@ -66,6 +68,15 @@ LAYOUTS: Proved = {
         ("bert", parallel(tp=2, sp=True) | FULL | {"micro_batch_size": 4}),
         *[("bert", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
         ("bert", DEEPSPEED | {"zero_stage": 2} | parallel(tp=2, sp=True)),
+        ("bert", parallel(pp=2)),
+        ("bert", parallel(pp=2) | FULL | {"micro_batch_size": 1}),
+        ("bert", PACKED | {"zero_stage": 3, "micro_batch_size": 4}),
+        ("bert", PACKED | parallel(tp=2, sp=True) | FULL),
+        ("bert", PACKED | DEEPSPEED | {"zero_stage": 2, "micro_batch_size": 4}),
+    ],
+    4: [
+        ("bert", parallel(tp=2, pp=2, sp=True)),
+        ("bert", parallel(pp=2) | {"zero_stage": 3}),
     ],
 }
 """By number of ranks: family and settings."""
@@ -97,7 +108,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
     for run in layouts:
         engine = build(run)
         size, data = engine._run.train.micro_batch_size, engine.mesh.data
-        result: dict[str, Any] = {"losses": [], "norms": [], "orders": []}
+        result: dict[str, Any] = {"losses": [], "norms": [], "orders": [], "rows": []}
 
         firsts = range(data.rank * size, SIZE, size * data.size)
 
@@ -113,6 +124,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["losses"].append(done.loss)
             result["norms"].append(done.grad_norm)
             result["orders"].append(done.sample_loss)
+            result["rows"].append(done.num_rows)
         result["validation after"] = engine.validate(iter(rows(NUM_STEPS))).loss
         result["accuracies"] = engine.validate(iter(rows(NUM_STEPS)))[1:]
         if engine._run.train.backend == "native":
@@ -168,7 +180,8 @@ def test_each_layout_trains_as_transformers_and_torch(
             for name in ("losses", "norms", "validation", "validation after", "accuracies"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
             pairs = zip(result["orders"], result["losses"], strict=True)
-            assert all(0 < order < loss for order, loss in pairs)
+            assert all(0 < order < loss for order, loss in pairs), layout
+            assert (min(result["rows"]) < SIZE) == ("pack_samples" in layout), layout
         if "weights" not in results[0]:
             continue
         weights = whole(result["weights"] for result in results)
@@ -186,7 +199,12 @@ def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
     (expected,) = spawn(train, 1, [dropping])
     assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
-    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | FULL]
+    layouts = [
+        {"zero_stage": 3},
+        parallel(tp=2, sp=True) | FULL,
+        PACKED | parallel(tp=2, sp=True),
+        parallel(pp=2),
+    ]
     for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
         for result in of_rank:
             for name in ("losses", "norms", "validation after"):
@@ -235,7 +253,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     for rows, batch in zip((records, samples), batches, strict=True):
         assert label_shape(rows) == (SIZE, LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
-        assert torch.equal(batch.labels, torch.from_numpy(samples.labels))
+        assert torch.equal(batch.labels, torch.from_numpy(samples.labels[samples.labels >= 0]))
         assert batch.sample_labels is not None
         assert torch.equal(batch.sample_labels, torch.from_numpy(samples.is_random))
         padding = batch.further_inputs["document_ids"]
@@ -305,7 +323,6 @@ def test_full_samples_need_no_mask(run: Run) -> None:
     assert to_batch(first, run, device=CPU).further_inputs.keys() == FURTHER - {"document_ids"}
 
 
-def test_layouts_that_do_not_carry_labels_of_samples_are_refused(run: Run, tmp_path: Path) -> None:
-    for sizes, name in (({"pp": 2}, "pipeline"), ({"cp": 2}, "context")):
-        with pytest.raises(UserError, match=rf"{name}_parallel_size: 2: .*bert.*; set 1"):
-            check_layout(laid_out(run, parallel(**sizes)), 2)
+def test_context_parallelism_is_refused(run: Run) -> None:
+    with pytest.raises(UserError, match=r"context_parallel_size: 2: .*bert.*; set 1"):
+        check_layout(laid_out(run, parallel(cp=2)), 2)

@@ -58,6 +58,7 @@ ARCHITECTURES = {"t5": ARCHITECTURE, "hf_t5": hf_t5(**SIZES)}
 SIZE, LENGTH, DECODER_LENGTH, NUM_STEPS = 8, 16, 11, 3
 FULL, SELECTIVE = ({"recompute_granularity": each} for each in ("full", "selective"))
 DEEPSPEED = {"backend": "deepspeed"}
+PACKED = {"pack_samples": True, "micro_batch_size": 8}
 LAYOUTS: Proved = {
     1: [
         ("t5", {}),
@@ -65,6 +66,7 @@ LAYOUTS: Proved = {
         ("t5", FULL),
         ("t5", {"log_corpus_losses": True}),
         ("t5", {"log_layer_norms": True}),
+        ("t5", PACKED),
     ],
     2: [
         *[("t5", {"zero_stage": stage}) for stage in range(4)],
@@ -74,6 +76,9 @@ LAYOUTS: Proved = {
         ("t5", parallel(tp=2, sp=True) | FULL | {"micro_batch_size": 4}),
         *[("t5", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
         ("t5", DEEPSPEED | {"zero_stage": 2} | parallel(tp=2, sp=True)),
+        ("t5", PACKED | {"zero_stage": 3, "micro_batch_size": 4}),
+        ("t5", PACKED | parallel(tp=2, sp=True) | FULL),
+        ("hf_t5", PACKED | parallel(tp=2, sp=True)),
         ("hf_t5", {"zero_stage": 3} | FULL),
         ("hf_t5", parallel(tp=2, sp=True) | SELECTIVE),
         ("hf_t5", DEEPSPEED | {"zero_stage": 3}),
@@ -123,7 +128,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
     for run in layouts:
         engine = build(run)
         size, data = engine._run.train.micro_batch_size, engine.mesh.data
-        result: dict[str, Any] = {"losses": [], "norms": [], "layers": []}
+        result: dict[str, Any] = {"losses": [], "norms": [], "layers": [], "rows": []}
         firsts = range(data.rank * size, SIZE, size * data.size)
 
         def rows(step: int, size: int = size, firsts: range = firsts) -> list[SpanRows]:
@@ -138,6 +143,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["losses"].append(done.loss)
             result["norms"].append(done.grad_norm)
             result["layers"].append(done.layer_norms)
+            result["rows"].append(done.num_rows)
         measured = engine.validate(iter(rows(NUM_STEPS)))
         result["validation after"], result["accuracy"] = measured[:2]
         assert measured.sample_accuracy is None
@@ -194,6 +200,7 @@ def test_each_layout_trains_as_transformers_and_torch(
         for result in results:
             for name in ("losses", "norms", "validation", "validation after", "accuracy"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
+            assert (min(result["rows"]) < SIZE) == ("pack_samples" in layout), layout
             if layout.get("log_layer_norms"):
                 squares = [sum(norm**2 for norm in norms) for norms in result["layers"]]
                 assert squares == pytest.approx([norm**2 for norm in expected["norms"]], rel=1e-4)
@@ -214,7 +221,11 @@ def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
     (expected,) = spawn(train, 1, [dropping])
     assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
-    layouts = [{"zero_stage": 3}, parallel(tp=2, sp=True) | FULL]
+    layouts = [
+        {"zero_stage": 3},
+        parallel(tp=2, sp=True) | FULL,
+        PACKED | parallel(tp=2, sp=True),
+    ]
     for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
         for result in of_rank:
             for name in ("losses", "norms", "validation after"):
@@ -239,7 +250,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
         batch = to_batch(rows, run, device=CPU)
         assert label_shape(rows) == (SIZE, DECODER_LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
-        assert torch.equal(batch.labels, torch.from_numpy(samples.labels))
+        assert torch.equal(batch.labels, torch.from_numpy(samples.labels[samples.labels >= 0]))
         assert batch.further_inputs.keys() == {"decoder_tokens", "document_ids", "label_places"}
         padding = batch.further_inputs["document_ids"]
         assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
@@ -251,9 +262,14 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
 
 def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
     mesh = Mesh(tensor=Axis(1, 4), sequence_parallel=True)
-    batch = to_batch(samples_of(0), run, device=CPU, mesh=mesh)
+    samples = samples_of(0)
+    by_row = laid_out(run, {"log_corpus_losses": True})
+    batch = to_batch(samples, by_row, device=CPU, mesh=mesh)
     assert batch.labels.shape == batch.further_inputs["decoder_tokens"].shape == (SIZE, 12)
     assert (batch.labels[:, 11] == -100).all()
+    alone = to_batch(samples, run, device=CPU, mesh=mesh)
+    labels = batch.labels.flatten()[alone.further_inputs["label_places"]]
+    assert torch.equal(labels, alone.labels)
 
 
 class Records:

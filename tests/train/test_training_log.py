@@ -18,7 +18,7 @@ from tokamake.train.step_result import StepResult
 from tokamake.train.training_log import TrainingLog
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
-RESULT = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False)
+RESULT = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False, num_rows=8)
 
 
 def state(step: int) -> ResumeState:
@@ -70,7 +70,8 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
     training_log.count_step(RESULT, 8, seconds=3.0)
     training_log.training(state(1), RESULT, 0.01)
     training_log.count_step(RESULT, 8, seconds=1.0)
-    training_log.count_step(RESULT, 24, seconds=3.0)
+    # Six rows hold 24 samples.
+    training_log.count_step(RESULT._replace(num_rows=6), 24, seconds=3.0)
     training_log.training(state(3), RESULT._replace(loss=1.5), 0.02)
     training_log.sync()
     training_log.close()
@@ -85,7 +86,7 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
         "learning_rate": 0.02,
         "grad_norm": 0.5,
         "tokens_per_second": 128.0,
-        "model_flops_per_second": 1280.0,
+        "model_flops_per_second": 560.0,
         "step_seconds": 2.0,
     }
     # 7 steps of 2 s are left.

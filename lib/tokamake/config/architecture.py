@@ -267,6 +267,13 @@ class Architecture(Settings):
         changed = {name: getattr(other, name) for name in self.position_fields}
         return self.model_copy(update=changed)
 
+    @property
+    def has_sample_head(self) -> bool:
+        """Whether the model predicts classes of samples: the order of sentences, or of a task."""
+        settings = self.model_extra or {}
+        has_order = bool(settings.get("sentence_order_head"))
+        return has_order or settings.get("task_head", "none") != "none"
+
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""
         return (self.model_extra or {})[name]
@@ -299,11 +306,6 @@ class Architecture(Settings):
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "
                 f"one stack of layers, and {self.family} has an encoder and a decoder; set 1"
-            )
-        if size > 1 and not self.is_causal:
-            raise UserError(
-                f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes states and "
-                f"labels of tokens, and {self.family} has labels of samples, too; set 1"
             )
 
 

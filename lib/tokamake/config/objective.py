@@ -6,6 +6,7 @@ from pydantic import Field
 
 from tokamake.config.fields import Settings
 from tokamake.config.fim import FimSettings
+from tokamake.config.parallel import ParallelSettings
 
 ObjectiveName = Literal["causal", "masked", "span_corruption"]
 
@@ -59,6 +60,15 @@ class TrainObjective(Protocol):
     @property
     def fim(self) -> FimSettings: ...
 
+    @property
+    def pack_samples(self) -> bool: ...
+
+    @property
+    def log_corpus_losses(self) -> bool: ...
+
+    @property
+    def parallel(self) -> ParallelSettings: ...
+
 
 def max_masked(probability: float, target: int) -> int:
     """Most tokens that are masked in a sample of `target` tokens."""
@@ -96,6 +106,11 @@ def check_objective(train: TrainObjective) -> None:
     name, masking = train.objective, train.masking
     defaults = MaskingSettings()
     if name == "causal":
+        if train.pack_samples:
+            raise ValueError(
+                "pack_samples: true: no effect on objective causal, whose samples have no padding; "
+                "remove it"
+            )
         for key, value in masking:
             if value != getattr(defaults, key):
                 raise ValueError(
@@ -117,6 +132,15 @@ def check_objective(train: TrainObjective) -> None:
     if train.fim.rate:
         raise ValueError(
             f"fim.rate: {train.fim.rate:g}: only objective causal fills in the middle; remove it"
+        )
+    if train.pack_samples and train.parallel.pipeline_parallel_size > 1:
+        raise ValueError(
+            "pack_samples: true: a pipeline needs micro batches with equal numbers of rows; remove "
+            "it, or set parallel.pipeline_parallel_size to 1"
+        )
+    if train.pack_samples and train.log_corpus_losses:
+        raise ValueError(
+            "pack_samples: true: log_corpus_losses needs a row for each sample; remove one of them"
         )
     _check_sizes(train)
 

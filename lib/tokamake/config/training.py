@@ -56,6 +56,9 @@ class TrainSettings(Settings):
     families that are encoders, and data with `tokenize.split_sentences: true`."""
     masking: MaskingSettings = MaskingSettings()
     """Masking of the objectives masked and span_corruption."""
+    pack_samples: bool = False
+    """Let short samples of a micro batch share rows, so that less is padding. Samples do not see
+    each other, so losses stay the same. Only for the objectives masked and span_corruption."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Input tokens per sample. With objective causal, a sample holds one more token, the last
     label."""

@@ -125,6 +125,18 @@ class Documents:
         return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(dtype).min / 2)[:, None]
 
 
+def positions_in_documents(ids_BL: Tensor) -> Tensor:
+    """Positions of tokens in their documents, (B, L) int64.
+
+    Args:
+        ids_BL: document id of each token, integers; tokens of a document are consecutive.
+    """
+    places_BL = torch.arange(ids_BL.shape[1], device=ids_BL.device).expand_as(ids_BL)
+    begins_BL = ids_BL[:, 1:] != ids_BL[:, :-1]
+    firsts_BL = F.pad(begins_BL, (1, 0), value=True) * places_BL
+    return places_BL - firsts_BL.cummax(1).values
+
+
 class Unmasked:
     """Mask of attention in both directions: each token attends to all tokens of its sequence."""
 

@@ -4,7 +4,8 @@ Whether a number is dropped is a hash of seed, place in the model, sample, posit
 (counter-based random numbers: Salmon et al. 2011, doi 10.1145/2063384.2063405). No generator has a
 state. So layouts, recomputation and restarts have the same masks, and the backward pass computes
 them again instead of saving them.
-Shape suffixes: B samples, L tokens of this rank, S all tokens of a sample, D columns, H heads.
+Samples may share rows: then each token has the number of its sample, and its position there.
+Shape suffixes: B rows, L tokens of this rank, S all tokens of a row, D columns, H heads.
 """
 
 import hashlib
@@ -37,6 +38,15 @@ _WORD = 2**32 - 1
 _FACTOR = 0x45D9F3B
 
 
+class SampleTokens(NamedTuple):
+    """Places of tokens in the run."""
+
+    numbers: Tensor
+    """(B, 1), or (B, L) if samples share rows: int64 number, in the run, of each token's sample."""
+    positions: Tensor
+    """(1, L), or (B, L) if samples share rows: int64 positions of tokens in their samples."""
+
+
 class Dropout(NamedTuple):
     """Dropout of a forward pass, for the tokens of this rank."""
 
@@ -47,12 +57,15 @@ class Dropout(NamedTuple):
     embedding: float
     """Rate of the states of the embedding."""
     seed: int
-    samples_B: Tensor
-    """int64 number of each sample in the run."""
-    positions_L: Tensor
-    """int64 positions, in their samples, of the tokens whose states this rank has."""
+    tokens: SampleTokens
+    """Tokens whose states this rank has."""
     heads: range
     """Attention heads of this rank, before context-parallel ranks exchange tokens for heads."""
+    whole_rows: SampleTokens | None = None
+    """All tokens of the rows, if samples share rows."""
+    memory_positions: Tensor | None = None
+    """(B, S) positions of the encoder's tokens in their samples, if samples share rows of a
+    decoder."""
 
     # torch 2.13 compiles these integers wrongly for CPUs.
     @not_compiled
@@ -70,7 +83,7 @@ class Dropout(NamedTuple):
             return x_BLD
         rows = _hashes(
             _key(self.seed, layer.number if layer else 0, site),
-            [self.samples_B[:, None, None], self.positions_L[:, None]],
+            [self.tokens.numbers[..., None], self.tokens.positions[..., None]],
         )
         columns_D = _column_hashes(x_BLD.shape[-1], x_BLD.device)
         result: Tensor = _Dropped.apply(x_BLD, *rows, columns_D, rate)
@@ -92,14 +105,31 @@ class Dropout(NamedTuple):
         first = self.heads.start + axis.rank * num_heads
         device = weights_BHSS.device
         heads_H = torch.arange(first, first + num_heads, device=device)
-        places_S = torch.arange(length, device=device)
+        queries = self.whole_rows
+        if queries is None:
+            positions_BS = torch.arange(length, device=device)[None]
+            queries = SampleTokens(self.tokens.numbers, positions_BS)
         rows = _hashes(
             _key(self.seed, layer.number, site),
-            [self.samples_B[:, None, None, None], heads_H[:, None, None], places_S[:, None]],
+            [
+                queries.numbers[:, None, :, None],
+                heads_H[:, None, None],
+                queries.positions[:, None, :, None],
+            ],
         )
-        columns_S = _column_hashes(weights_BHSS.shape[3], device)
-        result: Tensor = _Dropped.apply(weights_BHSS, *rows, columns_S, self.attention)
+        columns = self._key_hashes(weights_BHSS, site)
+        result: Tensor = _Dropped.apply(weights_BHSS, *rows, columns, self.attention)
         return result
+
+    def _key_hashes(self, weights_BHSS: Tensor, site: Site) -> Tensor:
+        """A word for the position of each key, of a shape that broadcasts to the weights."""
+        if self.whole_rows is None:
+            return _column_hashes(weights_BHSS.shape[3], weights_BHSS.device)
+        positions = self.whole_rows.positions
+        if site == "cross_attention":
+            assert self.memory_positions is not None
+            positions = self.memory_positions
+        return _mixed(positions + 1)[:, None, None]
 
 
 def _key(seed: int, layer: int, site: Site) -> int:
@@ -143,7 +173,7 @@ def _kept(first: Tensor, second: Tensor, *, columns: Tensor, rate: float) -> Ten
     Args:
         first: (..., 1) first word of each row.
         second: (..., 1) second word of each row.
-        columns: (D,) word of each column.
+        columns: (..., D) word of each column.
         rate: share of the numbers to drop.
     """
     x = first ^ columns

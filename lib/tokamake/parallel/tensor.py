@@ -271,15 +271,24 @@ def own_tokens(x: Tensor, mesh: Mesh) -> Tensor:
     return x.chunk(mesh.tensor.size, dim=_SEQUENCE)[mesh.tensor.rank]
 
 
-def first_token(x_BLD: Tensor, mesh: Mesh) -> Tensor:
-    """States of the first token of each sequence, (B, D), on all ranks.
+def first_tokens(x_BLD: Tensor, mesh: Mesh, places: Tensor | None = None) -> Tensor:
+    """States of the first token of each sample, (samples, D), on all ranks.
 
     Args:
         x_BLD: of this rank's `own_tokens`. Every rank has the whole gradient of the result; under
             sequence parallelism, that of the states stays on the rank that has the token.
         mesh: the mesh.
+        places: (samples,) int64 places of the tokens among all tokens of the rows; None: each row
+            is a sample.
     """
-    first_BD = x_BLD[:, 0]
+    num_rows, length, _ = x_BLD.shape
+    if places is None:
+        num_own = length * (mesh.tensor.size if mesh.sequence_parallel else 1)
+        places = torch.arange(num_rows, device=x_BLD.device) * num_own
     if not mesh.sequence_parallel:
-        return first_BD
-    return add(first_BD * (mesh.tensor.rank == 0), mesh.tensor)
+        return x_BLD.flatten(0, 1).index_select(0, places)
+    row, column = places // (length * mesh.tensor.size), places % (length * mesh.tensor.size)
+    column = column - length * mesh.tensor.rank
+    is_own = (column >= 0) & (column < length)
+    own_places = row * length + column.clamp(0, length - 1)
+    return add(x_BLD.flatten(0, 1).index_select(0, own_places) * is_own[:, None], mesh.tensor)

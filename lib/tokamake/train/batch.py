@@ -19,7 +19,8 @@ from tokamake.data.samples.loader import Rows, StepBatch, steps
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.train.masked_rows import MaskedRows, masked_rows
+from tokamake.train.masked_rows import MaskedRows, inputs_of_encoder, masked_rows
+from tokamake.train.packing import EncoderInputs
 from tokamake.train.span_rows import SpanRows, span_rows
 from tokamake.train.task_rows import TaskRows
 
@@ -48,15 +49,20 @@ class MicroBatch(NamedTuple):
     inputs: Tensor
     """(B, L) tokens."""
     labels: Tensor
-    """(B, L) tokens to predict, `NO_LABEL` where there is no loss; (B, M) for M decoder_tokens."""
+    """(B, L) tokens to predict, `NO_LABEL` where there is no loss; with label_places, (N,)."""
     further_inputs: dict[str, Tensor]
     """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
-    documents apart; (B, L) token_types; (B, M) decoder_tokens; (N,) label_places of the tokens with
-    a label, among all labels; (B,) sample_numbers, from which masks of dropout follow."""
+    documents or samples apart; (B, L) token_types; (B, M) decoder_tokens, and their
+    decoder_document_ids; (N,) label_places of the tokens with a label,
+    among all tokens that could have one; (samples,) sample_places of first tokens, if samples share
+    rows; (samples,) sample_numbers, from which masks of dropout follow."""
     sample_labels: Tensor | None = None
-    """(B,) int64 class of each sample, of masked samples; labels of `TaskRows`."""
+    """(samples,) int64 class of each sample, of masked samples; labels of `TaskRows`."""
     num_sample_labels: int | None = None
     """Samples of the whole step, on all ranks, that have a label; None: all of them."""
+    label_numbers: Tensor | None = None
+    """(N,) number of each label among those of all tokens, sample by sample, as `label_draws` has
+    them; None: there are labels of all tokens."""
 
 
 def inputs_and_labels(
@@ -95,25 +101,27 @@ def to_batch(
         sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
     """
     rows, sample_labels, num_sample_labels = with_fields(rows), None, None
+    label_numbers = None
     if isinstance(rows, TaskRows):
-        inputs, arrays = rows.tokens, inputs_of_encoder(rows)
+        inputs, arrays = rows.tokens, inputs_of_encoder(rows.types, rows.padding_mask)
         labels = np.full((len(inputs), 1), NO_LABEL)
         sample_labels, num_sample_labels = to_device(rows.labels, device), rows.num_labels
-    elif isinstance(rows, MaskedRows):
-        inputs, labels, arrays = rows.tokens, rows.labels, inputs_of_encoder(rows)
-        sample_labels = to_device(rows.is_random, device)
-    elif isinstance(rows, SpanRows):
-        # Sequence parallelism divides the tokens of the decoder, too.
-        multiple = mesh.tensor.size if mesh.sequence_parallel else 1
-        inputs, labels = rows.tokens, rows.padded_labels(multiple)
-        arrays = rows.inputs(multiple)
+    elif isinstance(rows, MaskedRows | SpanRows):
+        inputs, arrays, labeled = _encoder_inputs(rows, run, mesh=mesh)
+        if mesh.pipeline.size > 1:  # all of its micro batches have the same inputs
+            arrays.setdefault("document_ids", np.zeros_like(inputs))
+        # Losses of corpora need those of each row, a pipeline needs equal shapes.
+        if run.train.log_corpus_losses or mesh.pipeline.size > 1:
+            labels = labeled.rows(rows.labels, padding=NO_LABEL)
+        else:
+            label_numbers = np.flatnonzero(rows.labels != NO_LABEL)
+            labels = rows.labels.flatten()[label_numbers]
+            arrays["label_places"] = labeled.places_of(label_numbers, rows.labels.shape[1])
+        if isinstance(rows, MaskedRows):
+            sample_labels = to_device(rows.is_random, device)
     else:
         loss_mask, arrays = _documents(rows, run)
         inputs, labels = inputs_and_labels(rows, loss_mask)
-    # Losses of corpora need those of each row.
-    needs_rows = run.train.objective == "causal" or run.train.log_corpus_losses
-    if not isinstance(rows, TaskRows) and not needs_rows:
-        arrays["label_places"] = np.flatnonzero(labels != NO_LABEL)
 
     def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
         return share(to_device(array, device), axis=mesh.context)
@@ -122,7 +130,12 @@ def to_batch(
     if sample_numbers is not None and any(run.train.dropout.rates):
         further["sample_numbers"] = to_device(sample_numbers, device)
     return MicroBatch(
-        rank_tensor(inputs), rank_tensor(labels), further, sample_labels, num_sample_labels
+        rank_tensor(inputs),
+        rank_tensor(labels),
+        further,
+        sample_labels,
+        num_sample_labels,
+        None if label_numbers is None else to_device(label_numbers, device),
     )
 
 
@@ -145,13 +158,14 @@ def label_shape(rows: SampleRows) -> tuple[int, int]:
     return num_samples, width - 1
 
 
-def inputs_of_encoder(rows: MaskedRows | TaskRows) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of an encoder beside tokens: token_types, and document_ids that hide padding."""
-    arrays: dict[str, npt.NDArray[Any]] = {"token_types": rows.types}
-    if not rows.padding_mask.all():
-        # Padding is a document of its own. Without any, kernels need no mask.
-        arrays["document_ids"] = (~rows.padding_mask).astype(np.int64)
-    return arrays
+def _encoder_inputs(rows: MaskedRows | SpanRows, run: Run, *, mesh: Mesh) -> EncoderInputs:
+    """Inputs of an encoder; with the setting for it, samples share rows."""
+    is_packed = run.train.pack_samples
+    if isinstance(rows, MaskedRows):
+        return rows.packed_inputs() if is_packed else rows.inputs()
+    # Sequence parallelism divides the tokens of the decoder, too.
+    multiple = mesh.tensor.size if mesh.sequence_parallel else 1
+    return rows.packed_inputs(multiple) if is_packed else rows.inputs(multiple)
 
 
 def _documents(
@@ -189,7 +203,12 @@ def concatenated(batches: list[MicroBatch]) -> MicroBatch:
         torch.cat([batch.inputs for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
         {name: torch.cat([batch.further_inputs[name] for batch in batches]) for name in names},
+        torch.cat(classes) if (classes := _sample_labels(batches)) else None,
     )
+
+
+def _sample_labels(batches: list[MicroBatch]) -> list[Tensor]:
+    return [batch.sample_labels for batch in batches if batch.sample_labels is not None]
 
 
 def label_draws(

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.train.packing import EncoderInputs, one_per_row, pack
+
 Integers = npt.NDArray[np.int64]
 
 
@@ -32,6 +34,22 @@ class MaskedRows(NamedTuple):
     is_random: Integers
     """(B,) 1 if the two parts of a sample are swapped, else 0. Megatron calls it so."""
 
+    def inputs(self) -> EncoderInputs:
+        """Inputs of the model; each row is a sample."""
+        arrays = inputs_of_encoder(self.types, self.padding_mask)
+        return EncoderInputs(self.tokens, arrays, one_per_row(*self.tokens.shape))
+
+    def packed_inputs(self) -> EncoderInputs:
+        """Inputs of the model; samples share rows."""
+        lengths = self.padding_mask.sum(1)
+        (packing,) = pack([lengths], [self.tokens.shape[1]])
+        arrays = {
+            "token_types": packing.rows(self.types, padding=0),
+            "document_ids": packing.sample_ids,
+            "sample_places": packing.places,
+        }
+        return EncoderInputs(packing.rows(self.tokens, padding=0), arrays, packing)
+
 
 def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
     """Return the fields of records.
@@ -44,3 +62,19 @@ def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
     return MaskedRows(
         tokens, records["types"], records["labels"], padding_mask, records["is_swapped"]
     )
+
+
+def inputs_of_encoder(
+    types: Integers, padding_mask: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of an encoder beside tokens: token_types, and document_ids that hide padding.
+
+    Args:
+        types: (B, L) type of each token.
+        padding_mask: (B, L) True for tokens, False for padding.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {"token_types": types}
+    if not padding_mask.all():
+        # Padding is a document of its own. Without any, kernels need no mask.
+        arrays["document_ids"] = (~padding_mask).astype(np.int64)
+    return arrays

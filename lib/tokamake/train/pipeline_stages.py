@@ -148,11 +148,13 @@ class PipelineStages:
         )
 
     def _make_pipeline(self, device: torch.device) -> Pipeline:
+        if last := self.modules.get(self._train.parallel.num_stages - 1):
+            last.register_forward_hook(_tensors_alone)
         return Pipeline(
             self.modules,
             num_stages=self._train.parallel.num_stages,
             schedule=self._train.parallel.pipeline_schedule,
-            loss=self._loss,
+            loss=self._pipeline_loss,
             axis=self._mesh.pipeline,
             device=device,
         )
@@ -198,6 +200,14 @@ class PipelineStages:
         self.sample_losses.append(torch.stack((of_samples.detach(), count)))
         return total + of_samples * self._factors.samples
 
+    def _pipeline_loss(self, output: Output, targets: Tensor) -> Tensor:
+        """Loss of what `_tensors_alone` returns; for the targets see `_targets`."""
+        logits, *of_samples = output if isinstance(output, tuple) else (output,)
+        if self._train.objective == "causal":
+            return self._loss(logits, targets)
+        predicted = Predictions(logits, sample_logits=of_samples[0] if of_samples else None)
+        return self._loss(predicted, targets[:, :-1], targets[:, -1])
+
     def take_sample_loss(self) -> Tensor:
         """(2,) sum of the losses of classes of samples since the last call, and their number."""
         losses, self.sample_losses = self.sample_losses, []
@@ -237,9 +247,12 @@ class PipelineStages:
         self._factors = factors
         if self._pipeline:
             joined = concatenated([*batches])
-            return self._pipeline.train(
-                joined.inputs, joined.labels, len(batches), **joined.further_inputs
+            total = self._pipeline.train(
+                joined.inputs, _targets(joined), len(batches), **joined.further_inputs
             )
+            # At its first step, torch finds the shapes of a stage by a pass of anything.
+            del self.sample_losses[: -len(batches)]
+            return total
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
         total = torch.zeros((), device=batches[0].inputs.device)
@@ -270,17 +283,17 @@ class PipelineStages:
         self._factors = factors
         (module,) = self.modules.values()
         output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
-        if draws is not None and (missing := labels.shape[1] - draws.shape[1]):
-            draws = F.pad(draws, (0, missing))  # of labels that `SpanRows` pads
-        if (places := batch.further_inputs.get("label_places")) is not None:
-            labels = labels.flatten()[places]
-            draws = None if draws is None else draws.to(labels.device).flatten()[places]
-        if draws is not None:
-            assert self._vocab_size is not None
-            logits = predictions(output).logits
-            model_labels = drawn(logits, draws.to(logits.device), self._mesh, size=self._vocab_size)
-            return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
-        return self._loss(output, labels, batch.sample_labels)
+        if draws is None:
+            return self._loss(output, labels, batch.sample_labels)
+        assert self._vocab_size is not None
+        draws = draws.to(labels.device)
+        if batch.label_numbers is not None:
+            draws = draws.flatten()[batch.label_numbers]
+        elif missing := labels.shape[1] - draws.shape[1]:
+            draws = F.pad(draws, (0, missing))  # of labels that fill up rows of a decoder
+        logits = predictions(output).logits
+        model_labels = drawn(logits, draws, self._mesh, size=self._vocab_size)
+        return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -293,7 +306,7 @@ class PipelineStages:
             joined = concatenated([*batches])
             return self._pipeline.evaluate(
                 joined.inputs,
-                joined.labels,
+                _targets(joined),
                 len(batches),
                 self._empty_states,
                 **joined.further_inputs,
@@ -324,3 +337,18 @@ class PipelineStages:
             for submodule in module.modules():
                 if isinstance(submodule, FSDPModule):
                     submodule.reshard()
+
+
+def _tensors_alone(module: Any, inputs: Any, output: Output) -> Tensor | tuple[Tensor, ...]:
+    """Output of the last stage in the form that torch's schedules take."""
+    if isinstance(output, Tensor):
+        return output
+    tensors = tuple(tensor for tensor in output if tensor is not None)
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def _targets(batch: MicroBatch) -> Tensor:
+    """Labels of tokens, (B, L); of masked samples (B, L + 1), with the class of each sample."""
+    if batch.sample_labels is None:
+        return batch.labels
+    return torch.cat((batch.labels, batch.sample_labels[:, None]), dim=1)

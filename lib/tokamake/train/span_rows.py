@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.parallel.loss import NO_LABEL
+from tokamake.train.packing import EncoderInputs, one_per_row, pack
 
 Integers = npt.NDArray[np.int64]
 
@@ -29,27 +30,41 @@ class SpanRows(NamedTuple):
     padding_mask: npt.NDArray[np.bool_]
     """(B, L) True for tokens of the encoder, False for padding."""
 
-    def inputs(self, multiple: int) -> dict[str, npt.NDArray[Any]]:
-        """Further inputs of the model.
+    def inputs(self, multiple: int) -> EncoderInputs:
+        """Inputs of the model; each row is a sample.
 
         Args:
             multiple: number of ranks that divide the decoder's tokens.
         """
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "decoder_tokens": _filled(self.decoder_tokens, multiple, value=0)
-        }
+        of_decoder = one_per_row(*self.labels.shape, row_length=self._row_length(multiple))
+        arrays = {"decoder_tokens": of_decoder.rows(self.decoder_tokens, padding=0)}
         if not self.padding_mask.all():
             # Padding is a document of its own. Without any, kernels need no mask.
             arrays["document_ids"] = (~self.padding_mask).astype(np.int64)
-        return arrays
+        return EncoderInputs(self.tokens, arrays, of_decoder)
 
-    def padded_labels(self, multiple: int) -> Integers:
-        """Labels, as many as decoder tokens in `inputs`."""
-        return _filled(self.labels, multiple, value=NO_LABEL)
+    def packed_inputs(self, multiple: int) -> EncoderInputs:
+        """Inputs of the model; samples share rows. For the argument see `inputs`."""
+        num_labels = self.labels.shape[1]
+        # No loss depends on tokens of the decoder after the last label.
+        has_label = self.labels != NO_LABEL
+        decoder_lengths = num_labels - has_label[:, ::-1].argmax(1)
+        decoder_lengths[~has_label.any(1)] = 1
+        lengths = [self.padding_mask.sum(1), decoder_lengths]
+        packing, of_decoder = pack(lengths, [self.tokens.shape[1], self._row_length(multiple)])
+        sample_ids = of_decoder.sample_ids
+        # Padding comes after the last sample, and belongs to it: each token sees at least itself.
+        sample_ids[sample_ids == len(self.tokens)] = -1
+        arrays = {
+            "document_ids": packing.sample_ids,
+            "decoder_tokens": of_decoder.rows(self.decoder_tokens, padding=0),
+            "decoder_document_ids": np.maximum.accumulate(sample_ids, axis=1),
+        }
+        return EncoderInputs(packing.rows(self.tokens, padding=0), arrays, of_decoder)
 
-
-def _filled(rows: Integers, multiple: int, *, value: int) -> Integers:
-    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple)), constant_values=value)
+    def _row_length(self, multiple: int) -> int:
+        length = self.labels.shape[1]
+        return length + -length % multiple
 
 
 def span_rows(records: npt.NDArray[Any]) -> SpanRows:

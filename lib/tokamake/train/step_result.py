@@ -41,6 +41,8 @@ class StepResult(NamedTuple):
     sample_loss: float | None = None
     """Part of `loss`: mean over the samples of the loss of their classes, such as the order of
     sentences; None: they have none."""
+    num_rows: int = 0
+    """Rows of tokens, over all ranks: fewer than samples if these share rows."""
 
 
 NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)

@@ -24,6 +24,8 @@ class _Interval:
     samples: int = 0
     seconds: float = 0.0
     reading: float = 0.0
+    rows: int = 0
+    """Rows of tokens: fewer than samples if these share rows."""
     batch_size: int = 0
     """Samples of the last step."""
     losses: float = 0.0
@@ -46,6 +48,7 @@ class _Interval:
         """Add a step; see `TrainingLog.count_step`."""
         self.steps += 1
         self.samples += samples
+        self.rows += result.num_rows
         self.seconds += seconds
         self.reading += reading
         self.batch_size = samples
@@ -171,6 +174,8 @@ class TrainingLog:
     ) -> Record:
         sequence_length = self._train.sequence_length
         tokens_per_second = interval.samples * sequence_length / interval.seconds
+        # Of rows: padding of samples that share rows costs nothing.
+        flops = interval.rows * sequence_length * self._flops_per_token
         return {
             "step": state.step,
             "consumed_samples": state.consumed_samples,
@@ -184,7 +189,7 @@ class TrainingLog:
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
-            "model_flops_per_second": tokens_per_second * self._flops_per_token,
+            "model_flops_per_second": flops / interval.seconds,
             "step_seconds": interval.seconds / interval.steps,
         }
 

@@ -132,12 +132,16 @@ def test_packed_samples_equal_samples_alone(length: int) -> None:
     model = to_model(architecture, random_tensors(architecture, 1))
     tokens = torch.randint(131, (2, length), generator=torch.Generator().manual_seed(1))
     sizes = [length // 3, length - length // 3]
-    documents = (torch.arange(length) >= sizes[0]).long().expand(2, -1)
-    positions = torch.cat([torch.arange(size) for size in sizes]).expand(2, -1)
+    in_row = (torch.arange(length) >= sizes[0]).long()
+    documents = torch.stack((in_row, in_row + 2))
+    places = torch.tensor([0, sizes[0], length, length + sizes[0]])
     with torch.no_grad():
-        together = model(tokens, position_ids=positions, document_ids=documents).logits
-        apart = torch.cat([model(part).logits for part in tokens.split(sizes, dim=1)], dim=1)
-    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+        together = model(tokens, document_ids=documents, sample_places=places)
+        first, second = (model(part) for part in tokens.split(sizes, dim=1))
+    logits = torch.cat((first.logits, second.logits), dim=1)
+    torch.testing.assert_close(together.logits, logits, atol=1e-5, rtol=1e-5)
+    orders = torch.stack((first.sample_logits, second.sample_logits), dim=1).flatten(0, 1)
+    torch.testing.assert_close(together.sample_logits, orders, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["full", "selective"])
@@ -245,10 +249,9 @@ def test_settings_that_the_family_does_not_know_are_refused(
         validate(Architecture, {**PLAIN.model_dump(), **values}, "x.yaml")
 
 
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "context_parallel_size"])
-def test_pipelines_and_split_sequences_are_refused(name: str) -> None:
-    settings = ParallelSettings(**{name: 2})
-    with pytest.raises(UserError, match=rf"{name}: 2: .*bert.*; set 1"):
+def test_split_sequences_are_refused() -> None:
+    settings = ParallelSettings(context_parallel_size=2)
+    with pytest.raises(UserError, match=r"context_parallel_size: 2: .*bert.*; set 1"):
         settings.check_architecture(PLAIN, 32)
 
 

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.key_value_cache import KeyValueCache
-from tokamake.models.common.language_model import LanguageModel, Output, Predictions
+from tokamake.models.common.language_model import (
+    LanguageModel,
+    Output,
+    PackedRows,
+    Predictions,
+)
 from tokamake.models.common.layers import ACTIVATIONS, MLP, Attention, TransformerLayer
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout
@@ -23,7 +27,7 @@ from tokamake.parallel.tensor import (
     Placement,
     ReplicatedEmbedding,
     WholeLinear,
-    first_token,
+    first_tokens,
     own_tokens,
     shared_input,
 )
@@ -124,35 +128,37 @@ class Model(LanguageModel):
     def forward(
         self,
         x: Tensor,
-        cache: KeyValueCache | None = None,
         *,
-        position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         sample_numbers: Tensor | None = None,
         token_types: Tensor | None = None,
         label_places: Tensor | None = None,
+        sample_places: Tensor | None = None,
     ) -> Output:
         """Predict masked tokens and the order of sentences; see `LanguageModel.forward`.
 
         Args:
             x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
-            cache: None: tokens attend to later ones.
-            position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
             document_ids: (B, L) numbers; a token sees only tokens with its own number. Padding has
                 a number of its own, so that no token sees it. None: there is no padding.
-            sample_numbers: (B,) int64 number of each sample in the run, for dropout.
+            sample_numbers: (samples,) int64 number of each sample in the run, for dropout.
             token_types: (B, L) int64 type of each token; None: all have type 0.
             label_places: (N,) int64 places of the tokens to predict among all B × L; logits are
                 then (N, V), of these tokens alone. None: all tokens.
+            sample_places: (samples,) int64 places of the first token of each sample among all
+                B × L; then document_ids number the samples. None: each row is a sample.
 
         Returns:
-            Logits, and logits (B, 2) of the order of sentences, if the model has a head for it.
-            With the head of a task, its logits (B, num_classes) alone. From an earlier stage,
-            (B, L, D) states.
+            Logits, and logits (samples, 2) of the order of sentences, if the model has a head for
+            it. With the head of a task, its logits (samples, num_classes) alone. From an earlier
+            stage, (B, L, D) states.
         """
-        assert cache is None, "an encoder has no cache"
-        dropout = self.dropout(x, sample_numbers)
-        x_BLD = self._embedded(x, position_ids, token_types) if self.is_first else x
+        packed = None
+        if sample_places is not None:
+            assert document_ids is not None
+            packed = PackedRows(document_ids)
+        dropout = self.dropout(x, sample_numbers, packed)
+        x_BLD = self._embedded(x, packed, token_types) if self.is_first else x
         if self.is_first and dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
@@ -160,13 +166,12 @@ class Model(LanguageModel):
             return x_BLD
         if hasattr(self, "task_head"):
             return self._task_predictions(x_BLD, dropout)
-        return self._predictions(x_BLD, label_places)
+        return self._predictions(x_BLD, label_places, sample_places)
 
     def _embedded(
-        self, tokens_BL: Tensor, position_ids: Tensor | None, token_types: Tensor | None
+        self, tokens_BL: Tensor, packed: PackedRows | None, token_types: Tensor | None
     ) -> Tensor:
-        positions = self.positions(tokens_BL) if position_ids is None else position_ids
-        positions_BL = positions if positions.dim() > 1 else positions[None]
+        positions_BL = packed.position_ids if packed else self.positions(tokens_BL)[None]
         x_BLD: Tensor = self.embed_tokens(tokens_BL)
         x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         if not hasattr(self, "embed_token_types"):
@@ -174,19 +179,22 @@ class Model(LanguageModel):
         types_BL = torch.zeros_like(tokens_BL) if token_types is None else token_types
         return x_BLD + self.embed_token_types(own_tokens(types_BL, self.mesh))
 
-    def _predictions(self, x_BLD: Tensor, label_places: Tensor | None) -> Predictions:
+    def _predictions(
+        self, x_BLD: Tensor, label_places: Tensor | None, sample_places: Tensor | None
+    ) -> Predictions:
         x_BLD = self.norm(x_BLD)
         output = self.lm_head if hasattr(self, "lm_head") else self.embed_tokens
         logits = self.masked_token_head(x_BLD, output.weight, label_places)
         if not hasattr(self, "pooler"):
             return Predictions(logits)
-        pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
+        pooled_BD = self.pooler(first_tokens(x_BLD, self.mesh, sample_places)).tanh()
         return Predictions(logits, sample_logits=self.sentence_order_head(pooled_BD))
 
     def _task_predictions(self, x_BLD: Tensor, dropout: Dropout | None) -> Predictions:
         x_BLD = self.norm(x_BLD)
-        pooled_BD = self.pooler(first_token(x_BLD, self.mesh)).tanh()
+        pooled_BD = self.pooler(first_tokens(x_BLD, self.mesh)).tanh()
         if dropout:
-            of_first = dropout._replace(positions_L=dropout.positions_L.new_zeros(1))
+            positions = dropout.tokens.positions.new_zeros(1, 1)
+            of_first = dropout._replace(tokens=dropout.tokens._replace(positions=positions))
             pooled_BD = of_first.states(pooled_BD[:, None], "task_head")[:, 0]
         return Predictions(x_BLD.new_empty(0), sample_logits=self.task_head(pooled_BD))

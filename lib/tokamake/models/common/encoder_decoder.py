@@ -10,23 +10,20 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import recompute
-from tokamake.models.common.key_value_cache import KeyValueCache
-from tokamake.models.common.language_model import LanguageModel, Output
+from tokamake.models.common.language_model import LanguageModel, Output, PackedRows
 from tokamake.models.common.layers import Attention, TransformerLayer, key_value_projection
 from tokamake.parallel.attention import AttentionMask, attention
-from tokamake.parallel.context import UNMASKED
+from tokamake.parallel.context import UNMASKED, Unmasked, document_mask
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
-    own_tokens,
     shared_input,
 )
 
@@ -63,7 +60,8 @@ class CrossAttention(nn.Module):
         Args:
             x_BMD: states of the decoder.
             memory_BLD: `shared_input` of the states of the encoder: all layers share it.
-            mask: (B, 1, 1, L) bool, True for tokens, or `UNMASKED`.
+            mask: (B, 1, 1, L) bool, True for tokens, or (B, 1, M, L), True for tokens of the same
+                sample; or `UNMASKED`.
             dropout: dropout of the weights; None: nothing is dropped.
         """
         x_BMD = shared_input(x_BMD, self._mesh)
@@ -192,40 +190,43 @@ class EncoderDecoder(LanguageModel):
     def forward(
         self,
         x: Tensor,
-        cache: KeyValueCache | None = None,
         *,
-        position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         sample_numbers: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
+        decoder_document_ids: Tensor | None = None,
         label_places: Tensor | None = None,
     ) -> Output:
         """Predict each successor of the decoder's tokens; see `LanguageModel.forward`.
 
         Args:
             x: (B, L) int64 tokens of the encoder.
-            cache: None.
-            position_ids: None: tokens have their places in the row.
             document_ids: (B, L) numbers of the encoder's tokens: 0, and 1 for padding, which no
                 token of the decoder sees. None: there is no padding.
-            sample_numbers: (B,) int64 number of each sample in the run, for dropout.
+            sample_numbers: (samples,) int64 number of each sample in the run, for dropout.
             decoder_tokens: (B, M) int64 tokens of the decoder; padding comes last.
+            decoder_document_ids: (B, M) number of the sample of each token of the decoder; then
+                document_ids number the samples, too. None: each row is a sample.
             label_places: (N,) int64 places of the tokens to predict among all B × M; logits are
                 then (N, V), of these tokens alone. None: all tokens.
         """
-        assert cache is None, "an encoder has no cache"
-        assert position_ids is None
         assert decoder_tokens is not None
-        memory_BLD = self.encoded(x, document_ids, sample_numbers)
-        dropout = self.dropout(decoder_tokens, sample_numbers)
-        y_BMD = self.embedded(decoder_tokens)
+        packed = packed_decoder = None
+        if decoder_document_ids is not None:
+            assert document_ids is not None
+            packed, packed_decoder = PackedRows(document_ids), PackedRows(decoder_document_ids)
+        memory_BLD = self.encoded(x, document_ids, sample_numbers, packed)
+        dropout = self.dropout(decoder_tokens, sample_numbers, packed_decoder)
+        if dropout and packed:
+            dropout = dropout._replace(memory_positions=packed.position_ids)
+        y_BMD = self.embedded(decoder_tokens, packed_decoder)
         if dropout:
             y_BMD = dropout.states(y_BMD, "decoder_embedding")
-        memory_mask: AttentionMask = UNMASKED
-        if document_ids is not None:
-            memory_mask = (document_ids == 0)[:, None, None]
+        masks = (
+            self.decoder_mask(decoder_tokens, decoder_document_ids),
+            _memory_mask(document_ids, decoder_document_ids),
+        )
         layers = [*self.decoder.layers.values()]
-        masks = self.decoder_mask(decoder_tokens), memory_mask
         y_BMD = recompute.run(layers, self.recompute, y_BMD, memory_BLD, *masks, dropout)
         y_BMD = shared_input(self.decoder.norm(y_BMD), self.mesh)
         if label_places is not None:
@@ -234,11 +235,15 @@ class EncoderDecoder(LanguageModel):
         return self.output_logits(y_BMD)
 
     def encoded(
-        self, tokens_BL: Tensor, document_ids: Tensor | None, sample_numbers: Tensor | None
+        self,
+        tokens_BL: Tensor,
+        document_ids: Tensor | None,
+        sample_numbers: Tensor | None,
+        packed: PackedRows | None = None,
     ) -> Tensor:
         """States of the encoder as `CrossAttention` takes them; see `forward` for the arguments."""
-        dropout = self.dropout(tokens_BL, sample_numbers)
-        x_BLD = self.embedded(tokens_BL)
+        dropout = self.dropout(tokens_BL, sample_numbers, packed)
+        x_BLD = self.embedded(tokens_BL, packed)
         if dropout:
             x_BLD = dropout.states(x_BLD, "embedding")
         layers, mask = [*self.encoder.layers.values()], self.encoder_mask(tokens_BL, document_ids)
@@ -246,8 +251,13 @@ class EncoderDecoder(LanguageModel):
         # Once for all layers of the decoder, whose gradients add up before ranks sum them.
         return shared_input(self.encoder.norm(x_BLD), self.mesh)
 
-    def embedded(self, tokens_BL: Tensor) -> Tensor:
-        """States of tokens of either stack before its first layer, of this rank's `own_tokens`."""
+    def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:  # noqa: ARG002
+        """States of tokens of either stack before its first layer, of this rank's `own_tokens`.
+
+        Args:
+            tokens_BL: tokens of the whole rows.
+            packed: samples of the rows; None: each row is a sample.
+        """
         states_BLD: Tensor = self.embed_tokens(tokens_BL)
         return states_BLD
 
@@ -255,9 +265,11 @@ class EncoderDecoder(LanguageModel):
         """Mask of the encoder's attention: tokens see all tokens but padding."""
         return self.mask(document_ids)
 
-    def decoder_mask(self, tokens_BM: Tensor) -> AttentionMask:  # noqa: ARG002
+    def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
         """Mask of the decoder's attention; None: causal, so that no token sees padding."""
-        return None
+        if document_ids is None:
+            return None
+        return document_mask(document_ids, axis=self.mesh.context, method=self.mesh.context_method)
 
     def output_logits(self, x_BMD: Tensor) -> Tensor:
         """Logits (..., V) of normed states, for this rank's part of the vocabulary."""
@@ -267,6 +279,11 @@ class EncoderDecoder(LanguageModel):
         return linear(x_BMD, self.embed_tokens.weight)
 
 
-def places(tokens_BL: Tensor, mesh: Mesh) -> Tensor:
-    """Places of this rank's `own_tokens` in their rows, (1, L) int64."""
-    return own_tokens(torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None], mesh)
+def _memory_mask(
+    document_ids: Tensor | None, decoder_document_ids: Tensor | None
+) -> Tensor | Unmasked:
+    """Mask of cross-attention; see `CrossAttention.forward`."""
+    if decoder_document_ids is not None:
+        assert document_ids is not None
+        return (decoder_document_ids[:, :, None] == document_ids[:, None])[:, None]
+    return UNMASKED if document_ids is None else (document_ids == 0)[:, None, None]

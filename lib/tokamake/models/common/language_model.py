@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import decoding
@@ -17,8 +18,13 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import UNMASKED, document_mask, zigzag_indices
-from tokamake.parallel.dropout import Dropout
+from tokamake.parallel.context import (
+    UNMASKED,
+    document_mask,
+    positions_in_documents,
+    zigzag_indices,
+)
+from tokamake.parallel.dropout import Dropout, SampleTokens
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
@@ -44,6 +50,27 @@ class Predictions(NamedTuple):
 
 Output = Tensor | tuple[Tensor, Tensor] | Predictions
 """Result of `forward`: logits, logits and an auxiliary loss, or `Predictions`."""
+
+
+class PackedRows(NamedTuple):
+    """Rows that samples of a micro batch share."""
+
+    sample_ids: Tensor
+    """(B, L) int64 number in the micro batch of each token's sample; padding of an encoder has
+    the number of samples."""
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(B, L) int64 positions of tokens in their samples."""
+        return positions_in_documents(self.sample_ids)
+
+    def tokens(self, sample_numbers: Tensor) -> SampleTokens:
+        """Places of the tokens in the run.
+
+        Args:
+            sample_numbers: (samples,) number of each sample in the run.
+        """
+        return SampleTokens(F.pad(sample_numbers, (0, 1))[self.sample_ids], self.position_ids)
 
 
 class DropoutRates(NamedTuple):
@@ -160,27 +187,17 @@ class LanguageModel(nn.Module):
         assert vocab_size is not None
         return ColumnParallelLinear(hidden, vocab_size, mesh=self.mesh)
 
-    def forward(
-        self,
-        x: Tensor,
-        cache: KeyValueCache | None = None,
-        *,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        sample_numbers: Tensor | None = None,
-    ) -> Output:
+    def forward(self, x: Tensor, *arguments: Any, **inputs: Any) -> Output:
         """Predict each token's successor, or masked tokens; families implement this.
-
-        Encoders have no cache, and may have further inputs.
 
         Args:
             x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
-            cache: keys and values of earlier tokens, in which a pass has begun; these tokens
-                extend it.
-            position_ids: (B, L) positions, or (L,) for all rows; None: places in the row.
-            document_ids: (B, L) numbers; a token sees only tokens with its own number.
-            sample_numbers: (B,) int64 number of each sample in the run, from which the masks of
-                dropout follow; None: nothing is dropped.
+            arguments: of causal models, `cache`: keys and values of earlier tokens, in which a pass
+                has begun; these tokens extend it.
+            inputs: `position_ids`: (B, L) positions, or (L,) for all rows; None: places in the row.
+                `document_ids`: (B, L) numbers; a token sees only tokens with its own number.
+                `sample_numbers`: (samples,) int64 number of each sample in the run, from which the
+                masks of dropout follow; None: nothing is dropped. Encoders have others.
 
         Returns:
             (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
@@ -254,13 +271,26 @@ class LanguageModel(nn.Module):
             return zigzag_indices(length * axis.size, axis, device=x.device)
         return torch.arange(length, device=x.device)
 
-    def dropout(self, x: Tensor, sample_numbers: Tensor | None) -> Dropout | None:
-        """Dropout of a forward pass; see `forward` for the arguments. None: nothing is dropped."""
+    def dropout(
+        self, x: Tensor, sample_numbers: Tensor | None, packed: PackedRows | None = None
+    ) -> Dropout | None:
+        """Dropout of a forward pass. None: nothing is dropped.
+
+        Args:
+            x: see `forward`.
+            sample_numbers: see `forward`.
+            packed: samples of the rows; None: each row is a sample.
+        """
         if sample_numbers is None or self.dropout_rates is None:
             return None
-        positions_L = own_tokens(self.positions(x)[None], self.mesh)[0]
         heads = part(self.architecture.num_attention_heads, self.mesh.tensor)
-        return Dropout(*self.dropout_rates, sample_numbers, positions_L, heads)
+        if packed is None:
+            positions = own_tokens(self.positions(x)[None], self.mesh)
+            tokens = SampleTokens(sample_numbers[:, None], positions)
+            return Dropout(*self.dropout_rates, tokens, heads)
+        whole = packed.tokens(sample_numbers)
+        tokens = SampleTokens(*(own_tokens(each, self.mesh) for each in whole))
+        return Dropout(*self.dropout_rates, tokens, heads, whole)
 
     def mask(
         self, document_ids: Tensor | None, cache: KeyValueCache | None = None

@@ -135,12 +135,15 @@ class Model(EncoderDecoder):
         apart_BLL = document_ids[:, :, None] != document_ids[:, None]
         return biases.masked_fill(apart_BLL[:, None], -math.inf)
 
-    def decoder_mask(self, tokens_BM: Tensor) -> Tensor:
-        """Biases of the decoder's attention, -inf for later tokens."""
+    def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Biases of the decoder's attention, -inf for later tokens and those of other samples."""
         length = tokens_BM.shape[1]
         later_LL = torch.ones(length, length, dtype=torch.bool, device=tokens_BM.device).triu(1)
-        biases: Tensor = self.decoder_positions(length)
-        return biases.masked_fill(later_LL, -math.inf)
+        biases: Tensor = self.decoder_positions(length).masked_fill(later_LL, -math.inf)
+        if document_ids is None:
+            return biases
+        apart_BLL = document_ids[:, :, None] != document_ids[:, None]
+        return biases.masked_fill(apart_BLL[:, None], -math.inf)
 
     def output_logits(self, x_BMD: Tensor) -> Tensor:
         if self.architecture.tie_word_embeddings:

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.encoder_decoder import (
-    CrossAttention,
-    DecoderLayer,
-    EncoderDecoder,
-    places,
-)
+from tokamake.models.common.encoder_decoder import CrossAttention, DecoderLayer, EncoderDecoder
+from tokamake.models.common.language_model import PackedRows
 from tokamake.models.common.layers import MLP, Attention, TransformerLayer
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import LayerNorm, Placement, ReplicatedEmbedding
+from tokamake.parallel.tensor import LayerNorm, Placement, ReplicatedEmbedding, own_tokens
 
 OBJECTIVES = ("span_corruption",)
 """Objectives that this family learns by."""
@@ -84,8 +80,10 @@ class Model(EncoderDecoder):
         super().add_output()
         self.head = VocabularyBias(self.architecture, self.mesh)
 
-    def embedded(self, tokens_BL: Tensor) -> Tensor:
-        return super().embedded(tokens_BL) + self.embed_positions(places(tokens_BL, self.mesh))
+    def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:
+        positions_BL = packed.position_ids if packed else self.positions(tokens_BL)[None]
+        positions = own_tokens(positions_BL, self.mesh)
+        return super().embedded(tokens_BL, packed) + self.embed_positions(positions)
 
     def output_logits(self, x_BMD: Tensor) -> Tensor:
         logits: Tensor = self.head(super().output_logits(x_BMD))

@@ -87,6 +87,7 @@ class EngineBase(ABC):
     _state_kinds: dict[str, str]
     optimizer: torch.optim.Optimizer
     _own_sums: tuple[Tensor, Tensor]
+    _num_rows: int
 
     def __init__(self, run: Run, ranks: Ranks, *, device: torch.device, shard: bool) -> None:
         self._run, self._ranks, self._device = run, ranks, device
@@ -219,19 +220,28 @@ class EngineBase(ABC):
         """Factors that make means of the sums of losses of this step, over all ranks."""
         num_samples = batches[0].num_sample_labels
         if num_samples is None:  # all data-parallel ranks have as many samples
-            num_samples = sum(len(batch.inputs) for batch in batches) * self.mesh.data.size
-        return LossFactors(1 / self._num_labels(batches), 1 / num_samples)
+            of_rank = [each.sample_labels for each in batches if each.sample_labels is not None]
+            num_samples = sum(map(len, of_rank)) * self.mesh.data.size
+        return LossFactors(1 / self._num_labels(batches), 1 / max(1, num_samples))
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
-        """Number of tokens with a loss, over all ranks."""
+        """Number of tokens with a loss, over all ranks; also sets the number of rows."""
+        mesh = self.mesh
+        num_rows = sum(len(batch.inputs) for batch in batches)
         if not has_masked_labels(self._run.train):
+            self._num_rows = num_rows * mesh.data.size
             own = sum(batch.labels.numel() for batch in batches)
-            return own * self.mesh.data.size * self.mesh.context.size
+            return own * mesh.data.size * mesh.context.size
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
-        count = torch.stack(counts).sum()
-        dist.all_reduce(count)
-        # Tensor- and pipeline-parallel ranks have the same labels.
-        return max(1, int(count) // (self.mesh.tensor.size * self.mesh.pipeline.size))
+        rows = torch.tensor(num_rows, device=self._device)
+        sums = torch.stack((torch.stack(counts).sum(), rows))
+        dist.all_reduce(sums)
+        num_labels, num_rows = sums.tolist()
+        # Tensor- and pipeline-parallel ranks have the same labels, all but data-parallel ranks
+        # have the same rows.
+        num_copies = mesh.tensor.size * mesh.pipeline.size
+        self._num_rows = num_rows // (num_copies * mesh.context.size)
+        return max(1, num_labels // num_copies)
 
     def _sum_over_ranks(
         self,
@@ -260,7 +270,7 @@ class EngineBase(ABC):
         flags = torch.tensor([stop, saved], device=self._device)
         parts = [torch.stack((own, squares)).float(), flags.float()]
         samples = None
-        if self.stages.sample_losses:
+        if self._run.architecture.has_sample_head:
             samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         sums = torch.cat([*parts, *optional])

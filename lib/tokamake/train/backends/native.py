@@ -106,6 +106,7 @@ class Engine(EngineBase):
             layer_norms=sums.layer_norms,
             corpus_losses=sums.corpora,
             sample_loss=sums.sample_loss,
+            num_rows=self._num_rows,
         )
 
     def recompute(

@@ -44,6 +44,7 @@ WITHOUT_EFFECT = {
     "split",  # its effect is in the digest of the index
     # How ranks share the work changes nothing but the order of sums.
     "micro_batch_size",
+    "pack_samples",
     "backend",
     "zero_stage",
     "offload_optimizer",

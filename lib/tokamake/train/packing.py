@@ -1,0 +1,115 @@
+"""Packing: samples of a micro batch share rows, so that fewer tokens are padding.
+
+Attention keeps samples apart, and positions begin in each, so losses and gradients stay the same.
+Shape suffixes: B samples of a micro batch, W most tokens of a sample, R rows, L tokens of a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+
+class Packing(NamedTuple):
+    """Places of the samples of a micro batch in rows that they share."""
+
+    lengths: Integers
+    """(B,) tokens of each sample."""
+    places: Integers
+    """(B,) place of the first token of each sample among all R × L."""
+    shape: tuple[int, int]
+    """R and L."""
+
+    def rows(self, values: npt.NDArray[Any], *, padding: int) -> npt.NDArray[Any]:
+        """Rows (R, L) of the values of each token of the samples, (B, W) or of a shape that
+        broadcasts to it; `padding` where a row has no token."""
+        width = int(self.lengths.max())
+        offsets = np.arange(width)
+        is_token = offsets < self.lengths[:, None]
+        packed = np.full(self.shape, padding, values.dtype)
+        by_token = values[:, :width] if values.shape[1] > 1 else values
+        values_BW = np.broadcast_to(by_token, is_token.shape)
+        packed.reshape(-1)[(self.places[:, None] + offsets)[is_token]] = values_BW[is_token]
+        return packed
+
+    @property
+    def sample_ids(self) -> Integers:
+        """(R, L) number in the micro batch of each token's sample; B where a row has no token."""
+        numbers = np.arange(len(self.lengths))
+        return self.rows(numbers[:, None], padding=len(numbers))
+
+    def places_of(self, tokens: Integers, width: int) -> Integers:
+        """Places among all R × L of tokens that are given by their places among all B × W.
+
+        Args:
+            tokens: places of tokens of the samples.
+            width: W.
+        """
+        return self.places[tokens // width] + tokens % width
+
+
+def one_per_row(num_samples: int, length: int, *, row_length: int | None = None) -> Packing:
+    """A row for each sample.
+
+    Args:
+        num_samples: B.
+        length: tokens of each sample, padding included.
+        row_length: L; None: as many.
+    """
+    row_length = row_length or length
+    places = np.arange(num_samples) * row_length
+    return Packing(np.full(num_samples, length), places, (num_samples, row_length))
+
+
+class EncoderInputs(NamedTuple):
+    """Inputs of an encoder, or of an encoder-decoder, for a micro batch."""
+
+    tokens: Integers
+    """(B, L) tokens of the encoder; (R, L) if samples share rows."""
+    further: dict[str, npt.NDArray[Any]]
+    """Keyword arguments of `Model.forward`."""
+    labeled: Packing
+    """Rows of the tokens that have labels: those of the encoder, or of the decoder."""
+
+
+def pack(lengths: Sequence[Integers], row_lengths: Sequence[int]) -> list[Packing]:
+    """Distribute the samples of a micro batch to rows, first fit, long samples first.
+
+    Args:
+        lengths: (B,) tokens of each sample, for each stack of the model.
+        row_lengths: tokens of a row, for each stack.
+
+    Returns:
+        Packing of each stack. Stacks have the same samples in a row, in the order of their numbers.
+    """
+    sizes = np.stack([*lengths])
+    capacity = np.array(row_lengths)
+    assert (sizes <= capacity[:, None]).all(), "a sample is longer than a row"
+    used: list[npt.NDArray[Any]] = []
+    row_of = np.zeros(sizes.shape[1], np.int64)
+    for sample in np.argsort(-(sizes / capacity[:, None]).max(0), kind="stable"):
+        size = sizes[:, sample]
+        fits = (row for row, taken in enumerate(used) if (taken + size <= capacity).all())
+        if (row := next(fits, None)) is None:
+            row = len(used)
+            used.append(np.zeros_like(capacity))
+        used[row] += size
+        row_of[sample] = row
+    return [
+        Packing(own, _places(own, row_of, row_length=length), (len(used), length))
+        for own, length in zip(sizes, row_lengths, strict=True)
+    ]
+
+
+def _places(lengths: Integers, row_of: Integers, *, row_length: int) -> Integers:
+    """(B,) place of the first token of each sample among all tokens of the rows."""
+    ends: dict[int, int] = {}
+    places = np.empty_like(lengths)
+    for sample, (length, row) in enumerate(zip(lengths.tolist(), row_of.tolist(), strict=True)):
+        start = ends.get(row, 0)
+        places[sample] = row * row_length + start
+        ends[row] = start + length
+    return places
