@@ -76,6 +76,9 @@ MISTAKES = {
         "sample_corpus": {"web": {}}
     },
     "my.yaml: model needs an architecture or a checkpoint": {"model": {"architecture": None}},
+    "my.yaml: model.architecture: give the YAML file of an architecture, such as ": {
+        "model": {"architecture": {"family": "gpt"}}
+    },
     "my.yaml: model.architecture: from_checkpoint: there is no model.checkpoint; name one, or a": {
         "model": {"architecture": "from_checkpoint"}
     },

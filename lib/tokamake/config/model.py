@@ -60,6 +60,16 @@ class ParentRun(Settings):
     """Name of the run whose last checkpoint this run starts from."""
 
 
+def _as_architecture(value: Any) -> Any:
+    """The name of a file; its settings cannot stand in its place."""
+    if value is None or isinstance(value, str | Path):
+        return value
+    raise ValueError(
+        "give the YAML file of an architecture, such as config/models/tiny-gpt.yaml, or "
+        "from_checkpoint"
+    )
+
+
 def _as_checkpoint(value: Any, info: ValidationInfo) -> Any:
     """A mapping is the name of a run, anything else a folder."""
     is_run = isinstance(value, dict) and value.keys() == {"run"} and isinstance(value["run"], str)
@@ -73,7 +83,9 @@ def _as_checkpoint(value: Any, info: ValidationInfo) -> Any:
 class ModelSettings(Settings):
     """Where training starts from: a checkpoint, or random weights."""
 
-    architecture: Literal["from_checkpoint"] | Path | None = Path("config/models/tiny-llama.yaml")
+    architecture: Annotated[
+        Literal["from_checkpoint"] | Path | None, BeforeValidator(_as_architecture)
+    ] = Path("config/models/tiny-llama.yaml")
     """Shape of the model: a file, or from_checkpoint, the default where a checkpoint is named. A
     checkpoint must match the file; if it is that of a run of the table, rope_theta, rope_scaling
     and max_position_embeddings may differ. An empty vocab_size is the checkpoint's or the
