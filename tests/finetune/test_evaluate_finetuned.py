@@ -213,7 +213,7 @@ def test_a_regression_is_exported_with_one_label(tmp_path: Path) -> None:
 
 
 def test_classes_in_another_order_are_refused(trained: Path) -> None:
-    reversed_labels = json.dumps({**json.loads(SETTINGS), "labels": ["yes", "no"]})
+    reversed_labels = json.dumps({**json.loads(SETTINGS), "labels": ["Yes", "No"]})
     for checkpoint in ("finetuned", "export"):
         with pytest.raises(UserError, match=r"has classes in the order no, yes, task labeled_text"):
             evaluate(trained, checkpoint=checkpoint, settings=reversed_labels)

@@ -46,7 +46,7 @@ from tokamake.train.checks import check_layout
 from tokamake.train.masked_rows import MaskedRows, masked_rows
 
 CPU = torch.device("cpu")
-ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=2)
+ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=4)
 SIZE, LENGTH, NUM_STEPS = 8, 16, 3
 FULL = {"recompute_granularity": "full"}
 DEEPSPEED = {"backend": "deepspeed"}
@@ -70,6 +70,8 @@ LAYOUTS: Proved = {
         ("bert", DEEPSPEED | {"zero_stage": 2} | parallel(tp=2, sp=True)),
         ("bert", parallel(pp=2)),
         ("bert", parallel(pp=2) | FULL | {"micro_batch_size": 1}),
+        ("bert", parallel(pp=2, schedule="gpipe") | DEEPSPEED | {"zero_stage": 1}),
+        ("bert", parallel(pp=2, schedule="interleaved_zero_bubble", vpp=2)),
         ("bert", PACKED | {"zero_stage": 3, "micro_batch_size": 4}),
         ("bert", PACKED | parallel(tp=2, sp=True) | FULL),
         ("bert", PACKED | DEEPSPEED | {"zero_stage": 2, "micro_batch_size": 4}),
@@ -211,6 +213,18 @@ def test_each_layout_drops_the_same_numbers(run: Run) -> None:
                 assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
 
 
+@pytest.mark.ranks
+def test_labels_that_an_optimizer_draws_are_the_same_in_shared_rows(run: Run) -> None:
+    sophia = {"name": "sophia_g", "learning_rate": 0.001, "hessian_interval": 1}
+    drawing = laid_out(run, {"optimizer": sophia})
+    layouts = [{"micro_batch_size": 8}, PACKED, {"micro_batch_size": 2}]
+    ((first, *others),) = spawn(train, 1, [laid_out(drawing, each) for each in layouts])
+    assert first["losses"] != pytest.approx(plain_training()["losses"], rel=1e-5)
+    for other in others:
+        for name in ("losses", "norms", "validation after"):
+            assert other[name] == pytest.approx(first[name], rel=1e-5)
+
+
 def without_labels(run: Run) -> tuple[float, float]:
     """Loss and gradient norm of a global batch that masks nothing."""
     engine = build(run)
@@ -300,12 +314,19 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     files.write_json(tmp_path / "index/index.json", described)
     monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
     monkeypatch.setattr(validation, "open_samples", lambda *_, **__: Records(16))
-    for name, stops in (("whole", [None]), ("parts", [3, None])):
-        changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
-        write_run(tmp_path / name / "run.yaml", run.model_copy(update=changed))
+    for name, stops in (("whole", [None]), ("parts", [3, None]), ("packed", [3, None])):
         for stop in stops:
+            # A run may continue with or without samples that share rows.
+            changes = PACKED if name == "packed" and stop else {}
+            changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
+            laid = laid_out(run.model_copy(update=changed), changes)
+            write_run(tmp_path / name / "run.yaml", laid)
             assert train_here(tmp_path / name / "run.yaml", until_step=stop) == 0
-    whole_run, parts_run = (tmp_path / name / "run.yaml" for name in ("whole", "parts"))
+    whole_run, parts_run, packed_run = (
+        tmp_path / name / "run.yaml" for name in ("whole", "parts", "packed")
+    )
+    for key in ("loss", "sample_loss", "validation_loss"):
+        assert losses(packed_run, key) == pytest.approx(losses(whole_run, key), rel=1e-4)
     for key in ("loss", "token_loss", "sample_loss", "validation_loss"):
         assert losses(parts_run, key) == losses(whole_run, key)
     trained = [record for record in records(whole_run) if "loss" in record]

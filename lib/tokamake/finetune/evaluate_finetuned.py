@@ -113,8 +113,9 @@ def _check(
             f"{opened.path}: has {_shown(actual)}, task {task.name} needs "
             f"{_shown(task.architecture_fields)}; name a model that was finetuned on it"
         )
-    labels = tuple(map(str, opened.notes.get("labels") or ()))
-    if task.head == "classes" and labels != task.labels and {*labels} == {*task.labels}:
+    labels = tuple(str(name) for name in opened.notes.get("labels") or ())
+    theirs, ours = ([name.casefold() for name in names] for names in (labels, task.labels))
+    if task.head == "classes" and theirs != ours and sorted(theirs) == sorted(ours):
         raise UserError(
             f"{opened.path}: has classes in the order {', '.join(labels)}, task {task.name} in the "
             f"order {', '.join(task.labels)}; name a model that was finetuned here, or give a task "

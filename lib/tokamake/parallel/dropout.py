@@ -96,7 +96,7 @@ class Dropout(NamedTuple):
         """Drop weights of attention, and scale the others.
 
         Args:
-            weights_BHSS: (B, H, S, S) of all tokens of each sample, of queries and of keys.
+            weights_BHSS: (B, H, S, S) of all tokens of each row, of queries and of keys.
             axis: context-parallel ranks, which divide the heads of this rank.
             layer: module whose `number` is that of the layer in the whole model.
             site: attention or cross_attention.

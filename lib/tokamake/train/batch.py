@@ -1,7 +1,7 @@
 """Micro batches: rows of tokens become inputs and labels on the device.
 
 Rows come from the loader. Where ranks share a sequence, each takes its part of it.
-Shape suffixes: B samples of a micro batch, L tokens.
+Shapes: B rows of a micro batch, each a sample unless samples share rows; L tokens of a row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,9 +108,7 @@ def to_batch(
         sample_labels, num_sample_labels = to_device(rows.labels, device), rows.num_labels
     elif isinstance(rows, MaskedRows | SpanRows):
         inputs, arrays, labeled = _encoder_inputs(rows, run, mesh=mesh)
-        if mesh.pipeline.size > 1:  # all of its micro batches have the same inputs
-            arrays.setdefault("document_ids", np.zeros_like(inputs))
-        # Losses of corpora need those of each row, a pipeline needs equal shapes.
+        # Losses of corpora need those of each row; a pipeline needs equal shapes.
         if run.train.log_corpus_losses or mesh.pipeline.size > 1:
             labels = labeled.rows(rows.labels, padding=NO_LABEL)
         else:
@@ -198,13 +196,21 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def concatenated(batches: list[MicroBatch]) -> MicroBatch:
     """Join micro batches along their samples."""
-    names = batches[0].further_inputs
+    names = {name for batch in batches for name in batch.further_inputs}
+    inputs = [_with_documents(batch) if "document_ids" in names else batch for batch in batches]
+    further = [batch.further_inputs for batch in inputs]
     return MicroBatch(
         torch.cat([batch.inputs for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
-        {name: torch.cat([batch.further_inputs[name] for batch in batches]) for name in names},
+        {name: torch.cat([each[name] for each in further]) for name in sorted(names)},
         torch.cat(classes) if (classes := _sample_labels(batches)) else None,
     )
+
+
+def _with_documents(batch: MicroBatch) -> MicroBatch:
+    """A micro batch with document_ids, also where no sample of an encoder has padding."""
+    further = {"document_ids": torch.zeros_like(batch.inputs), **batch.further_inputs}
+    return batch._replace(further_inputs=further)
 
 
 def _sample_labels(batches: list[MicroBatch]) -> list[Tensor]:

@@ -4,6 +4,7 @@ Parameters are counted on models of torch's `meta` device, which allocate nothin
 follow from the settings. Sizes in bytes.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -160,8 +161,7 @@ def _activations(run: Run, setup: _Setup, *, modules: list[Any], rank: int) -> f
     stacks = [stack for module in modules for stack in _stacks(run, setup, module=module)]
     layers = sum(stack.length * _layer_bytes(run, setup, stack=stack) for stack in stacks)
     has_logits = any(module.is_last for module in modules)
-    # The last stack has as many logits as tokens.
-    logits = stacks[-1].length * _logit_bytes(run, setup) if has_logits else 0.0
+    logits = _num_logits(run, stacks[-1]) * _logit_bytes(run, setup) if has_logits else 0.0
     samples = run.train.micro_batch_size / parallel.context_parallel_size
     return samples * (passes * layers + logits) + _attention_bias_bytes(run, setup)
 
@@ -176,6 +176,15 @@ class _SameLayers(NamedTuple):
     num_layers: int
     kept: SavedActivations
     """Saved activations of one layer for one token."""
+
+
+def _num_logits(run: Run, last_stack: _SameLayers) -> float:
+    """Tokens of a sample that have logits: of masked samples only masked ones, where possible."""
+    train = run.train
+    needs_rows = train.log_corpus_losses or train.parallel.pipeline_parallel_size > 1
+    if train.objective == "masked" and not needs_rows:
+        return last_stack.length * train.masking.probability
+    return last_stack.length
 
 
 def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
@@ -271,11 +280,20 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     A mask keeps documents apart where no kernel for packed documents can be used.
     """
     train, architecture = run.train, run.architecture
-    num_pairs = train.sequence_length**2
+    lengths = sample_lengths(run)
+    # Samples of encoders have padding; decoders are causal, unless samples share rows.
+    is_masked = [train.reset_attention_mask or train.objective != "causal"]
+    is_masked += [train.pack_samples] * (len(lengths) - 1)
+    cross_attention = math.prod(lengths) * train.micro_batch_size * (len(lengths) > 1)
     if architecture.has_position_bias:
         heads = architecture.num_attention_heads // train.parallel.tensor_parallel_size
-        rows = train.micro_batch_size if train.reset_attention_mask else 1
-        return num_pairs * heads * rows * setup.dtype_bytes
+        pairs = (
+            length**2 * (train.micro_batch_size if masked else 1)
+            for length, masked in zip(lengths, is_masked, strict=True)
+        )
+        return sum(pairs) * heads * setup.dtype_bytes + cross_attention
     has_flash = setup.device_type == "cuda" and setup.dtype_bytes < _FP32_BYTES
-    masked = train.reset_attention_mask and setup.device_type != "cpu" and not has_flash
-    return num_pairs * train.micro_batch_size * masked
+    if setup.device_type == "cpu" or has_flash:
+        return cross_attention
+    masks = (length**2 for length, masked in zip(lengths, is_masked, strict=True) if masked)
+    return sum(masks) * train.micro_batch_size + cross_attention

@@ -191,10 +191,18 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def model_flops_per_token(run: Run) -> int:
-    """Floating-point operations that the model needs for a token, forward and backward."""
-    family = plugins.load("models/*/memory", run.architecture.family)
-    flops: int = family.flops_per_token(run.architecture, *sample_lengths(run))
-    return flops
+    """Floating-point operations that the model needs for a token, forward and backward.
+
+    Of masked samples, only masked tokens need logits.
+    """
+    shape = run.architecture
+    family = plugins.load("models/*/memory", shape.family)
+    flops: int = family.flops_per_token(shape, *sample_lengths(run))
+    if run.train.objective != "masked":
+        return flops
+    assert shape.vocab_size is not None
+    of_logits = 3 * 2 * shape.hidden_size * shape.vocab_size
+    return flops - round((1 - run.train.masking.probability) * of_logits)
 
 
 def validation(measured: dict[str, Validation]) -> Record:

@@ -88,18 +88,16 @@ def pack(lengths: Sequence[Integers], row_lengths: Sequence[int]) -> list[Packin
     sizes = np.stack([*lengths])
     capacity = np.array(row_lengths)
     assert (sizes <= capacity[:, None]).all(), "a sample is longer than a row"
-    used: list[npt.NDArray[Any]] = []
-    row_of = np.zeros(sizes.shape[1], np.int64)
+    num_samples = sizes.shape[1]
+    remaining = np.repeat(capacity[:, None], num_samples, axis=1)  # in as many rows as may be
+    row_of = np.zeros(num_samples, np.int64)
     for sample in np.argsort(-(sizes / capacity[:, None]).max(0), kind="stable"):
-        size = sizes[:, sample]
-        fits = (row for row, taken in enumerate(used) if (taken + size <= capacity).all())
-        if (row := next(fits, None)) is None:
-            row = len(used)
-            used.append(np.zeros_like(capacity))
-        used[row] += size
-        row_of[sample] = row
+        fits = (remaining >= sizes[:, sample, None]).all(0)
+        row_of[sample] = row = int(fits.argmax())
+        remaining[:, row] -= sizes[:, sample]
+    num_rows = int(row_of.max()) + 1
     return [
-        Packing(own, _places(own, row_of, row_length=length), (len(used), length))
+        Packing(own, _places(own, row_of, row_length=length), (num_rows, length))
         for own, length in zip(sizes, row_lengths, strict=True)
     ]
 

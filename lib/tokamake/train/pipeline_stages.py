@@ -250,7 +250,7 @@ class PipelineStages:
             total = self._pipeline.train(
                 joined.inputs, _targets(joined), len(batches), **joined.further_inputs
             )
-            # At its first step, torch finds the shapes of a stage by a pass of anything.
+            # At its first step, torch finds the shapes of a stage by a trial pass.
             del self.sample_losses[: -len(batches)]
             return total
         (module,) = self.modules.values()

@@ -174,7 +174,7 @@ class TrainingLog:
     ) -> Record:
         sequence_length = self._train.sequence_length
         tokens_per_second = interval.samples * sequence_length / interval.seconds
-        # Of rows: padding of samples that share rows costs nothing.
+        # Of rows, which are fewer than samples if these share them.
         flops = interval.rows * sequence_length * self._flops_per_token
         return {
             "step": state.step,

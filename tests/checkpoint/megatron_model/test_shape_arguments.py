@@ -24,7 +24,7 @@ MODELS = {
     "t5": t5s.t5(),
     "gpt2": FAMILIES["gpt2"],
 }
-SIZE = 2
+NUM_RANKS = 2
 """Tensor-parallel ranks."""
 
 
@@ -44,12 +44,17 @@ def in_order_of(version: float, fused: torch.Tensor, *, num_parts: int, head: in
 
 
 def write(
-    folder: Path, architecture: Architecture, *, version: float, args: Any = "as written"
+    folder: Path,
+    architecture: Architecture,
+    *,
+    version: float,
+    args: Any = "as written",
+    num_ranks: int = NUM_RANKS,
 ) -> Path:
-    """Write a checkpoint of two ranks as an earlier version of Megatron did."""
+    """Write a checkpoint of some ranks as an earlier version of Megatron did."""
     source = megatron_names.in_memory(architecture, weights(architecture))
-    writer.write(folder / "new", source, "megatron", Target(ParallelLayout(SIZE)))
-    for rank in range(SIZE):
+    writer.write(folder / "new", source, "megatron", Target(ParallelLayout(num_ranks)))
+    for rank in range(num_ranks):
         place = Path(f"mp_rank_{rank:02d}/model_optim_rng.pt")
         state = torch.load(folder / "new/iter_0000000" / place, weights_only=False)
         model = state["model"]["language_model"]
@@ -117,4 +122,14 @@ def test_early_arguments_lack_the_width_of_mlps(tmp_path: Path) -> None:
 def test_other_models_without_arguments_are_refused(tmp_path: Path) -> None:
     narrow = berts.bert(hidden_size=96)
     with pytest.raises(UserError, match=r"has no args, and a hidden size of 96, no multiple of 64"):
-        open_any(write(tmp_path, narrow, version=0, args=None))
+        open_any(write(tmp_path / "narrow", narrow, version=0, args=None))
+    with pytest.raises(UserError, match=r"has no args, which describe the model; give the check"):
+        open_any(write(tmp_path / "newer", BERT, version=2.0, args=None))
+
+
+def test_a_gpt_without_arguments_is_read(tmp_path: Path) -> None:
+    gpt = FAMILIES["gpt2"].model_copy(update={"num_attention_heads": 1, "num_key_value_heads": 1})
+    architecture = Architecture(**{**gpt.model_dump(), "head_dim": 64, "hidden_act": "gelu_new"})
+    checkpoint = open_any(write(tmp_path, architecture, version=0, args=None, num_ranks=1))
+    expected = {"vocab_size": checkpoint.architecture.vocab_size}
+    assert checkpoint.architecture == architecture.model_copy(update=expected)

@@ -31,10 +31,11 @@ class Trial:
     def batches(self) -> Any:
         return iter(range(100))
 
-    def train_step(self, batch: int, **rates: float) -> None:
+    def train_step(self, batch: int, **rates: float) -> Any:
         self.calls.append({"batch": batch, **rates})
         self.stages.forward_backward(batch)
         self.optimizer.step()
+        return SimpleNamespace(num_rows=3)
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def test_warm_up_and_parts_of_steps_are_not_counted_in_the_speed() -> None:
     # 8 steps of a second, and a last look at the clock.
     assert measured["tokens_per_second"] == 8 * 32 / 9
     assert (measured["steps"], measured["tokens_per_step"]) == (8, 32)
+    assert measured["rows_per_sample"] == 3 / 4
     assert measured["step_seconds"] == {"median": 1.0, "p10": 1.0, "p90": 1.0}
     # In 2 steps: 1 s for each part of a step, 10 looks at the clock for all.
     parts = {"forward_backward": 1.0, "optimizer": 1.0, "rest": 2.5}
@@ -89,7 +91,8 @@ def test_the_peak_is_stated_or_known_or_measured(
     monkeypatch.setattr(speed, "precision_of", lambda _: "bf16")
     monkeypatch.setattr(speed, "_device_name", lambda _: device)
     monkeypatch.setattr(speed, "gemm_tflops", lambda *_: 0.5)
-    measured, run = {"tokens_per_second_per_rank": 1000.0}, SimpleNamespace()
+    run = SimpleNamespace()
+    measured = {"tokens_per_second_per_rank": 2000.0, "rows_per_sample": 0.5}
     found = utilization(measured, run, ranks=SOLE, device=CPU, peak_tflops=stated)  # type: ignore[arg-type]
     assert (found["peak_tflops"], found["peak_source"]) == (peak, source)
     assert found["model_tflops_per_rank"] == 2.0

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.berts import bert
+from tests.support.layouts import laid_out
 from tests.support.programs import torch_python, torchrun
 from tests.support.runs import make_run, prepare
+from tests.support.t5s import t5
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 from tokamake.train.trials import speed
 from tokamake.train.trials.benchmark_train import benchmark_train
@@ -76,6 +81,18 @@ def test_random_tokens_need_no_index(root: Path, tmp_path: Path) -> None:
     benchmark_train(**arguments, synthetic=True, peak_tflops=2.0, output=output)
     report = json.loads(output.read_text())
     assert (report["peak_tflops"], report["peak_source"]) == (2.0, "stated")
+
+
+@pytest.mark.parametrize("encoder", [bert(vocab_size=121), t5(vocab_size=121)], ids=["bert", "t5"])
+def test_random_samples_of_encoders_need_no_index(
+    root: Path, tmp_path: Path, encoder: Architecture
+) -> None:
+    run = read_run(make_run(root, f"synthetic-{encoder.family}"))
+    run = run.model_copy(update={"architecture": encoder, "checkpoint": None})
+    config, output = tmp_path / "run.yaml", tmp_path / "speed.json"
+    write_run(config, laid_out(run, {"objective": encoder.objectives[0], "pack_samples": True}))
+    benchmark_train(config=config, steps=2, warmup_steps=0, synthetic=True, output=output)
+    assert json.loads(output.read_text())["rows_per_sample"] == 1
 
 
 def test_too_few_samples_are_refused(root: Path) -> None:

@@ -109,9 +109,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     models = [first[name] for name in first if _is_model(name)]
     is_core = any(map(module_tree.is_core, models))
     if args is None:
-        args = arguments_from_shapes(
-            module_tree.current_shapes(models[0]), first_file, tensor_parallel_size=tensor
-        )
+        version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)
+        if is_core or pipeline > 1 or version >= 2:
+            raise UserError(
+                f"{first_file}: has no args, which describe the model; give the checkpoint that "
+                "Megatron wrote"
+            )
+        shapes = module_tree.current_shapes(models[0])
+        args = arguments_from_shapes(shapes, first_file, tensor_parallel_size=tensor)
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.

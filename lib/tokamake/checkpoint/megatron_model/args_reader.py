@@ -117,13 +117,13 @@ def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
 def _settings(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
     heads = _required(args, "num_attention_heads", file=file)
     hidden_size = _required(args, "hidden_size", file=file)
-    # At first, Megatron's MLPs always had this width.
-    is_older = not hasattr(args, "ffn_hidden_size") and isinstance(hidden_size, int)
+    # At first, Megatron's MLPs always had four times this width.
+    lacks_width = not hasattr(args, "ffn_hidden_size") and isinstance(hidden_size, int)
     return {
         "family": family,
         "hidden_size": hidden_size,
         "intermediate_size": 4 * hidden_size
-        if is_older
+        if lacks_width
         else _required(args, "ffn_hidden_size", file=file),
         "num_hidden_layers": _required(args, "num_layers", file=file),
         "num_attention_heads": heads,

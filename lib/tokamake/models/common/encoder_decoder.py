@@ -262,11 +262,11 @@ class EncoderDecoder(LanguageModel):
         return states_BLD
 
     def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
-        """Mask of the encoder's attention: tokens see all tokens but padding."""
+        """Mask of the encoder's attention: tokens see those of their sample."""
         return self.mask(document_ids)
 
     def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
-        """Mask of the decoder's attention; None: causal, so that no token sees padding."""
+        """Mask of the decoder's attention, causal within a sample; None: each row is a sample."""
         if document_ids is None:
             return None
         return document_mask(document_ids, axis=self.mesh.context, method=self.mesh.context_method)

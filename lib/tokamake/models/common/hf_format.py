@@ -239,6 +239,8 @@ def label_keys(names: Sequence[str]) -> dict[str, Any]:
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
     """Names of the classes in a config.json, by number; empty: they are transformers' defaults."""
-    by_number = {int(number): name for number, name in (config.get("id2label") or {}).items()}
-    names = [by_number[number] for number in sorted(by_number)]
+    by_number = config.get("id2label")
+    if not isinstance(by_number, Mapping) or not all(str(key).isdecimal() for key in by_number):
+        return []
+    names = [str(by_number[key]) for key in sorted(by_number, key=int)]
     return [] if names == [f"LABEL_{number}" for number in range(len(names))] else names

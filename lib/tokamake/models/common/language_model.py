@@ -45,7 +45,7 @@ class Predictions(NamedTuple):
     auxiliary_loss: Tensor | None = None
     """See `LanguageModel`."""
     sample_logits: Tensor | None = None
-    """(B, classes) scores of the class of each sample, of a family that has a head for it."""
+    """(samples, classes) scores of the class of each sample, of a family that has a head for it."""
 
 
 Output = Tensor | tuple[Tensor, Tensor] | Predictions

@@ -128,7 +128,7 @@ class Model(EncoderDecoder):
         self.decoder_positions = RelativePositions(shape, mesh, both_directions=False)
 
     def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> Tensor:
-        """Biases of the encoder's attention, -inf for padding."""
+        """Biases of the encoder's attention, -inf for padding and tokens of other samples."""
         biases: Tensor = self.encoder_positions(tokens_BL.shape[1])
         if document_ids is None:
             return biases

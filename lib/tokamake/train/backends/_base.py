@@ -237,8 +237,8 @@ class EngineBase(ABC):
         sums = torch.stack((torch.stack(counts).sum(), rows))
         dist.all_reduce(sums)
         num_labels, num_rows = sums.tolist()
-        # Tensor- and pipeline-parallel ranks have the same labels, all but data-parallel ranks
-        # have the same rows.
+        # Tensor- and pipeline-parallel ranks have the same labels. Context-parallel ranks have the
+        # same rows, too.
         num_copies = mesh.tensor.size * mesh.pipeline.size
         self._num_rows = num_rows // (num_copies * mesh.context.size)
         return max(1, num_labels // num_copies)
@@ -282,7 +282,7 @@ class EngineBase(ABC):
         sample_loss = None
         if samples is not None:
             *others, of_samples, num_samples = others
-            sample_loss = of_samples / num_samples
+            sample_loss = of_samples / max(1, num_samples)
         of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
         stops = num_stops > 0
         return Sums(total, math.sqrt(square), stops, all_saved, norms, of_corpora, sample_loss)

@@ -36,21 +36,22 @@ def measure(
 
     Returns:
         `step_seconds` (median, p10, p90), `tokens_per_second` over all measured steps,
-        `split_seconds` of each part of a step, `peak_memory_bytes` of the rank that needed most.
+        `rows_per_sample`, below 1 if samples share rows, `split_seconds` of each part of a step,
+        `peak_memory_bytes` of the rank that needed most.
     """
     batches = trial.batches()
 
-    def step() -> None:
+    def step() -> int:
         settings = trial.run.train.optimizer
         rates = {"learning_rate": settings.learning_rate, "weight_decay": 0.0}
-        trial.train_step(next(batches), **rates)
+        return trial.train_step(next(batches), **rates).num_rows
 
     for _ in range(warmup_steps):
         step()
     _synchronize(device)
-    times = [time.perf_counter()]
+    times, num_rows = [time.perf_counter()], 0
     for _ in range(steps):
-        step()
+        num_rows += step()
         times.append(time.perf_counter())
     _synchronize(device)
     seconds = time.perf_counter() - times[0]
@@ -63,6 +64,7 @@ def measure(
         "tokens_per_step": tokens // steps,
         "tokens_per_second": tokens / seconds,
         "tokens_per_second_per_rank": tokens / seconds / ranks.world_size,
+        "rows_per_sample": num_rows / (steps * train.global_batch_size),
         "step_seconds": {"median": median, "p10": p10, "p90": p90},
         "split_seconds": _split(trial, step, device, steps=num_timed_steps(steps)),
         "peak_memory_bytes": _max_over_ranks(_peak_memory(device)),
@@ -75,7 +77,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _split(
-    trial: TrialSteps, step: Callable[[], None], device: torch.device, *, steps: int
+    trial: TrialSteps, step: Callable[[], int], device: torch.device, *, steps: int
 ) -> dict[str, float]:
     """Mean seconds of the parts of a step.
 
@@ -144,7 +146,8 @@ def utilization(
         peak_tflops: peak of a rank's device; None: look it up or measure it.
     """
     per_token = model_flops_per_token(run)
-    tflops = measured["tokens_per_second_per_rank"] * per_token / 1e12
+    computed = measured["tokens_per_second_per_rank"] * measured["rows_per_sample"]
+    tflops = computed * per_token / 1e12
     precision, source = precision_of(run), "stated"
     peak = peak_tflops
     if peak is None:

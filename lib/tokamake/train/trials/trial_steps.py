@@ -14,11 +14,13 @@ from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import sample_numbers
+from tokamake.parallel.loss import NO_LABEL
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import StepSamples, num_micro_batches, steps_of_rank
 from tokamake.train.checks import check_run, check_trial_samples
+from tokamake.train.masked_rows import MaskedRows
 from tokamake.train.numerics import with_precision
 from tokamake.train.span_rows import SpanRows
 from tokamake.train.startup_log import startup_log
@@ -111,6 +113,12 @@ def _random_rows(run: Run, generator: np.random.Generator) -> "SampleRows":
     size, vocab_size = run.train.micro_batch_size, run.architecture.vocab_size
     length, *of_decoder = sample_lengths(run)
     assert vocab_size is not None
+    if run.train.objective == "masked":
+        tokens = generator.integers(vocab_size, size=(size, length))
+        is_masked = generator.random((size, length)) < run.train.masking.probability
+        labels, whole = np.where(is_masked, tokens, NO_LABEL), np.ones((size, length), np.bool_)
+        orders = generator.integers(2, size=size)
+        return MaskedRows(tokens, np.zeros_like(tokens), labels, whole, orders)
     if not of_decoder:
         return generator.integers(vocab_size, size=(size, length + 1))
     rows = generator.integers(vocab_size, size=(size, of_decoder[0] + 1))
