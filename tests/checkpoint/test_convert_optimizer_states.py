@@ -231,7 +231,7 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
         for ranks in RANKS[number % 3 :: 3]:
             folder = tmp_path / f"{family}-{'-'.join(map(str, ranks))}"
             pools[family].append(zero(folder, WALKED[family], *ranks))
-    for number in range(340):
+    for number in range(170):
         pool = pools[random.choice([*WALKED])]
         begin, kind = open_any(random.choice(pool)), random.choice(HOLD_STATES + HOLD_WEIGHTS)
         layout, folder = random_layout(random, kind, begin), tmp_path / f"walk-{number}"
@@ -252,10 +252,10 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
             pool.append(folder)
         else:
             shutil.rmtree(folder)
-    assert min(refused[HEADS], refused[PIPELINES]) > 5
+    assert min(refused[HEADS], refused[PIPELINES]) > 2
     assert {*refused} == {HEADS, PIPELINES, OF_ENCODERS}
     assert {*EACH} <= {*shared}
-    assert states > 150
+    assert states > 75
 
 
 def test_chains_cover_every_family() -> None:

@@ -17,7 +17,7 @@ from tests.support.interrupted_runs import GRID, assert_same_end
 from tests.support.ranks import kill
 from tests.support.runs import make_run
 
-NUM_KILLS = 6
+NUM_KILLS = 4
 """Kills of each layout."""
 
 

@@ -41,7 +41,8 @@ MOVES: list[Ways] = [
     ("start", "moves"),
     [
         pytest.param("tied", MOVES, id="tied"),
-        pytest.param("untied", MOVES, id="untied"),
+        # Only stages of a pipeline hold untied embeddings otherwise than tied ones.
+        pytest.param("untied", MOVES[3:6], id="untied"),
     ],
 )
 def test_checkpoints_move_between_back_ends_and_layouts(
