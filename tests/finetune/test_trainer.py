@@ -205,7 +205,8 @@ def test_rows_without_labels_are_refused(tmp_path: Path) -> None:
     run = prepare(tmp_path, rows=(8, 6))
     rows = [{"text": "a", "other": "b"}, *finetunes.planted_rows(4, 1)]
     finetunes.write_rows(tmp_path / "validation.jsonl", rows)
-    with pytest.raises(UserError, match=r"validation_files: .*1 of 5 rows have no label"):
+    message = r"validation_files: .*1 of 5 rows have no label, the first is .*:\d+; name files"
+    with pytest.raises(UserError, match=message):
         run_here(run)
 
 

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import transformers
 import yaml
 
@@ -100,6 +102,26 @@ def test_without_such_a_run_the_target_says_so(workspace_here: Path) -> None:
     )
 
 
+def accuracy_by_transformers(model: Any, folder: Path, run: Path) -> float:
+    """Accuracy of an export on dev.jsonl, with its tokenizer as transformers uses it by default."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "export")
+    rows = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
+    inputs = tokenizer(
+        *([row[key] for row in rows] for key in ("text", "other")),
+        padding=True,
+        truncation=True,
+        max_length=32,
+        return_tensors="pt",
+    )
+    with torch.no_grad():
+        predicted = model.eval()(**inputs).logits.argmax(-1).tolist()
+    right = [
+        model.config.id2label[number] == row["label"]
+        for number, row in zip(predicted, rows, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
 @pytest.mark.grid
 @pytest.mark.slow
 def test_raw_text_becomes_a_finetuned_encoder(tmp_path: Path) -> None:
@@ -115,6 +137,7 @@ def test_raw_text_becomes_a_finetuned_encoder(tmp_path: Path) -> None:
     assert len((run / "predictions/other.jsonl").read_text().splitlines()) == 5
     model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "export")
     assert model.config.num_labels == 2
+    assert accuracy_by_transformers(model, folder, run) == pytest.approx(tested["dev"]["accuracy"])
     log = (folder / "logs/order/prepare_finetune.log").read_text()
     assert "model.task_head.weight" in log
     assert "dropped" in log

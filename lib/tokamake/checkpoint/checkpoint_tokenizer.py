@@ -1,16 +1,41 @@
 """The tokenizer that a checkpoint is written with: its special tokens and the files to copy."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.hf.config_json import including
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.architecture import Architecture
 from tokamake.data.tokenizers import open_tokenizer, tokenizer_files, with_configs
-from tokamake.data.tokenizers._sentinels import decoder_tokens
+from tokamake.data.tokenizers._sentinels import DECODER_TOKENS, decoder_tokens
 from tokamake.errors import UserError
 
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_templates/*.jinja")
 """Patterns of further files of a tokenizer that transformers reads."""
+
+
+def exported_config(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """Content of an export's tokenizer_config.json, so that transformers gives the model's inputs.
+
+    Args:
+        config: content of the tokenizer's file.
+        architecture: shape of the model. One with token types needs those of a pair of texts; a
+            decoder has tokens of its own for the beginning and the end.
+    """
+    exported = dict(config)
+    if (architecture.model_extra or {}).get("type_vocab_size"):
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        exported = {"model_input_names": names, **exported}
+    if architecture.has_decoder and {*DECODER_TOKENS} <= _texts_of_special_tokens(config):
+        exported |= dict(zip(("bos_token", "eos_token"), DECODER_TOKENS, strict=True))
+    return exported
+
+
+def _texts_of_special_tokens(config: Mapping[str, Any]) -> set[str]:
+    tokens = config.get("additional_special_tokens") or ()
+    return {token if isinstance(token, str) else token.get("content", "") for token in tokens}
 
 
 def read_tokenizer(

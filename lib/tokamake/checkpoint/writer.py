@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tokamake import __version__, files
+from tokamake.checkpoint.checkpoint_tokenizer import TOKENIZER_CONFIG, exported_config
 from tokamake.checkpoint.detect import load_format
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
@@ -172,6 +173,11 @@ def _write(
         place = content / CHAT_TEMPLATES / file.name if is_template else content / file.name
         place.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, place)
+        if file.name == TOKENIZER_CONFIG:
+            config = files.read_json(file, "fetch the tokenizer again")
+            exported = exported_config(config, checkpoint.architecture)
+            if exported != config:
+                files.write_json(place, exported)
     if target.model_card:
         shutil.copyfile(target.model_card, content / "README.md")
     _sync([*content.rglob("*"), content])

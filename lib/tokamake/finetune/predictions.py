@@ -61,8 +61,8 @@ def _scores(
         return {}
     if rows.num_labeled < len(rows):
         raise UserError(
-            f"{name}: {len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label; give "
-            "files in which all rows have one, or none has"
+            f"{name}: {len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label, the "
+            f"first is {rows.first_unlabeled}; give files in which all rows have one, or none has"
         )
     return scores(logits, rows.labels, head=task.head, names=task.metrics)
 

@@ -72,6 +72,7 @@ class LabeledRows:
             NaN without.
         num_options: options of a row; 1 unless the task is a choice.
         num_cut: sequences whose end was cut.
+        first_unlabeled: file and line of the first row without a label; None: all have one.
 
     Args:
         examples: the rows as texts.
@@ -98,7 +99,10 @@ class LabeledRows:
         num_first: list[int] = []
         labels: list[float] = []
         label_of = _LabelReader(task)
+        self.first_unlabeled: str | None = None
         for chunk in _chunks(examples):
+            unlabeled = (example.where for example in chunk if example.label is None)
+            self.first_unlabeled = self.first_unlabeled or next(unlabeled, None)
             labels += map(label_of, chunk)
             for first, second in _encoded(chunk, tokenizer, most_first=limits.first_tokens):
                 row, is_cut = _joined(first, second, special=special, length=limits.sequence_length)

@@ -40,8 +40,8 @@ def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskDa
         if rows.num_labeled < len(rows):
             raise UserError(
                 f"finetune.{name}_files: {', '.join(paths)}: "
-                f"{len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label; name files "
-                "with labels"
+                f"{len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label, the first "
+                f"is {rows.first_unlabeled}; name files with labels"
             )
         cut = f", {rows.num_cut:,} sequences cut to {length} tokens" if rows.num_cut else ""
         say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut}")

@@ -120,7 +120,7 @@ def _training(run: "Run", trained: dict[str, Any]) -> str:
         ("", ""),
         ("recipe", recipe_of(run)),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
-        *losses_of(trained),
+        *losses_of(trained, run),
     ]
     return f"## Training\n\n{_table(rows)}"
 

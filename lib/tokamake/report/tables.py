@@ -146,13 +146,15 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Pat
         *_start(run),
         ("data set", run.data_set),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
-        *losses_of(trained),
+        *losses_of(trained, run),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),
         ("mean speed", f"{trained['tokens_per_second']:,.0f} tokens/s"),
         ("checkpoint", trained["checkpoint"]),
         ("serve the best", f"tokamake serve {shlex.quote(str(best))}"),
         ("versions", versions),
     ]
+    if not run.architecture.is_causal:  # an encoder cannot continue text
+        values = [each for each in values if each[0] != "serve the best"]
     return html_pages.page(f"Run {run.run}", html_pages.definitions(values))
 
 
@@ -191,8 +193,10 @@ def _start(run: Run) -> list[tuple[str, str]]:
     return [("start", f"{parent}{run.checkpoint}, {mode}")]
 
 
-def losses_of(trained: dict[str, Any]) -> list[tuple[str, str]]:
+def losses_of(trained: dict[str, Any], run: Run) -> list[tuple[str, str]]:
     """Names of the losses at the end of training, and what they are."""
+    # The loss of the order of sentences is a mean over samples.
+    unit = "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
     first, last, measurements = (
         trained[key] for key in ("first_loss", "last_loss", "validation_losses")
     )
@@ -201,7 +205,7 @@ def losses_of(trained: dict[str, Any]) -> list[tuple[str, str]]:
         losses.append(
             (
                 "training loss",
-                f"{last:.4f} nats per token at the last logged step, {first:.4f} at the first",
+                f"{last:.4f} {unit} at the last logged step, {first:.4f} at the first",
             )
         )
     for key, loss in measurements[-1].items() if measurements else ():
@@ -209,7 +213,7 @@ def losses_of(trained: dict[str, Any]) -> list[tuple[str, str]]:
             kind, _, name = key.replace("_", " ").partition("/")
             title = f"{kind} ({name})" if name else kind
             is_loss = kind.endswith("loss")
-            losses.append((title, f"{loss:.4f} nats per token" if is_loss else f"{loss:.1%}"))
+            losses.append((title, f"{loss:.4f} {unit}" if is_loss else f"{loss:.1%}"))
     return losses
 
 

@@ -64,7 +64,12 @@ _RUN_STAGES = (
     StageJob("plot", "results/{run}/plots/summary.html", "logs/{run}/plot.log"),
 )
 _ENCODER_STAGES = (
-    *(stage for stage in _RUN_STAGES if stage.name not in ("evaluate", "generate", "plot")),
+    # The target all has no export of an encoder, which is there to be finetuned.
+    *(
+        stage._replace(always=stage.always and stage.name != "export_hf")
+        for stage in _RUN_STAGES
+        if stage.name not in ("evaluate", "generate", "plot")
+    ),
     StageJob("plot_encoder", "results/{run}/plots/summary.html", "logs/{run}/plot_encoder.log"),
 )
 _FINETUNE_STAGES = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokamake.checkpoint.tensors import chunks
@@ -171,6 +171,7 @@ def test_a_write_goes_on_until_all_bytes_are_written(monkeypatch: pytest.MonkeyP
 
 
 @given(st.integers(0, 5), st.integers(0, 40), st.integers(0, 2 * chunks.SLAB))
+@example(0, 3, 2 * chunks.SLAB)
 def test_slabs_cover_slices_once_with_few_bytes(start: int, rows: int, row_bytes: int) -> None:
     slices = (slice(0, 2), slice(start, start + rows))
     split = list(slabs(slices, (1, 0), row_bytes=row_bytes))

@@ -79,6 +79,22 @@ def _is_model(key: Any) -> bool:
     return bool(re.fullmatch(r"model\d*", str(key)))
 
 
+def _arguments(file: Path, state: Mapping[str, Any], *, tensor: int, pipeline: int) -> Any:
+    """Megatron's arguments in the file of the first rank; its first versions wrote none."""
+    args: Any = state.get("args")
+    if args is not None:
+        return args
+    (model, *others) = (state[name] for name in state if _is_model(name))
+    version = rank_file.version_of(state, file, default=_FIRST_VERSION)
+    if module_tree.is_core(model) or others or pipeline > 1 or version >= 2:
+        raise UserError(
+            f"{file}: has no args, which describe the model; give the checkpoint that Megatron "
+            "wrote"
+        )
+    shapes = module_tree.current_shapes(model)
+    return arguments_from_shapes(shapes, file, tensor_parallel_size=tensor)
+
+
 def _tensor_names(state: Mapping[str, Any]) -> frozenset[str]:
     models = [state[key] for key in state if _is_model(key)]
     return frozenset[str]().union(*map(module_tree.current_names, models))
@@ -104,19 +120,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     tensor, pipeline = (max(int(match[n] or 0) for match in ranks) + 1 for n in (1, 2))
     first_file = folder / min(match[0] for match in ranks) / _FILE
     first = rank_file.read(first_file)
-    args: Any = first.get("args")
     rows = module_tree.vocabulary_rows(first_file, first) * tensor
     models = [first[name] for name in first if _is_model(name)]
     is_core = any(map(module_tree.is_core, models))
-    if args is None:
-        version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)
-        if is_core or pipeline > 1 or version >= 2:
-            raise UserError(
-                f"{first_file}: has no args, which describe the model; give the checkpoint that "
-                "Megatron wrote"
-            )
-        shapes = module_tree.current_shapes(models[0])
-        args = arguments_from_shapes(shapes, first_file, tensor_parallel_size=tensor)
+    args = _arguments(first_file, first, tensor=tensor, pipeline=pipeline)
     check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.
