@@ -216,4 +216,5 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
 
 def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.train.startup_log.device_memory", lambda *_: 1000.0)
-    assert "more than there is: lower train.micro_batch_size" in startup_log(run, ONE, device=CPU)
+    printed = startup_log(run, ONE, device=CPU)
+    assert "more than the device has: lower train.micro_batch_size" in printed

@@ -117,8 +117,8 @@ def check_train_settings(train: TrainSettings) -> None:
         )
     if train.optimizer.facts.sampled_labels:
         raise ValueError(
-            f"train.optimizer.name: {train.optimizer.name}: draws labels of tokens, and the rows "
-            "of a task have labels of their own; choose another optimizer"
+            f"train.optimizer.name: {train.optimizer.name}: samples its labels from logits of "
+            "tokens, which finetuning does not have; choose another optimizer"
         )
     for name in ("pipeline_parallel_size", "context_parallel_size"):
         if (size := getattr(parallel, name)) > 1:

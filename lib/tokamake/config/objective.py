@@ -41,8 +41,8 @@ class MaskingSettings(Settings):
     """masked: divide each sample in two parts, and swap them in half of the samples, so that the
     model also learns the order of sentences. false: samples of one part."""
     decoder_sequence_length: Annotated[int, Field(ge=3)] | None = None
-    """span_corruption: tokens of the decoder. Empty: enough for every sample. If a smaller number
-    is too small for a sample of the run, `index` says so."""
+    """span_corruption: tokens of the decoder. Empty: enough for every sample. `index` refuses a
+    number that is too small for a sample of the run."""
 
 
 class TrainObjective(Protocol):

@@ -53,12 +53,13 @@ class TrainSettings(Settings):
     objective: ObjectiveName = "causal"
     """Training objective. causal: predict the next token. masked: restore masked tokens, as BERT
     does. span_corruption: restore spans of text in a decoder, as T5 does. The last two need
-    families that are encoders, and data with `tokenize.split_sentences: true`."""
+    families that learn them (bert; t5, hf_t5), and data with `tokenize.split_sentences: true`."""
     masking: MaskingSettings = MaskingSettings()
     """Masking of the objectives masked and span_corruption."""
     pack_samples: bool = False
     """Let short samples of a micro batch share rows, so that less is padding. Samples do not see
-    each other, so losses stay the same. Only for the objectives masked and span_corruption."""
+    each other, so losses stay the same. Only for the objectives masked and span_corruption; not
+    with pipelines or `log_corpus_losses`."""
     sequence_length: Annotated[int, Field(ge=2)] = 512
     """Input tokens per sample. With objective causal, a sample holds one more token, the last
     label."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokamake.data.corpus.splits import Rule
+from tokamake.data.corpus.splits import SplitRule
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
 
@@ -31,7 +31,7 @@ def evaluate(
     weights: Path | None = None,
     data_root: Path | None = None,
     split: str = "98,1,1",
-    split_rule: Rule = "megatron_core",
+    split_rule: SplitRule = "megatron_core",
     held_out: Sequence[str] = (),
     tokenizer: Path | None = None,
     sequence_length: int | None = None,

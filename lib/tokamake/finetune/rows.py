@@ -119,7 +119,7 @@ class LabeledRows:
 
     @property
     def num_labeled(self) -> int:
-        """LabeledRows that have a label."""
+        """Number of rows that have a label."""
         has_label = self.labels != NO_CLASS
         return int(np.sum(has_label & ~np.isnan(self.labels)))
 
@@ -145,7 +145,7 @@ class LabeledRows:
         num_labels: int,
         multiple: int = _MULTIPLE,
     ) -> TaskRows:
-        """LabeledRows as a micro batch, as long as the longest of them.
+        """Make a micro batch, padded to its longest sequence.
 
         Args:
             numbers: of the rows, at most `size`.

@@ -18,7 +18,7 @@ from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
 from tokamake.serve.engine_loop import BeamSearch, Continuation
 from tokamake.serve.model_server import ModelServer
 from tokamake.serve.request_error import RequestError
-from tokamake.serve.request_fields import Body, Tokens
+from tokamake.serve.request_fields import Body, TokenIds
 
 _MAX_PROMPTS = 128
 _RENAMED = {"max_len": "tokens_to_generate", "sentences": "prompts"}
@@ -194,7 +194,7 @@ class _MegatronAnswer:
         sequences = [[*prompt, *beam.tokens] for beam in work.beams]
         return {**self._texts(sequences), "scores": [beam.score for beam in work.beams]}
 
-    def _texts(self, sequences: Sequence[Tokens]) -> dict[str, Any]:
+    def _texts(self, sequences: Sequence[TokenIds]) -> dict[str, Any]:
         tokenizer = self._model.tokenizer
         return {
             "text": [tokenizer.decode(sequence) for sequence in sequences],

@@ -22,7 +22,7 @@ from tokamake.serve.model_server import ModelServer, Submission
 from tokamake.serve.openai_replies import ChatStyle, Choice, Style, TextStyle
 from tokamake.serve.openai_requests import ChatRequest, CompletionRequest, OpenAIRequest
 from tokamake.serve.request_error import RequestError
-from tokamake.serve.request_fields import Tokens
+from tokamake.serve.request_fields import TokenIds
 from tokamake.serve.served_model import ServedModel
 
 
@@ -46,7 +46,7 @@ class _OpenAIAnswer:
         server: ModelServer,
         style: Style,
         *,
-        prompts: Sequence[Tokens],
+        prompts: Sequence[TokenIds],
         max_new_tokens: Sequence[int],
         num_alternatives: int | None,
         scores_prompt: bool = False,
@@ -210,7 +210,7 @@ def _check_stream(body: OpenAIRequest) -> None:
         raise RequestError("set stream to true, too", field="stream_options")
 
 
-def _prompts(model: ServedModel, body: CompletionRequest) -> list[Tokens]:
+def _prompts(model: ServedModel, body: CompletionRequest) -> list[TokenIds]:
     """Tokens of each prompt."""
     return [
         model.encode(prompt, field="prompt", adds_bos=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tokamake.inference.sampling import Sampling
-from tokamake.serve.request_fields import Body, Temperature, Tokens, TopP
+from tokamake.serve.request_fields import Body, Temperature, TokenIds, TopP
 
 _MAX_CHOICES = 128
 _STOPS = "a text, or a list of at most 16; none is empty"
@@ -38,7 +38,7 @@ class OpenAIRequest(Body):
         _Stop | Annotated[list[_Stop], Field(max_length=16)] | None, Field(description=_STOPS)
     ] = None
     stop_token_ids: Annotated[
-        Annotated[Tokens, Field(max_length=64)] | None,
+        Annotated[TokenIds, Field(max_length=64)] | None,
         Field(description="a list of at most 64 token ids, or nothing"),
     ] = None
     seed: Annotated[int | None, Field(description="an integer")] = None
@@ -86,8 +86,8 @@ class CompletionRequest(OpenAIRequest):
     prompt: Annotated[
         str
         | Annotated[list[str], Field(min_length=1)]
-        | Annotated[Tokens, Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)],
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(min_length=1)],
         Field(description="a text, token ids, or a list of these that is not empty"),
     ]
     max_tokens: Annotated[
@@ -99,7 +99,7 @@ class CompletionRequest(OpenAIRequest):
     suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
 
     @property
-    def prompts(self) -> list[str] | list[Tokens]:
+    def prompts(self) -> list[str] | list[TokenIds]:
         """The prompts as a list."""
         prompt: Any = self.prompt
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt

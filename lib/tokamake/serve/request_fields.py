@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Tokens = list[Annotated[int, Field(ge=0)]]
+TokenIds = list[Annotated[int, Field(ge=0)]]
 """Token ids."""
 Temperature = Annotated[
     float | None, Field(ge=0, le=100, description="a number from 0 to 100; by default 1")

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from tokamake.serve.model_server import ModelServer
-from tokamake.serve.request_fields import Body, Tokens
+from tokamake.serve.request_fields import Body, TokenIds
 
 
 class TokenizeRequest(Body):
@@ -22,7 +22,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """Body of `/detokenize`."""
 
-    tokens: Annotated[Tokens, Field(description="a list of token ids")]
+    tokens: Annotated[TokenIds, Field(description="a list of token ids")]
     model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
 
 

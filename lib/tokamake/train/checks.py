@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 FAMILIES = "models/*/model"
 """Kind of the plug-ins that are model families."""
-Index = dict[str, Any]
+IndexContent = dict[str, Any]
 """Content of an index folder's index.json."""
 
 
-def check_resolved(run: Run, index: Index) -> None:
+def check_resolved(run: Run, index: IndexContent) -> None:
     """Check a run against its files, before the number of ranks and the device are known."""
     check_index(run, index)
     check_objective(run.train, run.architecture)
@@ -46,7 +46,9 @@ def check_resolved(run: Run, index: Index) -> None:
     check_backend(run)
 
 
-def check_run(run: Run, *, index: Index | None, world_size: int, device: "torch.device") -> None:
+def check_run(
+    run: Run, *, index: IndexContent | None, world_size: int, device: "torch.device"
+) -> None:
     """Check a run on the ranks that are about to train it.
 
     Args:
@@ -76,7 +78,7 @@ def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None
     check_deterministic(run, device)
 
 
-def check_index(run: Run, index: Index) -> None:
+def check_index(run: Run, index: IndexContent) -> None:
     """Compare sequence length, index settings and number of samples with model and index."""
     train = run.train
     check_sequence_length(train, run.architecture)
@@ -97,7 +99,7 @@ def check_index(run: Run, index: Index) -> None:
         )
 
 
-def check_samples_objective(run: Run, index: Index) -> None:
+def check_samples_objective(run: Run, index: IndexContent) -> None:
     """Compare the objective of the samples of an index, and their masking, with the run's."""
     train, remedy = run.train, "run `tokamake index` again"
     stated = index.get(KEY, {})
@@ -167,7 +169,7 @@ def check_sequence_length(
         )
 
 
-def num_training_samples(index: Index) -> int:
+def num_training_samples(index: IndexContent) -> int:
     return index["splits"]["train"]["samples"] if "train" in index["splits"] else 0
 
 
@@ -231,7 +233,7 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
         )
 
 
-def check_vocabulary(architecture: Architecture, index: Index, *, data_root: Path) -> None:
+def check_vocabulary(architecture: Architecture, index: IndexContent, *, data_root: Path) -> None:
     """Refuse tokens without a row in the embedding.
 
     The vocabulary in a dataset's manifest bounds its tokens. For other datasets, `index` notes the
@@ -328,7 +330,7 @@ def check_updated(run: Run, *, step: int, updates: int | None) -> None:
     )
 
 
-def check_trial_samples(run: Run, index: Index, *, num_steps: int) -> None:
+def check_trial_samples(run: Run, index: IndexContent, *, num_steps: int) -> None:
     """Check that the index has enough training samples for a trial."""
     num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size
     if num_samples < needed:

@@ -129,7 +129,7 @@ def _memory(run: Run, ranks: Ranks, *, device: torch.device) -> Iterator[tuple[s
     if needed.total > available:
         yield (
             "warning",
-            "that is more than there is: lower train.micro_batch_size, raise train.zero_stage, "
-            "share the model over more ranks (train.parallel), or set "
+            "that is more than the device has: lower train.micro_batch_size, raise "
+            "train.zero_stage, share the model over more ranks (train.parallel), or set "
             "train.recompute_granularity",
         )

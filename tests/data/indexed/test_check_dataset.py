@@ -82,7 +82,8 @@ def test_tokens_outside_the_vocabulary_are_faults(tmp_path: Path) -> None:
     )
     paths = bin_path(prefix), idx_path(prefix)
     counts = {"documents": 2, "sequences": 2, "tokens": 305, "dtype": "int32", "inputs": []}
-    for size, message in ((402, None), (401, "1 tokens .* 304: 401;"), (400, "2 .* 300: 400;")):
+    messages = {402: None, 401: "1 token .* 304: 401;", 400: "2 tokens .* 300: 400;"}
+    for size, message in messages.items():
         manifest = {**counts, "vocab_size": size, **sizes_and_hashes(*paths)}
         write_manifest(manifest_path(prefix), manifest)
         if message is None:

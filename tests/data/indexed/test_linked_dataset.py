@@ -154,10 +154,10 @@ def test_the_vocabulary_bounds_all_tokens(home: Path) -> None:
     size = open_tokenizer(Path("tokenizer")).vocab_size
     for dtype in (np.uint16, np.int32):
         write("a", [[1, 2, 0], [3, size, 0]], dtype)
-        with pytest.raises(UserError, match=rf"a\.bin: 1 tokens are not in .* token 4: {size}"):
+        with pytest.raises(UserError, match=rf"a\.bin: 1 token not in .* token 4: {size}"):
             link()
     write("a", [[-1, 0]], np.int32)
-    with pytest.raises(UserError, match=r"a\.bin: 1 tokens are not in .* token 0: -1"):
+    with pytest.raises(UserError, match=r"a\.bin: 1 token not in .* token 0: -1"):
         link()
     write("a", [[size, 0]], np.float64)
     with pytest.raises(UserError, match=rf"a\.bin: has token {size}, the vocabulary "):

@@ -14,7 +14,7 @@ from tokamake.errors import UserError
 
 NAMES = ("train", "valid", "test")
 
-Rule = Literal["megatron_core", "megatron_deepspeed"]
+SplitRule = Literal["megatron_core", "megatron_deepspeed"]
 """How shares become documents: rounded bounds, or rounded counts as in forks of Megatron."""
 
 FractionRange = tuple[float, float]
@@ -39,7 +39,7 @@ def shares(text: str) -> list[float]:
 
 
 def document_ranges(
-    text: str, num_documents: int, *, rule: Rule = "megatron_core"
+    text: str, num_documents: int, *, rule: SplitRule = "megatron_core"
 ) -> dict[str, range]:
     """Return the documents of each split by name; a split may be empty.
 

@@ -29,7 +29,7 @@ _LAST, _SHARED = 0x1, 0x2000
 """Flags of an extent."""
 _EXTENTS_AT_ONCE = 512
 
-Method = Callable[[int, int, int], int]
+CopyCall = Callable[[int, int, int], int]
 
 
 def _copy_file_range(source: int, target: int, size: int) -> int:
@@ -52,7 +52,7 @@ def _read_and_write(source: int, target: int, size: int) -> int:
     return len(block)
 
 
-METHODS: tuple[Method, ...] = (_copy_file_range, _sendfile, _read_and_write)
+METHODS: tuple[CopyCall, ...] = (_copy_file_range, _sendfile, _read_and_write)
 """Ways to copy up to `size` bytes between two descriptors at their positions, fastest first."""
 
 

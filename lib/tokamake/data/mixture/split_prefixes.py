@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokamake.data.corpus import splits
-from tokamake.data.corpus.splits import NAMES, WHOLE, Rule
+from tokamake.data.corpus.splits import NAMES, WHOLE, SplitRule
 from tokamake.data.mixture.weights import WeightedPrefix, read_weighting_file
 from tokamake.errors import UserError
 
@@ -42,7 +42,7 @@ class SplitPrefixes:
         *,
         data_root: Path,
         split: str,
-        split_rule: Rule,
+        split_rule: SplitRule,
         held_out: Mapping[str, Path],
     ) -> None:
         if "train" in held_out:

@@ -37,7 +37,7 @@ _MAX_LINES = 1 << 16  # per block: the records of tiny documents take much memor
 _FIRST_STEP = 1 << 16  # bytes of the first search for the end of a line
 _SHORT_BYTES = 256  # copying a line up to this size is faster than making a view of it
 
-Line = bytes | memoryview
+LineBytes = bytes | memoryview
 
 
 def accepts(head: bytes, path: Path) -> bool:
@@ -82,7 +82,9 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 class _LineViews(LazySequence[memoryview]):
     """Views of the lines in a chunk, made on access: hardly any line is accessed."""
 
-    def __init__(self, chunk: Line, starts: NDArray[np.int64], *, ends: NDArray[np.int64]) -> None:
+    def __init__(
+        self, chunk: LineBytes, starts: NDArray[np.int64], *, ends: NDArray[np.int64]
+    ) -> None:
         self._chunk, self._starts, self._ends = memoryview(chunk), starts, ends
 
     def __len__(self) -> int:
@@ -130,7 +132,7 @@ def next_line(path: Path, position: int) -> int:
     return chunk_start
 
 
-def _complete_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Line]:
+def _complete_lines(chunks: Iterable[bytes], path: Path) -> Iterator[LineBytes]:
     """Yield chunks that end at a line feed. Each byte is searched for line feeds only once."""
     incomplete: list[bytes] = []  # a line without its end; joined once, for lines can be long
     incomplete_bytes = 0
@@ -154,7 +156,7 @@ def _complete_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Line]:
         yield b"".join(incomplete)
 
 
-def _split(chunk: Line) -> list[Line]:
+def _split(chunk: LineBytes) -> list[LineBytes]:
     """Split at line feeds. Long lines become views, which takes a sixth of the time of copies."""
     content = bytes(chunk).removesuffix(b"\n")
     # Judge the average length by the beginning of the chunk.
@@ -168,7 +170,7 @@ def _split(chunk: Line) -> list[Line]:
 
 
 def _block(
-    lines: list[Line], numbers: NDArray[np.int64], *, offsets: NDArray[np.int64]
+    lines: list[LineBytes], numbers: NDArray[np.int64], *, offsets: NDArray[np.int64]
 ) -> RecordBlock:
     records = _parse(lines)
     if records is None:
@@ -179,11 +181,11 @@ def _block(
     return RecordBlock(records, numbers, offsets, Lines(lines))
 
 
-def _is_blank(line: Line) -> bool:
+def _is_blank(line: LineBytes) -> bool:
     return not line or not bytes(line).removeprefix(_BOM).strip()
 
 
-def _parse(lines: list[Line]) -> list[dict[str, Any] | BadRecord] | None:
+def _parse(lines: list[LineBytes]) -> list[dict[str, Any] | BadRecord] | None:
     """Return the records of all lines, or None if a line is blank.
 
     A file may have a blank line after each document. An exception for each would cost too much.

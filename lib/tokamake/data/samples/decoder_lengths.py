@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokamake.config.objective import max_masked
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.objective import Objective
-from tokamake.data.samples.sentence_mappings import Rows
+from tokamake.data.samples.sentence_mappings import SampleMapping
 from tokamake.data.samples.span_corruption import make_sampler
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
@@ -31,7 +31,7 @@ class _Longest(NamedTuple):
 
 def check_decoder_lengths(
     dataset: WeightedDataset,
-    rows: Rows,
+    rows: SampleMapping,
     *,
     objective: Objective,
     pieces: npt.NDArray[np.uint8],
@@ -71,7 +71,7 @@ def check_decoder_lengths(
 
 def _measure(
     dataset: IndexedDataset,
-    rows: Rows,
+    rows: SampleMapping,
     *,
     objective: Objective,
     pieces: npt.NDArray[np.uint8],
@@ -100,7 +100,7 @@ def _measure(
 
 
 def _extents(
-    dataset: IndexedDataset, rows: Rows
+    dataset: IndexedDataset, rows: SampleMapping
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(samples,) first token, number of tokens and target of samples, whose sentences are
     neighbors in the dataset."""

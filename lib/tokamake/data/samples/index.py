@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tokamake import files
 from tokamake.config.objective import ObjectiveName
-from tokamake.data.corpus.splits import Rule
+from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import find_root
@@ -48,7 +48,7 @@ def index(
     epochs: Sequence[str] = (),
     valid_samples: int,
     split: str,
-    split_rule: Rule = "megatron_core",
+    split_rule: SplitRule = "megatron_core",
     held_out: Sequence[str] = (),
     blend: Blend = "weighted",
     within_corpus: Within = "shuffled",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokamake.data.samples.objective import Objective
-from tokamake.data.samples.sentence_mappings import Rows, Sentences, sentence_mapping
+from tokamake.data.samples.sentence_mappings import SampleMapping, Sentences, sentence_mapping
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class SentenceIndex(NamedTuple):
     """Samples of a dataset in the order in which they are drawn."""
 
-    mapping: Rows
+    mapping: SampleMapping
     """(samples, 3) first sentence, end of sentences, target tokens."""
 
 
@@ -67,7 +67,7 @@ class SentenceIndexer:
         joined: Any = np.concatenate(rows)  # of one dtype
         return SentenceIndex(joined)
 
-    def _epoch(self, dataset: WeightedDataset, *, seed: int | None = None) -> Rows:
+    def _epoch(self, dataset: WeightedDataset, *, seed: int | None = None) -> SampleMapping:
         rows = self._mapping(dataset, num_epochs=1, seed=seed)
         if not len(rows):
             raise UserError(
@@ -85,7 +85,7 @@ class SentenceIndexer:
         num_epochs: int,
         max_num_samples: int | None = None,
         seed: int | None = None,
-    ) -> Rows:
+    ) -> SampleMapping:
         documents = dataset.documents
         bounds = dataset.dataset.document_bounds[documents.start : documents.stop + 1]
         objective = self._objective

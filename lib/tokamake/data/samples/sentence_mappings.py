@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.errors import UserError
 
-Rows = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+SampleMapping = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
 
 
 class Sentences(NamedTuple):
@@ -35,7 +35,7 @@ def sentence_mapping(
     max_num_samples: int | None = None,
     short_seq_prob: float = 0.1,
     min_num_sent: int = 1,
-) -> Rows:
+) -> SampleMapping:
     """Cut documents into samples of whole sentences, for BERT and T5.
 
     A sample ends with the sentence that reaches its target length, unless only one sentence would
@@ -87,7 +87,7 @@ def block_mapping(
     num_epochs: int = 1,
     max_num_samples: int | None = None,
     use_one_sent_blocks: bool = False,
-) -> Rows:
+) -> SampleMapping:
     """Cut documents into blocks of whole sentences, for the inverse cloze task (ICT).
 
     A block ends with the sentence that reaches, together with the title, its target length, if

@@ -19,7 +19,7 @@ ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 """Arguments by which a checkpoint's model is known to be of this family."""
 
 TENSORS = ("lm_head.dense.weight",)
-"""Tensors by which it is: the arguments of a GPT are the same."""
+"""Tensors that only this family has; its arguments equal those of a GPT."""
 
 STACK = "encoder"
 """Name of the layers in megatron.core."""

@@ -21,7 +21,7 @@ from tokamake.train.pipeline_stages import DTYPES
 from tokamake.train.trials.device_peaks import known_peak
 from tokamake.train.trials.trial_steps import TrialSteps
 
-Report = dict[str, Any]
+Measurements = dict[str, Any]
 
 
 def num_timed_steps(steps: int) -> int:
@@ -31,7 +31,7 @@ def num_timed_steps(steps: int) -> int:
 
 def measure(
     trial: TrialSteps, ranks: Ranks, *, device: torch.device, steps: int, warmup_steps: int
-) -> Report:
+) -> Measurements:
     """Train and measure times; all ranks call this together.
 
     Returns:
@@ -132,8 +132,13 @@ def _max_over_ranks(value: float) -> float:
 
 
 def utilization(
-    measured: Report, run: Run, *, ranks: Ranks, device: torch.device, peak_tflops: float | None
-) -> Report:
+    measured: Measurements,
+    run: Run,
+    *,
+    ranks: Ranks,
+    device: torch.device,
+    peak_tflops: float | None,
+) -> Measurements:
     """Floating-point operations per second of a rank, and their share of the peak (MFU).
 
     Counts what the model needs; recomputation does not count. All ranks call this together.
@@ -186,7 +191,7 @@ def gemm_tflops(dtype: torch.dtype, device: torch.device) -> float:
     return float(2 * size**3 / best / 1e12)
 
 
-def report(measured: Report) -> str:
+def report(measured: Measurements) -> str:
     """The numbers as lines for people."""
     times, parts = measured["step_seconds"], measured["split_seconds"]
     total = sum(parts.values())
