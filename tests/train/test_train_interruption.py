@@ -200,8 +200,8 @@ def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(
 ) -> None:
     ranks, settings = GRID[layout]
     place = ranks - 1 if rank == "last" else 0
-    # The first rank has most operations, each of which a run of one rank is killed at; starts take
-    # long, above all those of four ranks.
+    # The first rank has most operations. A run of one rank is killed at each of them, so here some
+    # are enough: each start of several ranks takes long.
     stride = 1 if place else 2 * ranks
     assert assert_survives_each_kill_in_a_save(
         own_root, ranks=ranks, rank=place, settings=settings, inject=inject, stride=stride

@@ -53,9 +53,9 @@ class MicroBatch(NamedTuple):
     further_inputs: dict[str, Tensor]
     """Keyword arguments of `Model.forward`: (B, L) position_ids and document_ids, which keep
     documents or samples apart; (B, L) token_types; (B, M) decoder_tokens, and their
-    decoder_document_ids; (N,) label_places of the tokens with a label,
-    among all tokens that could have one; (samples,) sample_places of first tokens, if samples share
-    rows; (samples,) sample_numbers, from which masks of dropout follow."""
+    decoder_document_ids; (N,) label_places of the tokens with a label, among all tokens that could
+    have one; (samples,) sample_places of first tokens, if samples share rows; (samples,)
+    sample_numbers, from which masks of dropout follow."""
     sample_labels: Tensor | None = None
     """(samples,) int64 class of each sample, of masked samples; labels of `TaskRows`."""
     num_sample_labels: int | None = None
@@ -199,11 +199,12 @@ def concatenated(batches: list[MicroBatch]) -> MicroBatch:
     names = {name for batch in batches for name in batch.further_inputs}
     inputs = [_with_documents(batch) if "document_ids" in names else batch for batch in batches]
     further = [batch.further_inputs for batch in inputs]
+    classes = [each.sample_labels for each in batches if each.sample_labels is not None]
     return MicroBatch(
         torch.cat([batch.inputs for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
         {name: torch.cat([each[name] for each in further]) for name in sorted(names)},
-        torch.cat(classes) if (classes := _sample_labels(batches)) else None,
+        torch.cat(classes) if classes else None,
     )
 
 
@@ -211,10 +212,6 @@ def _with_documents(batch: MicroBatch) -> MicroBatch:
     """A micro batch with document_ids, also where no sample of an encoder has padding."""
     further = {"document_ids": torch.zeros_like(batch.inputs), **batch.further_inputs}
     return batch._replace(further_inputs=further)
-
-
-def _sample_labels(batches: list[MicroBatch]) -> list[Tensor]:
-    return [batch.sample_labels for batch in batches if batch.sample_labels is not None]
 
 
 def label_draws(
