@@ -15,7 +15,7 @@ from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
 _OPTIONS = ("account", "partition", "qos", "constraint", "reservation")  # have the name of sbatch
-PERSONAL = (*_OPTIONS, "container", "slurm_extra")
+PERSONAL = (*_OPTIONS, "gpus_per_node", "container", "slurm_extra")
 # Names of their resources, if they differ: those of snakemake-executor-plugin-slurm.
 RESOURCES = {"account": "slurm_account", "partition": "slurm_partition"}
 _CONFLICTS = {
@@ -95,9 +95,13 @@ def build_request(
         arguments.append(f"--gpus={f'{model}:' if model else ''}{number('gpu', 1)}")
     if resources.get("runtime") is not None:
         arguments.append(f"--time={number('runtime', 1)}")
-    for name in ("gres", "gpus_per_node", "signal"):
+    for name in ("gres", "signal"):
         if value := resources.get(name):
-            arguments.append(f"--{name.replace('_', '-')}={value}")
+            arguments.append(f"--{name}={value}")
+    # The user's GPUs are for jobs that start ranks; `gpu` and `gres` come first.
+    of_user = "tasks" in resources and not (resources.get("gpu") or resources.get("gres"))
+    if gpus := personal("gpus_per_node") if of_user else resources.get("gpus_per_node"):
+        arguments.append(f"--gpus-per-node={gpus}")
     for name in _OPTIONS:
         if value := personal(name):
             arguments.append(f"--{name}={value}")

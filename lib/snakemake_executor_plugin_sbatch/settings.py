@@ -20,8 +20,8 @@ class ExecutorSettings(PbsSettings):
         default="~/.config/snakemake/slurm.yaml",
         metadata={
             "help": "YAML file with the values of a user (account, partition, qos, constraint, "
-            "reservation, container, slurm_extra), for all rules and, under rules, for each rule. "
-            "Resources of a job come first."
+            "reservation, gpus_per_node, container, slurm_extra), for all rules and, under "
+            "rules, for each rule. Resources of a job come first."
         },
     )
     required: str = field(
@@ -34,8 +34,9 @@ class ExecutorSettings(PbsSettings):
     defaults: str = field(
         default="",
         metadata={
-            "help": "Values of the site for account, partition, qos, constraint, reservation, such "
-            "as 'constraint=gpu qos=regular'. Resources of a job and the user file come first."
+            "help": "Values of the site for account, partition, qos, constraint, reservation, "
+            "gpus_per_node, such as 'constraint=gpu qos=regular'. Resources of a job and the user "
+            "file come first."
         },
     )
     max_queued: str = field(

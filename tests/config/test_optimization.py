@@ -8,7 +8,7 @@ import pytest
 from tests.support.paths import ROOT
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.config.schedule import ScheduleSettings
+from tokamake.config.schedule import ScheduleSettings, unfinished_warmup
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.validation import validate
@@ -86,14 +86,6 @@ MISTAKES = {
     "train.schedule.cooldown_shape: 'round': input should be": {
         "schedule": {"name": "wsd", "cooldown_shape": "round"}
     },
-    "train: schedule.warmup_steps: 11: more than train_steps 10; the learning rate would never "
-    "reach its peak; lower it": {"schedule": {"warmup_steps": 11}},
-    "train: schedule.warmup_samples: 41: more than the run's 40 samples; the learning rate": {
-        "schedule": {"warmup_samples": 41}
-    },
-    "train: schedule.warmup_tokens: 641: more than the run's 40 samples": {
-        "schedule": {"warmup_tokens": 641}
-    },
     "train: schedule.decay_steps: 4: ends before schedule.warmup_steps: 5; raise it": {
         "schedule": {"warmup_steps": 5, "decay_steps": 4}
     },
@@ -125,6 +117,43 @@ def test_phases_may_fill_the_run_exactly() -> None:
     """0.1 + 0.2 + 0.7 of 10 is not 10 in floating point."""
     schedule = {"name": "infinite", "warmup_fraction": 0.1, "cooldown_fraction": 0.2}
     validate(TrainSettings, section(schedule=schedule | {"annealing_fraction": 0.7}), "train")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "note"),
+    [
+        ({"warmup_steps": 11}, "warmup_steps: 11: more than train_steps 10; the learning rate"),
+        ({"warmup_samples": 41}, "warmup_samples: 41: more than the run's 40 samples"),
+        ({"warmup_tokens": 641}, "warmup_tokens: 641: more than the run's 40 samples"),
+        ({"name": "wsd", "warmup_steps": 2000, "cooldown_steps": 500}, "warmup_steps: 2000"),
+        ({"warmup_steps": 100, "decay_steps": 500}, "warmup_steps: 100"),
+        ({"warmup_steps": 10}, ""),
+    ],
+)
+def test_a_try_out_may_end_within_the_warm_up(schedule: dict[str, Any], note: str) -> None:
+    """`train_steps` alone makes any config a small one; the first steps have the same rates."""
+    train = validate(TrainSettings, section(schedule=schedule), "train")
+    assert train.span
+    found = unfinished_warmup(train.schedule, train.span)
+    assert note in found
+    assert bool(note) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "parallel", "expected"),
+    [
+        (1, {}, 2),
+        (24, {}, 48),
+        (24, {"tensor_parallel_size": 4}, 12),
+        (2, {"pipeline_parallel_size": 4}, 2),
+    ],
+)
+def test_a_global_batch_may_follow_the_ranks(
+    num_ranks: int, parallel: dict[str, int], expected: int
+) -> None:
+    values = {"global_batch_size": None, "micro_batch_size": 2, "parallel": parallel}
+    context = {"num_ranks": num_ranks}
+    assert TrainSettings.model_validate(values, context=context).global_batch_size == expected
 
 
 def test_lengths_are_checked_once_the_run_has_a_length() -> None:

@@ -51,8 +51,8 @@ MISTAKES = {
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {
         "train": {"global_batch_size": 5, "micro_batch_size": 2}
     },
-    "my.yaml: train.schedule.warmup_steps: 9: more than train_steps 5; the learning": {
-        "train": {"train_steps": 5, "schedule": {"warmup_steps": 9}}
+    "my.yaml: train.schedule.decay_steps: 3: ends before schedule.warmup_steps: 4; raise it": {
+        "train": {"train_steps": 5, "schedule": {"warmup_steps": 4, "decay_steps": 3}}
     },
     "my.yaml: train.train_steps and train_tokens both give the run's length": {
         "train": {"train_steps": 5, "train_tokens": 5}

@@ -31,12 +31,28 @@ def options(resources: dict, user: UserFile = NO_VALUES) -> str:
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [
+        ({}, ""),  # no ranks
+        ({"tasks": 8}, " --gpus-per-node=4"),
+        ({"tasks": 8, "gpus_per_node": 8}, " --gpus-per-node=8"),
+        ({"tasks": 8, "gres": "gpu:a100:2"}, " --gres=gpu:a100:2"),
+        ({"tasks": 8, "gpu": 2}, " --gpus=2"),
+    ],
+)
+def test_one_value_of_the_user_requests_gpus_for_all_ranks(resources: dict, expected: str) -> None:
+    user = UserFile(Path("me.yaml"), {"gpus_per_node": "4"}, {})
+    tasks = resources.get("tasks", 1)
+    assert options(resources, user) == f"--nodes=1 --ntasks={tasks} --cpus-per-task=4{expected}"
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
         ({}, DEFAULT),
         ({"mem_mb": 0}, DEFAULT),
         ({"mem_mb": 8000, "runtime": 90}, f"{DEFAULT} --mem=8000 --time=90"),
         (
             {"nodes": 2, "tasks": 8, "cpus_per_task": 32, "gpus_per_node": 4, "signal": "TERM@60"},
-            "--nodes=2 --ntasks=8 --cpus-per-task=32 --gpus-per-node=4 --signal=TERM@60",
+            "--nodes=2 --ntasks=8 --cpus-per-task=32 --signal=TERM@60 --gpus-per-node=4",
         ),
         (
             {"slurm_account": "P", "slurm_partition": "gpu", "qos": "debug", "constraint": "a|b"},

@@ -189,6 +189,22 @@ def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> Non
         assert expected in process.stdout.splitlines()
 
 
+@pytest.mark.parametrize("profile", ["local", *sorted(EXPECTED.keys() - {"slurm-plugin"})])
+def test_every_profile_plans_the_shipped_config(tmp_path: Path, profile: str) -> None:
+    """Also as a small try-out: `train_steps` alone."""
+    users = tmp_path / ".config/tokamake"
+    users.mkdir(parents=True)
+    on_pbs = profile in ("aurora", "polaris", "sunspot")
+    own = "queue: debug\nfilesystems: home\n" if on_pbs else "gpus_per_node: 4\n"
+    (users / f"{profile}.yaml").write_text(f"account: mine\n{own}")
+    for name in ("workflow", "profiles", "config"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for options in ((), ("--config", "train={train_steps: 12}")):
+        arguments = ["--profile", f"profiles/{profile}", "-n", *options, "--", "train"]
+        result = start(arguments, tmp_path, {**os.environ, "HOME": str(tmp_path)})
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.fixture
 def pbs(tmp_path: Path) -> Iterator[Pbs]:
     server = stand_in(tmp_path / "server")

@@ -43,7 +43,7 @@ def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any
         from tokamake.remote.hub_models import fetched_path, pin
 
         try:
-            if info.context == FETCH:
+            if (info.context or {}).get("fetch"):
                 return pin(value, tokenizer_only=tokenizer_only)
             return fetched_path(value, tokenizer_only=tokenizer_only)
         except UserError as error:

@@ -173,9 +173,24 @@ def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, *, 
     _check_lengths(schedule, span)
 
 
+def unfinished_warmup(schedule: ScheduleSettings, span: Span) -> str:
+    """Note about a warm-up that is longer than the run, as in a try-out; empty: it is not."""
+    if schedule.lengths(span)["warmup"] <= schedule.length(span):
+        return ""
+    form, value = schedule.phase_length("warmup")
+    return (
+        f"train.schedule.warmup_{form}: {value}: more than {_length_of_run(schedule, span)}; the "
+        "learning rate does not reach its peak"
+    )
+
+
+def _length_of_run(schedule: ScheduleSettings, span: Span) -> str:
+    total = schedule.length(span)
+    return f"the run's {total} samples" if schedule.counts_samples else f"train_steps {total}"
+
+
 def _check_lengths(schedule: ScheduleSettings, span: Span) -> None:
     lengths, total = schedule.lengths(span), schedule.length(span)
-    run = f"the run's {total} samples" if schedule.counts_samples else f"train_steps {total}"
     settings = {
         phase: f"schedule.{phase}_{form}: {value:g}"
         if isinstance(value, float)
@@ -183,15 +198,14 @@ def _check_lengths(schedule: ScheduleSettings, span: Span) -> None:
         for phase in lengths
         for form, value in [schedule.phase_length(phase)]
     }
-    if lengths["warmup"] > total:
-        raise ValueError(
-            f"{settings['warmup']}: more than {run}; the learning rate would never reach its peak; "
-            "lower it"
-        )
+    if lengths["warmup"] > total:  # a try-out of the first steps; no other phase begins
+        return
     if lengths.get("decay", total) < lengths["warmup"]:
         raise ValueError(f"{settings['decay']}: ends before {settings['warmup']}; raise it")
     # Decay counts from the start of the run, so it overlaps the other phases.
     phases = [phase for phase in lengths if phase != "decay"]
     if sum(lengths[phase] for phase in phases) > total * (1 + 1e-9):
         names = ", ".join(settings[phase] for phase in phases)
-        raise ValueError(f"{names}: their sum is more than {run}; lower one of them")
+        raise ValueError(
+            f"{names}: their sum is more than {_length_of_run(schedule, span)}; lower one of them"
+        )

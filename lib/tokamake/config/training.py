@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
@@ -31,6 +31,10 @@ def _first_and_last(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) != 2:
         raise ValueError("not two steps; give the first and the last one, such as [20, 22]")
     return value
+
+
+_MODEL_SIZES = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")
+_BATCH_SCHEMA = {"anyOf": [{"minimum": 1, "type": "integer"}, {"type": "null"}]}
 
 
 class TrainSettings(Settings):
@@ -65,8 +69,9 @@ class TrainSettings(Settings):
     label."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples per forward pass on a rank."""
-    global_batch_size: Annotated[int, Field(ge=1)] = 8
-    """Samples per step on all ranks; a multiple of micro_batch_size × data-parallel ranks."""
+    global_batch_size: Annotated[int, Field(ge=1), WithJsonSchema(_BATCH_SCHEMA)] = 8
+    """Samples per step on all ranks; a multiple of micro_batch_size × data-parallel ranks. null: a
+    micro batch for each data-parallel rank of the profile, for a try-out on any number of ranks."""
     rampup_batch_size: tuple[int, int, int] | None = None
     """Batch size ramp-up as three numbers: start, increment, samples. The global batch grows from
     `start` to `global_batch_size` in steps of `increment` while the run consumes its first
@@ -210,6 +215,21 @@ class TrainSettings(Settings):
         if isinstance(values, dict) and not values.keys() & set(LENGTHS):
             return {**values, "train_steps": 1000}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_all_ranks(cls, values: Any, info: ValidationInfo) -> Any:
+        if not isinstance(values, dict) or values.get("global_batch_size", 1) is not None:
+            return values
+        parallel = values.get("parallel")
+        stated = parallel.items() if isinstance(parallel, dict) else ()
+        shares = [size for name, size in stated if name in _MODEL_SIZES and isinstance(size, int)]
+        num_replicas = max(1, (info.context or {}).get("num_ranks", 1) // max(1, math.prod(shares)))
+        micro = values.get("micro_batch_size", 1)
+        return {
+            **values,
+            "global_batch_size": micro * num_replicas if isinstance(micro, int) else 1,
+        }
 
     @model_validator(mode="after")
     def _fit_together(self) -> "TrainSettings":
@@ -357,9 +377,14 @@ class TrainSettings(Settings):
                 f"{lengths[0]}: {getattr(self, lengths[0])}: does not fill a global batch of "
                 f"{self.batch_sizes.at(0)} × {self.sequence_length} tokens; raise it"
             )
-        if steps:
-            span = Span(steps, self.batch_sizes, self.sequence_length)
-            check_schedule(self.schedule, self.optimizer, span=span)
+        if self.span:
+            check_schedule(self.schedule, self.optimizer, span=self.span)
+
+    @property
+    def span(self) -> Span | None:
+        """Length of the run in all units; None if the epochs of the corpora give it."""
+        steps = self.num_steps
+        return Span(steps, self.batch_sizes, self.sequence_length) if steps else None
 
     @property
     def batch_sizes(self) -> BatchSizes:

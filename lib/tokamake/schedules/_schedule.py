@@ -1,7 +1,6 @@
 """Learning rate and weight decay of each step of a run, from its settings."""
 
 from tokamake import plugins
-from tokamake.config.schedule import Span
 from tokamake.config.training import TrainSettings
 
 
@@ -13,8 +12,8 @@ class Schedule:
     """
 
     def __init__(self, train: TrainSettings) -> None:
-        assert train.num_steps is not None, "resolve sets the number of steps"
-        span = Span(train.num_steps, train.batch_sizes, train.sequence_length)
+        span = train.span
+        assert span is not None, "resolve sets the number of steps"
         self._optimizer, self._settings = train.optimizer, train.schedule
         self._factor = plugins.load("schedules", train.schedule.name).factor
         self._lengths = train.schedule.lengths(span)

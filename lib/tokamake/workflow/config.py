@@ -14,6 +14,7 @@ from tokamake.config.data_set import DataSet
 from tokamake.config.fields import FETCH, split_fractions
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
+from tokamake.config.schedule import unfinished_warmup
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
@@ -135,7 +136,11 @@ class WorkflowConfig:
 
 
 def read_workflow_config(
-    values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
+    values: dict[str, Any],
+    config_files: Iterable[str | Path],
+    *,
+    is_main_process: bool,
+    num_ranks: int = 1,
 ) -> WorkflowConfig:
     """Check the config and everything that it names; decide shards and merged datasets.
 
@@ -143,6 +148,7 @@ def read_workflow_config(
         values: content of the config.
         config_files: where it comes from, for messages.
         is_main_process: whether Snakemake plans jobs here; a job only reads what was planned.
+        num_ranks: of a training, for `global_batch_size: null`.
 
     Raises:
         UserError: the config is wrong, or what it names is missing or does not fit.
@@ -150,17 +156,22 @@ def read_workflow_config(
     # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
     gc.disable()
     try:
-        return _read(values, config_files, is_main_process=is_main_process)
+        return _read(values, config_files, is_main_process=is_main_process, num_ranks=num_ranks)
     finally:
         gc.freeze()
         gc.enable()
 
 
 def _read(
-    values: dict[str, Any], config_files: Iterable[str | Path], *, is_main_process: bool
+    values: dict[str, Any],
+    config_files: Iterable[str | Path],
+    *,
+    is_main_process: bool,
+    num_ranks: int,
 ) -> WorkflowConfig:
     source = ", ".join(os.path.relpath(path) for path in config_files)
-    all_runs = read_runs(values, source, context=FETCH if is_main_process else None)
+    context = {"num_ranks": num_ranks} | (FETCH if is_main_process else {})
+    all_runs = read_runs(values, source, context=context)
     runs = {name: run for name, run in all_runs.items() if run.config.finetune is None}
     shared = next(iter(all_runs.values())).config
     for run, where in all_runs.values():
@@ -189,6 +200,9 @@ def _read(
         _report_evaluation(
             {name: held_out_splits(run.train, tables[name]) for name, (run, _) in runs.items()}
         )
+        for name, (run, _) in runs.items():
+            if run.train.span and (note := unfinished_warmup(run.train.schedule, run.train.span)):
+                print(f"tokamake: run {name}: {note}", file=sys.stderr)
     tokenizer = _find_tokenizer(all_runs)
     for corpus in corpora.values():
         if corpus.is_indexed and tokenizer is None and not shared.tokenizer.has_ids:

@@ -15,16 +15,20 @@ from tokamake.workflow.paths import RUN
 from tokamake.workflow.snakemake_internals import Snakemake
 
 
+def num_training_ranks(snakemake: Snakemake) -> int | None:
+    """Ranks that the profile gives a training; None: an expression, without a value so far."""
+    tasks = str(snakemake.rule_resources("train").get("tasks", 1))
+    return int(tasks) if tasks.isdecimal() else None
+
+
 class LayoutCheck:
     """Layouts of all runs, and the number of ranks of a training."""
 
     def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
         self._config = config
         resources = snakemake.rule_resources("train")
-        tasks = str(resources.get("tasks", 1))
         self._is_main_process = snakemake.is_main_process
-        # An expression has a value only once the job is scheduled.
-        self._num_ranks = int(tasks) if tasks.isdecimal() else None
+        self._num_ranks = num_training_ranks(snakemake)
         self._image = resources.get("container") or snakemake.default_resource("container")
         self._spare_nodes = str(resources.get("spare_nodes", 0))
         self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))

@@ -16,7 +16,7 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.finetune import FinetuneRules
-from tokamake.workflow.layouts import LayoutCheck
+from tokamake.workflow.layouts import LayoutCheck, num_training_ranks
 from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import RUN, check_writable
@@ -78,7 +78,10 @@ def rule_functions(
     shorten_changed_params()
     with exit_on_user_error():
         checked = read_workflow_config(
-            config, snakemake.config_files or ["config/config.yaml"], is_main_process=is_main
+            config,
+            snakemake.config_files or ["config/config.yaml"],
+            is_main_process=is_main,
+            num_ranks=num_training_ranks(snakemake) or 1,
         )
         if is_main:
             check_replaced(checked)
