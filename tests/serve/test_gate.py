@@ -2,11 +2,14 @@
 
 import http.client
 import socket
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.served import Served, served
+from tokamake.serve import gate, uvicorn_internals
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +92,158 @@ def test_a_request_that_is_not_http_does_no_harm(guarded: Served) -> None:
     with pytest.raises(http.client.HTTPException):
         connection = guarded.connection()
         connection.putrequest("GET", "/v1/\x00")
+
+
+def send(server: Served, *parts: bytes) -> bytes:
+    """What the server sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        for part in parts:
+            client.sendall(part)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+OPEN = (
+    ("GET", "/"), ("GET", "/healthz"), ("GET", "/metrics"), ("GET", "/v1/models"),
+    ("POST", "/v1/completions"), ("PUT", "/api"), ("OPTIONS", "/v1/completions"), ("GET", "/none"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_own"),
+    [
+        ("Host: localhost", True),
+        ("Host: LOCALHOST:5000", True),
+        ("Host: 127.0.0.1:80", True),
+        ("Host: 127.1.2.3", True),
+        ("Host: [::1]:5000", True),
+        ("Host: localhost:5000\r\nOrigin: http://Localhost:5000", True),
+        ("Host: [::1]:5000\r\nOrigin: http://[::1]:5000", True),
+        ("Host: evil.example", False),
+        ("Host: localhost.evil.example", False),
+        ("Host: evil.example:5000\r\nOrigin: http://evil.example:5000", False),
+        ("Host: 127.0.0.1.evil.example", False),
+        ("Host: localhost@evil.example", False),
+        ("Host: localhost:5000/evil.example", False),
+        ("Host: 10.1.2.3", False),
+        ("Host: [::2]", False),
+        ("Host: ::1", False),
+        ("Host:", False),
+        ("Host: localhost\r\nHost: evil.example", False),
+        ("Host: localhost\r\nHost: localhost", False),
+        ("X: missing", False),
+        ("Host: localhost:5000\r\nOrigin: null", False),
+        ("Host: localhost:5000\r\nOrigin: http://localhost:3000", False),
+        ("Host: localhost:5000\r\nOrigin: http://localhost:5000.evil.example", False),
+        ("Host: localhost\r\nOrigin: http://localhost\r\nOrigin: https://evil.example", False),
+        ("Host: localhost\r\nOrigin: http://evil.example\r\n"
+         "Access-Control-Request-Method: POST", False),
+    ],
+)  # fmt: skip
+def test_pages_of_other_sites_are_refused(server: Served, headers: str, *, is_own: bool) -> None:
+    for method, path in OPEN:
+        lines = f"{method} {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"
+        reply = send(server, lines.encode())
+        assert reply.startswith(b"HTTP/1.1 403") != is_own, (path, reply)
+        assert b"access-control-allow" not in reply.lower()
+    refusal = reply.partition(b"\r\n\r\n")[2]
+    assert is_own or b"start it with --token-file" in refusal
+
+
+END = "Connection: close\r\n\r\n"
+
+
+def test_the_host_in_an_absolute_target_counts(server: Served) -> None:
+    for target in ("http://evil.example/v1/models", "//evil.example/v1/models"):
+        reply = send(server, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{END}".encode())
+        assert reply[:12] in (b"HTTP/1.1 403", b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "is_own"),
+    [
+        ({"0.0.0.0", "node7.site"}, "10.1.2.3:5000", True),
+        ({"0.0.0.0", "node7.site"}, "node7.site:5000", True),
+        ({"0.0.0.0", "node7.site"}, "evil.example:5000", False),
+        ({"::"}, "[fe80::1]", True),
+        ({"node7.site", "10.1.2.3"}, "node7.site", True),
+        ({"node7.site", "10.1.2.3"}, "10.1.2.3:1", True),
+        ({"node7.site", "10.1.2.3"}, "10.1.2.4", False),
+        ({"node7.site", "10.1.2.3"}, "localhost", True),
+    ],
+)
+def test_a_server_has_the_names_that_the_user_gave(
+    own: set[str], name: str, *, is_own: bool
+) -> None:
+    assert gate.is_own(name, own) == is_own
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def test_slow_clients_are_left(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_internals, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.3)
+    assert send(server) == send(server, HEAD) == b""
+    again = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he"
+    assert send(server, again).startswith(b"HTTP/1.1 200")
+    late = send(server, HEAD + b"Content-Length: 9\r\n\r\n{")
+    assert late.startswith(b"HTTP/1.1 408")
+    assert b"the body has not come within 0.3 s" in late
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"GET /", b"a" * 600_000),
+        (HEAD, b"X: " + b"a" * 600_000),
+        (HEAD, b"X: a\r\n" * 100_000),
+        (HEAD, b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 600_000),
+        (HEAD, b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: a\r\n" * 100_000),
+    ],
+    ids=["target", "header", "headers", "chunk", "trailers"],
+)
+def test_endless_heads_are_refused(server: Served, parts: tuple[bytes, ...]) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        try:
+            for part in parts:
+                client.sendall(part)
+            reply = client.recv(1000)
+        except ConnectionError:  # it is closed before all is sent
+            reply = b""
+    assert reply[:12] in (b"", b"HTTP/1.1 400")
+    assert server.ask("GET", "/healthz").status == 200
+
+
+def test_connections_beyond_the_limit_end(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_internals, "HEAD_SECONDS", 60.0)
+    with (
+        served({"tiny": tiny}, sampled / "tokenizer", batch_size=1, max_queue=0) as running,
+        ExitStack() as stack,
+    ):
+        for number in range(257):
+            if number == 256:
+                assert running.ask("GET", "/healthz").status == 200
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+        assert send(running) == b""
+
+
+def test_a_client_that_reads_nothing_is_left(
+    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokamake.serve.http_thread.BODY_SECONDS", 0.0)
+    aborted = threading.Event()
+    lost = uvicorn_internals.BoundedProtocol.connection_lost
+    monkeypatch.setattr(
+        uvicorn_internals.BoundedProtocol,
+        "connection_lost",
+        lambda self, error: (lost(self, error), aborted.set())[0],
+    )
+    with (
+        served({"tiny": tiny}, sampled / "tokenizer", max_seconds=1) as running,
+        socket.create_connection(("127.0.0.1", running.port)) as client,
+    ):
+        # Replies fill the buffers of the connection, which nobody empties.
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
+        assert aborted.wait(30)

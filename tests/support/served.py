@@ -106,7 +106,7 @@ def served(
         models = with_engines(opened, checked)
         loop = EngineLoop([model.engine for model in models], metrics)
         server = ModelServer(models, loop, checked, metrics)
-        http_thread = HttpThread(server, listener, token=token)
+        http_thread = HttpThread(server, listener, host="127.0.0.1", token=token)
         engine_thread = threading.Thread(target=loop.run)
         engine_thread.start()
         http_thread.start()

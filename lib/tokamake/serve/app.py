@@ -1,5 +1,6 @@
 """The HTTP application of a server."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ _BODIES: dict[str, type[BaseModel]] = {
 }
 
 
-def make_app(server: ModelServer, *, token: str) -> Any:
+def make_app(server: ModelServer, *, hosts: Set[str], token: str) -> Any:
     """The application.
 
     Args:
         server: what it serves.
+        hosts: names and addresses of the server.
         token: bearer token of requests; empty: none is needed.
     """
     # The pages that FastAPI makes load scripts from other hosts.
@@ -60,7 +62,7 @@ def make_app(server: ModelServer, *, token: str) -> Any:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _failed)
     app.add_exception_handler(Exception, _broken)
-    return Gate(app, token=token, max_body=server.limits.max_body, metrics=server.metrics)
+    return Gate(app, server, hosts=hosts, token=token)
 
 
 async def _refused(_: Request, error: Any) -> JSONResponse:

@@ -1,20 +1,22 @@
-"""Checks of each request before it is answered: token, size of the body, number of requests."""
+"""Checks of each request before it is answered: token or host, size and time of its body."""
 
 import asyncio
 import hmac
+import ipaddress
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from tokamake.serve.model_server import ModelServer
 from tokamake.serve.request_error import RequestError
-from tokamake.serve.server_metrics import ServerMetrics
 
 _OPEN = {"/", "/healthz"}
 """Paths without a token: the page asks for one, and health checks have none."""
 _METHODS = {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
-_BODY_SECONDS = 60.0
+BODY_SECONDS = 60.0
 """Longest time in which a body comes."""
 
 
@@ -22,14 +24,15 @@ class Gate:
     """ASGI middleware.
 
     Args:
-        app: what answers.
+        app: the wrapped application.
+        server: its limits and metrics.
+        hosts: names and addresses of the server.
         token: bearer token of requests; empty: none is needed.
-        max_body: largest body in bytes.
-        metrics: counts requests.
     """
 
-    def __init__(self, app: Any, *, token: str, max_body: int, metrics: ServerMetrics) -> None:
-        self._app, self._max_body, self._metrics = app, max_body, metrics
+    def __init__(self, app: Any, server: ModelServer, *, hosts: Set[str], token: str) -> None:
+        self._app, self._hosts = app, hosts
+        self._max_body, self._metrics = server.limits.max_body, server.metrics
         self._header = f"Bearer {token}".encode() if token else b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -57,7 +60,10 @@ class Gate:
     async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             headers = dict(scope["headers"])
-            self._check_token(scope["path"], headers)
+            if self._header:
+                self._check_token(scope["path"], headers)
+            else:
+                check_host(scope["headers"], self._hosts)
             body = await self._body_in_time(headers, receive)
         except RequestError as error:
             challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
@@ -74,10 +80,8 @@ class Gate:
         await self._app(scope, replayed, send)
 
     def _check_token(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        if not self._header or path in _OPEN:
-            return
         given = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, self._header):
+        if path not in _OPEN and not hmac.compare_digest(given, self._header):
             raise RequestError(
                 "no valid token; send the header Authorization: Bearer TOKEN",
                 status=401,
@@ -86,10 +90,10 @@ class Gate:
 
     async def _body_in_time(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes | None:
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
+            async with asyncio.timeout(BODY_SECONDS):
                 return await self._body(headers, receive)
         except TimeoutError:
-            message = f"the body has not come within {_BODY_SECONDS:g} s; send it faster"
+            message = f"the body has not come within {BODY_SECONDS:g} s; send it faster"
             raise RequestError(message, status=408) from None
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes | None:
@@ -116,3 +120,40 @@ class Gate:
     def _too_large(self) -> RequestError:
         message = f"the body has more than {self._max_body} bytes; send less, or raise --max-body"
         return RequestError(message, status=413)
+
+
+def check_host(headers: Sequence[tuple[bytes, bytes]], own: Set[str]) -> None:
+    """Check that a web page of another site did not make the request.
+
+    Such a page reaches servers on this machine if its own name suddenly resolves to 127.0.0.1 (DNS
+    rebinding). It cannot forge the headers `Host` and `Origin`.
+
+    Args:
+        headers: names and values.
+        own: names and addresses of this server.
+
+    Raises:
+        RequestError: `Host` is not a name of this server, or `Origin` is another site.
+    """
+    hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+    origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
+    if len(hosts) != 1 or not is_own(hosts[0], own):
+        message = f"Host: {', '.join(hosts)!a}: not a name of this server; use its --host"
+    elif foreign := [o for o in origins if o not in (f"http://{hosts[0]}", f"https://{hosts[0]}")]:
+        message = f"Origin: {foreign[0]!a}: a page of another site; use the page of this server"
+    else:
+        return
+    raise RequestError(f"{message}, or start it with --token-file", status=403)
+
+
+def is_own(authority: str, own: Set[str]) -> bool:
+    """Whether a host, which a port may follow, is among names of a server, or a loopback name."""
+    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(:[0-9]*)?", authority)
+    name = match[1].strip("[]") if match else ""
+    is_wildcard = not own.isdisjoint({"0.0.0.0", "::"})
+    try:
+        # Names can be bound to other addresses, but addresses cannot.
+        is_address = ipaddress.ip_address(name).is_loopback or is_wildcard
+    except ValueError:
+        is_address = False
+    return is_address or name == "localhost" or name in own

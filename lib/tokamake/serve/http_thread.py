@@ -1,12 +1,17 @@
 """Thread that answers HTTP, beside the main thread that runs the models."""
 
+import asyncio
 import socket
 import threading
+from functools import partial
+from typing import cast
 
 import uvicorn
 
 from tokamake.serve.app import make_app
+from tokamake.serve.gate import BODY_SECONDS
 from tokamake.serve.model_server import ModelServer
+from tokamake.serve.uvicorn_internals import BoundedProtocol
 
 
 class HttpThread:
@@ -15,19 +20,34 @@ class HttpThread:
     Args:
         server: what it serves.
         listener: bound socket.
+        host: address that the user gave for it.
         token: bearer token of requests; empty: none is needed.
     """
 
-    def __init__(self, server: ModelServer, listener: socket.socket, *, token: str) -> None:
+    def __init__(
+        self, server: ModelServer, listener: socket.socket, *, host: str, token: str
+    ) -> None:
         self._server, self._listener = server, listener
         self._failure: BaseException | None = None
+        own = {host.lower(), listener.getsockname()[0]}
+        if not own.isdisjoint({"0.0.0.0", "::"}):
+            own.add(socket.gethostname().lower())
+        limits = server.limits
+        protocol = partial(
+            BoundedProtocol,
+            # A client gets the last part of its reply within the time of another body.
+            request_seconds=2 * BODY_SECONDS + limits.max_seconds,
+            max_connections=limits.batch_size + limits.max_queue + 256,
+        )
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                make_app(server, token=token),
+                make_app(server, hosts=own, token=token),
+                http=cast("type[asyncio.Protocol]", protocol),
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=round(server.limits.grace_seconds),
+                timeout_graceful_shutdown=round(limits.grace_seconds),
             )
         )
         self._thread = threading.Thread(target=self._answer, name="http")

@@ -92,7 +92,7 @@ def serve(
                     print(f"warning: no --token-file, so all that reach {host} can use the server")
                 if max(each.model.num_bytes for each in opened) < _SMALL_MODEL:
                     _leave_core_to_http()
-                _serve(served, limits, token=token, listener=listener)
+                _serve(served, limits, host=host, token=token, listener=listener)
 
 
 def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
@@ -211,7 +211,12 @@ def with_engines(opened: list[OpenedModel], limits: Limits) -> "list[ServedModel
 
 
 def _serve(
-    models: "list[ServedModel]", limits: Limits, *, token: str, listener: socket.socket
+    models: "list[ServedModel]",
+    limits: Limits,
+    *,
+    host: str,
+    token: str,
+    listener: socket.socket,
 ) -> None:
     """Answer requests until a signal, with the models in this thread and HTTP in another."""
     from tokamake.serve.engine_loop import EngineLoop
@@ -221,7 +226,8 @@ def _serve(
 
     metrics = ServerMetrics()
     engine_loop = EngineLoop([model.engine for model in models], metrics)
-    http = HttpThread(ModelServer(models, engine_loop, limits, metrics), listener, token=token)
+    server = ModelServer(models, engine_loop, limits, metrics)
+    http = HttpThread(server, listener, host=host, token=token)
     with on_signals(lambda *_: http.stop()):
         http.start()
         _announce(models, listener)
