@@ -2,14 +2,12 @@
 
 import http.client
 import socket
-import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.served import Served, served
-from tokamake.serve import gate, uvicorn_internals
+from tokamake.serve import gate
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +92,6 @@ def test_a_request_that_is_not_http_does_no_harm(guarded: Served) -> None:
         connection.putrequest("GET", "/v1/\x00")
 
 
-def send(server: Served, *parts: bytes) -> bytes:
-    """What the server sends until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
-        for part in parts:
-            client.sendall(part)
-        return b"".join(iter(lambda: client.recv(65536), b""))
-
-
 OPEN = (
     ("GET", "/"), ("GET", "/healthz"), ("GET", "/metrics"), ("GET", "/v1/models"),
     ("POST", "/v1/completions"), ("PUT", "/api"), ("OPTIONS", "/v1/completions"), ("GET", "/none"),
@@ -142,7 +132,7 @@ OPEN = (
 def test_pages_of_other_sites_are_refused(server: Served, headers: str, *, is_own: bool) -> None:
     for method, path in OPEN:
         lines = f"{method} {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"
-        reply = send(server, lines.encode())
+        reply = server.send(lines.encode())
         assert reply.startswith(b"HTTP/1.1 403") != is_own, (path, reply)
         assert b"access-control-allow" not in reply.lower()
     refusal = reply.partition(b"\r\n\r\n")[2]
@@ -154,7 +144,7 @@ END = "Connection: close\r\n\r\n"
 
 def test_the_host_in_an_absolute_target_counts(server: Served) -> None:
     for target in ("http://evil.example/v1/models", "//evil.example/v1/models"):
-        reply = send(server, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{END}".encode())
+        reply = server.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{END}".encode())
         assert reply[:12] in (b"HTTP/1.1 403", b"HTTP/1.1 404")
 
 
@@ -175,75 +165,3 @@ def test_a_server_has_the_names_that_the_user_gave(
     own: set[str], name: str, *, is_own: bool
 ) -> None:
     assert gate.is_own(name, own) == is_own
-
-
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-def test_slow_clients_are_left(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_internals, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(gate, "BODY_SECONDS", 0.3)
-    assert send(server) == send(server, HEAD) == b""
-    again = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he"
-    assert send(server, again).startswith(b"HTTP/1.1 200")
-    late = send(server, HEAD + b"Content-Length: 9\r\n\r\n{")
-    assert late.startswith(b"HTTP/1.1 408")
-    assert b"the body has not come within 0.3 s" in late
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (b"GET /", b"a" * 600_000),
-        (HEAD, b"X: " + b"a" * 600_000),
-        (HEAD, b"X: a\r\n" * 100_000),
-        (HEAD, b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 600_000),
-        (HEAD, b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: a\r\n" * 100_000),
-    ],
-    ids=["target", "header", "headers", "chunk", "trailers"],
-)
-def test_endless_heads_are_refused(server: Served, parts: tuple[bytes, ...]) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
-        try:
-            for part in parts:
-                client.sendall(part)
-            reply = client.recv(1000)
-        except ConnectionError:  # it is closed before all is sent
-            reply = b""
-    assert reply[:12] in (b"", b"HTTP/1.1 400")
-    assert server.ask("GET", "/healthz").status == 200
-
-
-def test_connections_beyond_the_limit_end(
-    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uvicorn_internals, "HEAD_SECONDS", 60.0)
-    with (
-        served({"tiny": tiny}, sampled / "tokenizer", batch_size=1, max_queue=0) as running,
-        ExitStack() as stack,
-    ):
-        for number in range(257):
-            if number == 256:
-                assert running.ask("GET", "/healthz").status == 200
-            stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
-        assert send(running) == b""
-
-
-def test_a_client_that_reads_nothing_is_left(
-    tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokamake.serve.http_thread.BODY_SECONDS", 0.0)
-    aborted = threading.Event()
-    lost = uvicorn_internals.BoundedProtocol.connection_lost
-    monkeypatch.setattr(
-        uvicorn_internals.BoundedProtocol,
-        "connection_lost",
-        lambda self, error: (lost(self, error), aborted.set())[0],
-    )
-    with (
-        served({"tiny": tiny}, sampled / "tokenizer", max_seconds=1) as running,
-        socket.create_connection(("127.0.0.1", running.port)) as client,
-    ):
-        # Replies fill the buffers of the connection, which nobody empties.
-        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
-        assert aborted.wait(30)

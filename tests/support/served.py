@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,13 @@ class Served:
             return Reply(reply.status, dict(reply.getheaders()), reply.read())
         finally:
             connection.close()
+
+    def send(self, *parts: bytes) -> bytes:
+        """What the server sends until it closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as client:
+            for part in parts:
+                client.sendall(part)
+            return b"".join(iter(lambda: client.recv(65536), b""))
 
     def complete(self, **body: Any) -> Any:
         """Reply of `/v1/completions`, which must succeed."""
