@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.workflow.paths import check_writable
+from tokamake.workflow.paths import check_writable, record_path
 
 
 def test_folders_that_can_be_made_are_fine(tmp_path: Path) -> None:
@@ -22,3 +22,24 @@ def test_a_folder_without_permission_is_refused(
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(UserError, match="cannot be written; change its permissions"):
         check_writable([str(tmp_path / "new/data")])
+
+
+@pytest.mark.parametrize(
+    ("output", "record"),
+    [
+        ("results/mine/run.yaml", "results/mine/.made_from/run.yaml.json"),
+        ("results/mine/index/index.json", "results/mine/.made_from/index/index.json.json"),
+        ("results/mine/export", "results/mine/.made_from/export.json"),
+        ("results/data/plan.json", "results/data/.made_from/plan.json.json"),
+        ("results/data/hashes/a-0.rows", "results/data/.made_from/hashes/a-0.rows.json"),
+        ("results/data/set/hashes/a-0.rows", "results/data/set/.made_from/hashes/a-0.rows.json"),
+        ("results/data/set/tokenizer/a", "results/data/set/.made_from/tokenizer/a.json"),
+        ("results/tokenizer/a", "results/.made_from/tokenizer/a.json"),
+        ("results/report.html", "results/.made_from/report.html.json"),
+        ("inner/results/mine/run.yaml", "inner/results/mine/.made_from/run.yaml.json"),
+        ("weights/a.safetensors", None),
+    ],
+)
+def test_records_are_in_the_folder_that_moves_as_a_whole(output: str, record: str | None) -> None:
+    path = record_path(output)
+    assert (path and str(path)) == record

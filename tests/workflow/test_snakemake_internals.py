@@ -3,7 +3,9 @@
 If a version of Snakemake changes one of them, a test here fails by its name.
 """
 
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -262,3 +264,73 @@ rule all:
     assert reason(settings.replace("0.1", "0.2"), "tr") == "optimizer.rate 0.1 -> 0.2"
     assert reason(settings, "va") == "'tr' -> 'va'"
     assert reason(settings, "t" * 200) == f"'tr' -> '{'t' * 99}…"
+
+
+KILL = (
+    "until grep -q incomplete.*true results/mine/.made_from/a.txt.json; do sleep 0.01; done;"
+    " kill -9 $PPID; exit 1;"
+)
+RECORDED = """
+from tokamake.workflow.snakemake_internals import keep_records_beside_outputs
+keep_records_beside_outputs()
+rule make:
+    output: "results/mine/a.txt"
+    params: OPTION
+    shell: "echo {params} > {output}"
+"""
+
+
+def reasons(folder: Path, option: str) -> str:
+    """Why a dry run would make `a.txt`; empty: it would not."""
+    done = run(folder, f"OPTION = {option!r}{RECORDED}", "-n", "--rerun-incomplete")
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines() if "reason: " in line]
+    return "; ".join(lines)
+
+
+def test_records_beside_outputs_outlive_those_of_snakemake(tmp_path: Path) -> None:
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+    assert not [*(tmp_path / ".snakemake/metadata").iterdir()]
+    shutil.rmtree(tmp_path / ".snakemake")
+    other = tmp_path / "other"  # a clone that shares the results
+    other.mkdir()
+    (other / "results").symlink_to(tmp_path / "results")
+    for folder in (tmp_path, other):
+        assert not reasons(folder, "x")
+        assert "Params have changed" in reasons(folder, "y")
+    assert run(other, f"OPTION = 'y'{RECORDED}").returncode == 0
+    assert "Params have changed" in reasons(tmp_path, "x")
+    assert not reasons(tmp_path, "y")
+
+
+def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+    for content in ("", "[]", '{"params": 5}'):
+        (tmp_path / "results/mine/.made_from/a.txt.json").write_text(content)
+        assert "Params have changed" in reasons(tmp_path, "x")
+
+
+def test_records_of_earlier_versions_are_moved(tmp_path: Path) -> None:
+    earlier = RECORDED.replace("\nkeep_records_beside_outputs()", "")
+    assert run(tmp_path, f"OPTION = 'x'{earlier}").returncode == 0
+    assert "Params have changed" in reasons(tmp_path, "y")
+    assert not reasons(tmp_path, "x")
+    record = tmp_path / "results/mine/.made_from/a.txt.json"
+    assert not record.exists()  # a dry run writes nothing
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+    assert record.is_file()
+    assert not [*(tmp_path / ".snakemake/metadata").iterdir()]
+
+
+def test_outputs_of_a_job_that_was_killed_are_made_again(tmp_path: Path) -> None:
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+    killed = RECORDED.replace('"echo', f'"{KILL} echo')
+    (tmp_path / "Snakefile").write_text(f"OPTION = 'y'{HEAD}{killed}")
+    command = [sys.executable, "-m", "snakemake", "--cores", "1"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == -9
+    (tmp_path / "results/mine/a.txt").touch()  # as if the old output had not been removed yet
+    shutil.rmtree(tmp_path / ".snakemake")
+    for option in "xy":
+        assert reasons(tmp_path, option)
+    assert run(tmp_path, f"OPTION = 'y'{RECORDED}", "--rerun-incomplete").returncode == 0
+    assert not reasons(tmp_path, "y")

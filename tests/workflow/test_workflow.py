@@ -63,6 +63,49 @@ def test_the_workflow_writes_all_results(finished: Path) -> None:
     assert top - inputs == {"results", "logs"}
 
 
+FIRST_JOBS = {
+    "sample_corpus": {"sample_corpus": {"code": {"num_files": 3, "file_bytes": 80_000}}},
+    "train_tokenizer": {"tokenizer": {"vocab_size": 520}},
+    "tokenize": {"tokenize": {"append_eod": False}},
+    "merge": {"plan": {**CONFIG["plan"], "merged_bytes": 60_000}},
+    "index": {"seed": 3},
+    "resolve": {"train": {"schedule": {"warmup_steps": 3}}},
+    "convert": {"convert": ["megatron"]},
+    "evaluate": {"evaluate": {"max_tokens": 1000}},
+    "generate": {"generate": {"max_new_tokens": 9}},
+}
+"""Settings that change the params of a job, by the first job that they change."""
+
+
+def in_another_clone(finished: Path) -> Path:
+    """A clone that has the results, and none of Snakemake's memory."""
+    shutil.rmtree(finished / ".snakemake")
+    for name in ("my.yaml", "architecture.yaml", "corpora.tsv"):
+        os.utime(finished / name)  # `git clone` gives files new times
+    return finished
+
+
+@pytest.mark.slow
+def test_another_clone_has_nothing_to_do(finished: Path) -> None:
+    assert not jobs(snakemake(in_another_clone(finished), "-n", *MINE, "all"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", params(FIRST_JOBS, ["tokenize", "evaluate"]))
+def test_another_clone_reruns_what_a_setting_changes(finished: Path, first: str) -> None:
+    config = yaml.safe_load((in_another_clone(finished) / "my.yaml").read_text())
+    for section, value in FIRST_JOBS[first].items():
+        is_section = isinstance(value, dict) and section in config
+        config[section] = {**config[section], **value} if is_section else value
+    config["train"]["on_change"] = "restart"
+    (finished / "my.yaml").write_text(yaml.safe_dump(config))
+    planned = jobs(snakemake(finished, "-n", *MINE, "all"))
+    names = [*FIRST_JOBS]
+    earlier = names[: names.index(first)]
+    assert first in planned
+    assert not planned.keys() & {*earlier}
+
+
 @pytest.mark.slow
 def test_transformers_loads_the_export(finished: Path) -> None:
     import torch

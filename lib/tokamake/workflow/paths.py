@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tokamake.config.data_set import RESERVED_NAMES
 from tokamake.data.mixture.weigh import split_weights_path
 from tokamake.errors import UserError
 
@@ -20,6 +21,25 @@ def split_weights(weights: str, split: str) -> str:
         split: name of the split.
     """
     return str(split_weights_path(Path(weights), split))
+
+
+def record_path(output: str) -> Path | None:
+    """File that records what an output was made from; None: it is not in `results/`.
+
+    Records lie in the folder of the run or of the data set, and move with it. Folders below are
+    replaced as a whole.
+    """
+    path = Path(output)
+    if "results" not in path.parts:
+        return None
+    within = path.parts[path.parts.index("results") + 1 :]
+    depth = min(1, len(within) - 1)
+    if within[0] in ("tokenizer", "extended_tokenizer"):
+        depth = 0
+    elif within[0] == "data" and len(within) > 2 and within[1] not in RESERVED_NAMES:
+        depth = 2
+    folder = path.parents[len(within) - depth - 1]
+    return folder / ".made_from" / f"{path.relative_to(folder)}.json"
 
 
 def check_writable(folders: Iterable[str]) -> None:

@@ -7,14 +7,20 @@ Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.2
 import ast
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
-from snakemake.persistence import ParamsChange
+from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
+from snakemake.persistence.file import FilePersistence
 from snakemake.resources import Resource
+from snakemake_interface_executor_plugins.settings import ExecMode
 
+from tokamake import files
 from tokamake.config.fields import dotted
+from tokamake.errors import UserError
+from tokamake.workflow.paths import record_path
 
 _MAX_VALUE = 100
 """Characters of a changed param that a message shows."""
@@ -163,6 +169,82 @@ class Snakemake:
             previous(log)
 
         setattr(self._workflow, hook, call)
+
+
+class _Records(FilePersistence):
+    """Keeps the records of what outputs were made from beside the outputs; see `record_path`.
+
+    Another clone that shares `results/`, or one without `.snakemake`, then compares params and
+    inputs as this one does. Records of earlier versions in `.snakemake` are moved.
+    """
+
+    def started(self, job: Any, external_jobid: str | None = None) -> None:
+        """Record what a job will make; its old outputs count as incomplete from now on."""
+        super().started(job, external_jobid)
+        if self.dag.workflow.exec_mode == ExecMode.DEFAULT:
+            record = MetadataRecord(
+                record_format_version=RECORD_FORMAT_VERSION,
+                rule=job.rule.name,
+                code=self._code(job.rule),
+                input=self._input(job),
+                params=self._params(job),
+                incomplete=True,
+            )
+            for output in job.output:
+                self._write_record(self._get_key(output), record)
+
+    async def finished(self, job: Any) -> None:
+        """Complete the records; the process of a job does, too, if the main process was killed."""
+        await super().finished(job)
+        if self.dag.workflow.exec_mode != ExecMode.DEFAULT:
+            for key in map(self._get_key, job.output):
+                if (record := self._read_record(key)) and record.incomplete:
+                    record.incomplete = False
+                    self._write_record(key, record)
+
+    def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
+        keys = list(keys)
+        recorded = {key for key in keys if (r := self._read_record(key)) and r.incomplete}
+        return recorded | super()._filter_incomplete_keys(keys)
+
+    def _io_read(self, subject: str, id: str) -> Any:
+        path = self._beside(subject, id)
+        if path is None:
+            return super()._io_read(subject, id)
+        if path.is_file():
+            try:
+                return MetadataRecord.model_validate(files.read_json(path, "")).model_dump()
+            except (UserError, ValueError):
+                return {"record_format_version": RECORD_FORMAT_VERSION, "params": ["damaged"]}
+        record = super()._io_read(subject, id)
+        if record and not self.dag.workflow.dryrun:
+            with suppress(OSError):  # a folder that cannot be written, as in --report
+                self._io_write(subject, record, id)
+        return record
+
+    def _io_write(self, subject: str, json_value: Any, id: str, *mode: int) -> None:
+        if path := self._beside(subject, id):
+            files.write_json(path, json_value)
+            super()._io_delete(subject, id)
+        else:
+            super()._io_write(subject, json_value, id, *mode)
+
+    def _io_delete(self, subject: str, id: str) -> bool:
+        path = self._beside(subject, id)
+        is_beside = path is not None and path.is_file()
+        if path and is_beside:
+            path.unlink()
+        return bool(super()._io_delete(subject, id)) or is_beside
+
+    def _beside(self, subject: str, id: str) -> Path | None:
+        return record_path(id) if subject == self._metadata_path else None
+
+
+def keep_records_beside_outputs() -> None:
+    """Let Snakemake keep its records of finished jobs in `results/`, before it plans any."""
+    from snakemake import workflow  # at the top, it fails unless Snakemake runs
+
+    workflow.FilePersistence = _Records
 
 
 def shorten_changed_params() -> None:

@@ -26,6 +26,7 @@ from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import (
     Snakemake,
+    keep_records_beside_outputs,
     resolve_launch,
     resolve_precommand,
     shorten_changed_params,
@@ -76,6 +77,7 @@ def rule_functions(
     is_main = snakemake.is_main_process
     resolve_launch(snakemake, snakemake.repository)
     shorten_changed_params()
+    keep_records_beside_outputs()
     with exit_on_user_error():
         checked = read_workflow_config(
             config,
