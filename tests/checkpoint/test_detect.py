@@ -114,6 +114,24 @@ def test_missing_weights_are_reported(tmp_path: Path) -> None:
         open_any(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model-Q4_K_M.gguf", "is a GGUF file of llama.cpp; fetch the model that it was made from"),
+        ("adapter_config.json", r"is a LoRA adapter \(PEFT\), no whole model; merge it into"),
+        ("consolidated.00.pth", "is a checkpoint in the format of Meta's own code; convert it to"),
+        ("tf_model.h5", "is weights of TensorFlow; convert it to"),
+    ],
+)
+def test_weights_of_other_programs_are_named(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"{tmp_path.name}: {name} {message}"):
+        open_any(tmp_path)
+    with pytest.raises(UserError, match=rf"{name}: {message}"):
+        open_any(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["fp32.pt", "exp_avg.pt"])
 def test_a_missing_file_of_a_universal_checkpoint_is_named(name: str, tmp_path: Path) -> None:
     megatron_names.write(tmp_path / "a", "universal", SHAPE, random_tensors(SHAPE, 1), Progress())

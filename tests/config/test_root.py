@@ -75,11 +75,13 @@ MISTAKES = {
     "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
         "sample_corpus": {"web": {}}
     },
-    "my.yaml: model needs an architecture or a checkpoint": {"model": {"architecture": None}},
+    "my.yaml: model.architecture: null: there is no checkpoint; name a file of config/models": {
+        "model": {"architecture": None}
+    },
     "my.yaml: model.architecture: give the YAML file of an architecture, such as ": {
         "model": {"architecture": {"family": "gpt"}}
     },
-    "my.yaml: model.architecture: from_checkpoint: there is no model.checkpoint; name one, or a": {
+    "my.yaml: model.architecture: from_checkpoint: there is no checkpoint; name a file of": {
         "model": {"architecture": "from_checkpoint"}
     },
     "my.yaml: train.finetune: missing, but model.checkpoint is set; add true (load": {

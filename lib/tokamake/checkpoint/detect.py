@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
+from tokamake.checkpoint import other_weights
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -123,6 +124,8 @@ def _open(path: Path) -> Checkpoint:
 
 def _unknown(path: Path) -> UserError:
     """Error for a path that holds no checkpoint of a known format."""
+    if other := other_weights.in_path(path):
+        return UserError(f"{path}: {other}")
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
         return UserError(f"{path}: {problem}; give the folder of a checkpoint")

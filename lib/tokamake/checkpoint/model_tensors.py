@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
+from tokamake.checkpoint import other_weights
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -60,13 +61,20 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
     Raises:
         UserError: a tensor is missing or not part of the model.
     """
-    for problem, wrong in (
-        ("is missing", sorted(expected.keys() - names.keys())),
-        ("is not part of the model", sorted(names.keys() - expected.keys())),
-    ):
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise UserError(f"{where}: tensor {wrong[0]}{more} {problem}; {_REMEDY}")
+    missing, unknown = (
+        sorted(expected.keys() - names.keys()),
+        sorted(names.keys() - expected.keys()),
+    )
+    if other := other_weights.in_tensors(unknown):
+        raise UserError(f"{where}: {other}")
+    wrongs = {"is missing": missing, "is not part of the model": unknown}
+    problems = [
+        f"tensor {wrong[0]}{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''} {problem}"
+        for problem, wrong in wrongs.items()
+        if wrong
+    ]
+    if problems:
+        raise UserError(f"{where}: {', and '.join(problems)}; {_REMEDY}")
 
 
 def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: str) -> None:

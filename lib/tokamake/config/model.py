@@ -105,10 +105,10 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _check_checkpoint_is_named(self) -> "ModelSettings":
-        if self.checkpoint is None and self.architecture == "from_checkpoint":
+        if self.checkpoint is None and self.stated is None:
             raise ValueError(
-                "architecture: from_checkpoint: there is no model.checkpoint; name one, or a file "
-                "of config/models"
+                f"architecture: {self.architecture or 'null'}: there is no checkpoint; name a "
+                "file of config/models, or set model.checkpoint"
             )
         return self
 

@@ -150,8 +150,6 @@ class Config(Settings):
             raise ValueError(
                 f"data_set: {self.data_set!r}: results/data/{self.data_set} is reserved; rename it"
             )
-        if self.model.architecture is None and self.model.checkpoint is None:
-            raise ValueError("model needs an architecture or a checkpoint")
         return self
 
     @model_validator(mode="after")

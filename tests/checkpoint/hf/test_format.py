@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoConfig
 
 from tests.support import gpts, hf_folder, llamas
@@ -134,7 +134,9 @@ def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", [PLAIN, LEARNED, gpts.ALIBI], ids=["llama", "gpt2", "bloom"]
+    "architecture",
+    [PLAIN, LEARNED, gpts.ALIBI, gpts.ROTARY],
+    ids=["llama", "gpt2", "bloom", "starcoder2"],
 )
 def test_names_without_prefix_and_old_buffers_are_read(
     tmp_path: Path, architecture: Architecture
@@ -144,8 +146,8 @@ def test_names_without_prefix_and_old_buffers_are_read(
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     bare = {n.removeprefix("transformer.").removeprefix("model."): t for n, t in tensors.items()}
-    if architecture == LEARNED:
-        bare["h.0.attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    for name in ("h.0.attn.bias", "h.0.attn.masked_bias", "layers.0.self_attn.rotary_emb.inv_freq"):
+        bare[name] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
     save_file(bare, file)
     check(hf_format.open_checkpoint(tmp_path), expected)
     save_file({n: t for n, t in bare.items() if n not in ("ln_f.weight", "norm.weight")}, file)
@@ -170,6 +172,21 @@ def test_a_stored_copy_of_the_tied_output_layer_is_compared(
         save_file(tensors | {"lm_head.weight": head}, file)
         with pytest.raises(UserError, match=r"safetensors: .*tensor lm_head\.weight (differs|has)"):
             hf_format.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [TIED, LEARNED], ids=["llama", "gpt2"])
+def test_a_tied_model_may_be_stored_as_its_output_layer(
+    tmp_path: Path, architecture: Architecture
+) -> None:
+    """As safetensors' `save_model` stores it: one of the names of tied tensors."""
+    model = reference(architecture)
+    model.save_pretrained(tmp_path)
+    expected = hf_folder.read(tmp_path)[1]
+    save_model(model, str(tmp_path / "model.safetensors"))
+    names = [*load_file(tmp_path / "model.safetensors")]
+    assert "lm_head.weight" in names
+    assert not any("embed_tokens" in name or "wte" in name for name in names)
+    check(hf_format.open_checkpoint(tmp_path), expected)
 
 
 @pytest.mark.parametrize("architecture", [PLAIN, LEARNED, MQA], ids=["llama", "gpt2", "bigcode"])

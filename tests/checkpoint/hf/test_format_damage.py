@@ -136,6 +136,26 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
             edited(lambda t: [t.pop(key) for key in list(t) if "layers.2" in key]),
             r"tensor model\.layers\.2\.input_layernorm\.weight \(and 8 more\) is missing",
         ),
+        (
+            edited(lambda t: t.update({"wte.weight": t.pop("model.embed_tokens.weight")})),
+            r"tensor model\.embed_tokens\.weight is missing, and tensor wte\.weight is not part of",
+        ),
+        (
+            edited(lambda t: t.update({f"{NORM}.quant_state.bitsandbytes__nf4": torch.ones(1)})),
+            r"tensor model\.norm\.weight\.quant_state\.bitsandbytes__nf4 belongs to quantized weig",
+        ),
+        (
+            edited(lambda t: t.update({"model.norm.qweight": t.pop(NORM)})),
+            r"tensor model\.norm\.qweight belongs to quantized weights; dequantize",
+        ),
+        (
+            edited(lambda t: t.update({"model.norm.lora_A.weight": torch.ones(1)})),
+            r"norm\.lora_A\.weight belongs to a LoRA adapter \(PEFT\), no whole model; merge",
+        ),
+        (
+            lambda f: (f / "adapter_config.json").write_text("{}"),
+            r"adapter_config\.json is a LoRA adapter \(PEFT\), no whole model; merge it into",
+        ),
         (_index("{"), r"index\.json: not valid JSON"),
         (_index("{}"), r"index\.json: no weight_map"),
         (_index('{"weight_map": {"x": "b.safetensors"}}'), r"b\.safetensors: no such file; fetch"),

@@ -127,7 +127,14 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
         ({"attention_bias": "some"}, "attention_bias: 'some': input should be a valid boolean"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
         ({"hidden_act": "mish"}, "hidden_act: 'mish': llama has silu only"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config: the folder holds quantized weights; dequantize the model",
+        ),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}},
+            r"'own' is not known, and its own Python code \(auto_map\) is not run; choose",
+        ),
         ({"head_dim": 15}, "head_dim 15 is odd; rotary needs pairs"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2}},
@@ -140,10 +147,6 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 0.5}},
             r"rope_scaling\.factor: 0\.5: input should be greater than or equal to 1",
-        ),
-        (
-            {"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 3}},
-            "rope_type linear does not use beta_fast; leave it out",
         ),
         ({"partial_rotary_factor": 0.5}, "rope_parameters: .* that turns whole heads"),
         (
@@ -165,6 +168,37 @@ def test_configs_beyond_the_family_are_refused(
         hf_folder.read(folder)
     assert str(error.value).startswith(f"{folder / 'config.json'}: ")
     assert "\n" not in str(error.value)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "ignored"),
+    [
+        (YARN | {"attn_factor": 0.8782488562869419}, {"attn_factor"}),
+        (YARN | {"finetuned": True, "attention_factor": 1.5}, {"finetuned"}),
+        ({"type": "linear", "factor": 2.0, "beta_fast": 3}, {"beta_fast"}),
+        ({"rope_type": "default", "factor": 2.0}, {"factor"}),
+    ],
+    ids=["attn_factor", "finetuned", "beta_fast", "default"],
+)
+def test_settings_of_positions_that_transformers_ignores_are_ignored(
+    folder: Path, scaling: dict[str, Any], ignored: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = folder / "config.json"
+    used = {key: value for key, value in scaling.items() if key not in ignored}
+    _edit(config, rope_parameters="absent", rope_scaling=used)
+    expected = config_json.read_config(folder)[0]
+    assert not caplog.text
+    _edit(config, rope_scaling=scaling, auto_map={"AutoModel": "code.Model"})
+    for _ in range(2):
+        assert config_json.read_config(folder)[0] == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{config}: auto_map: the model's own Python code is not run; the model is built as "
+        "transformers builds the type llama",
+        f"{config}: rope_scaling.{next(iter(ignored))}: ignored, as transformers ignores it",
+    ]
 
 
 NORM = "model.norm.weight"

@@ -3,12 +3,15 @@
 Each family lists the model types of transformers that it covers, as `HFFormat` in its `hf.py`.
 """
 
+import functools
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
+from tokamake.checkpoint import other_weights
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat, label_keys
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from tokamake.checkpoint.tensors.dtypes import Dtype
+
+_log = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 """How transformers generates by default."""
@@ -37,9 +42,19 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     file = folder / "config.json"
     config = files.read_json(file, REMEDY)
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    family, model_format = _find_model_type(model_type, file)
+    own_code = isinstance(config, dict) and bool(config.get("auto_map"))
+    family, model_format = _find_model_type(model_type, file, own_code=own_code)
+    if config.get("quantization_config"):
+        raise UserError(f"{file}: quantization_config: the folder holds {other_weights.QUANTIZED}")
     if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
+    if own_code:
+        _warn_once(
+            f"{file}: auto_map: the model's own Python code is not run; the model is built as "
+            f"transformers builds the type {model_type}"
+        )
+    if ignored := model_format.ignored_keys(config):
+        _warn_once(f"{file}: {', '.join(ignored)}: ignored, as transformers ignores it")
     values = {"family": family, **model_format.fields(config)}
     architecture = validate(Architecture, values, str(file))
     if architecture.vocab_size is None:
@@ -52,7 +67,12 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     return architecture, model_format
 
 
-def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
+@functools.cache  # the same folder is opened several times
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+def _find_model_type(model_type: Any, file: Path, *, own_code: bool) -> tuple[str, HFFormat]:
     formats = {
         model_format.model_type: (family, model_format)
         for family in plugins.names(_FAMILIES)
@@ -67,8 +87,9 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
             )
     if model_type not in formats:
         raise UserError(
-            f"{file}: model_type: {model_type!r} is not known; choose a model of type "
-            f"{', '.join(sorted(formats))}"
+            f"{file}: model_type: {model_type!r} is not known"
+            f"{', and its own Python code (auto_map) is not run' * own_code}; choose a model of "
+            f"type {', '.join(sorted(formats))}"
         )
     return formats[model_type]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint import model_tensors, other_weights
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.hf import config_json, safetensors_files
 from tokamake.checkpoint.hf.config_json import REMEDY
@@ -53,6 +53,8 @@ _TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model", f"{CHAT_TEMPLATES}/*.jinja"),
 )
+_BUFFERS = r"(.*\.)?(rotary_emb\.\w*inv_freq|attn\.(bias|masked_bias)|embeddings\.\w+_ids)"
+"""Names of tensors that old versions of transformers stored, and that follow from the config."""
 
 
 class _StoredTensor(NamedTuple):
@@ -81,11 +83,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         UserError: a file is missing, damaged or could run code; no family covers the model; or a
             tensor is missing, unknown or of the wrong shape. The message names it.
     """
+    if (folder / "adapter_config.json").is_file():  # transformers would apply it
+        raise UserError(f"{folder}: {other_weights.in_path(folder)}")
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
     stored = _stored_tensors(architecture, model_format)
     # An output layer that is not tied is no copy, but a tensor of the model.
     known = {name: ours for name, ours in model_format.copies.items() if name not in stored}
+    for name, ours in known.items():  # some programs store tied tensors under one of their names
+        if name in extents and (original := model_format.name(ours)) not in extents:
+            extents[original] = extents.pop(name)
     extra = {
         name: (extents.pop(name), model_format.name(ours))
         for name, ours in known.items()
@@ -131,7 +138,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
     """Locate tensors by their full names, without those that hold no weights."""
-    extents = _locate(folder, re.compile(model_format.ignored))
+    extents = _locate(folder, re.compile(f"{_BUFFERS}|{model_format.ignored}"))
     prefix = model_format.prefix
     has_prefix = any(name.startswith(prefix) for name in extents)
 

@@ -162,7 +162,6 @@ HUGGING_FACE = (
             "cls.predictions.decoder.weight": "model.embed_tokens.weight",
             "cls.predictions.decoder.bias": "model.masked_token_head.bias",
         },
-        ignored=r"(bert\.)?embeddings\.position_ids",
     ),
 )
 """transformers' model types for this family; the first that fits an architecture is written."""

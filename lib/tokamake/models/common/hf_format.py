@@ -129,7 +129,7 @@ class HFFormat:
 
     def unsupported(self, config: Mapping[str, Any]) -> str | None:
         """Message about the first key that asks for a model that ours cannot be."""
-        for key, values in {**self.supported, "quantization_config": (None,)}.items():
+        for key, values in self.supported.items():
             if key in config and config[key] not in values:
                 value = config[key]
                 return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
@@ -148,6 +148,13 @@ class HFFormat:
                 f"whole heads and whose rope_type is one of {', '.join(_ROPE_TYPES)}"
             )
         return None
+
+    def ignored_keys(self, config: Mapping[str, Any]) -> list[str]:
+        """Settings of rotary positions that neither transformers nor our model reads."""
+        parameters = config.get(_rope_key(config)) or {} if self.rotary else {}
+        used = {"rope_theta", "type", "rope_type", "partial_rotary_factor"}
+        used |= _scaling_keys(_rope_type(parameters))
+        return [f"{_rope_key(config)}.{name}" for name in parameters if name not in used]
 
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of an `Architecture` that config.json states; unchecked, some may be missing."""
@@ -199,14 +206,18 @@ def _rope_type(parameters: Mapping[str, Any]) -> str:
     return kind
 
 
+def _scaling_keys(kind: str) -> set[str]:
+    return {"factor"}.union(*SCALING[kind]) if kind in SCALING else set()
+
+
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Base and scaling: two keys in transformers 4, both in rope_parameters in 5."""
     parameters = config.get(_rope_key(config)) or {}
     theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
-    kind, not_scaling = _rope_type(parameters), {"rope_theta", "type", "partial_rotary_factor"}
+    kind = _rope_type(parameters)
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
-    scaling = {name: value for name, value in parameters.items() if name not in not_scaling}
+    scaling = {name: value for name, value in parameters.items() if name in _scaling_keys(kind)}
     if kind in ("llama3", "yarn") and "max_position_embeddings" in config:
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     return {"rope_theta": theta, "rope_scaling": scaling | {"rope_type": kind}}

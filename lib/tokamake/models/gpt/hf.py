@@ -95,7 +95,6 @@ GPT2 = HFFormat(
     fused="attn.c_attn",
     fused_rows="stacked",
     transposed=True,
-    ignored=r".*\.attn\.(bias|masked_bias)",
 )
 """GPT-2 and its kin: every head has its own keys and values."""
 
@@ -113,7 +112,6 @@ GPT_BIGCODE = HFFormat(
     layers="h",
     names=GPT2.names,
     fused="attn.c_attn",
-    ignored=GPT2.ignored,
 )
 """StarCoder and SantaCoder: all heads share one key and value head."""
 

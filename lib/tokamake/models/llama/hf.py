@@ -31,7 +31,6 @@ HUGGING_FACE = (
         },
         implied={"position_embedding": "rotary"},
         dropout={"attention_dropout": "attention"},
-        ignored=r".*rotary_emb\.inv_freq",
     ),
 )
 """transformers' model types for this family; the first that fits an architecture is written."""
