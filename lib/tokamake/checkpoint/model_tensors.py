@@ -65,12 +65,12 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
         sorted(expected.keys() - names.keys()),
         sorted(names.keys() - expected.keys()),
     )
-    if other := other_weights.in_tensors(unknown):
-        raise UserError(f"{where}: {other}")
-    wrongs = {"is missing": missing, "is not part of the model": unknown}
+    for name in unknown:
+        if other := other_weights.in_tensor(name):
+            raise UserError(f"{where}: tensor {name} belongs to {other}")
     problems = [
-        f"tensor {wrong[0]}{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''} {problem}"
-        for problem, wrong in wrongs.items()
+        f"tensor {wrong[0]}{f' (and {len(wrong) - 1} more)' * (len(wrong) > 1)} {problem}"
+        for problem, wrong in (("is missing", missing), ("is not part of the model", unknown))
         if wrong
     ]
     if problems:

@@ -7,36 +7,29 @@ ADAPTER = "a LoRA adapter (PEFT), no whole model; merge it into its model (PEFT:
 QUANTIZED = "quantized weights; dequantize the model (transformers: model.dequantize()), save that"
 _AS_HF = "convert it to Hugging Face's format with safetensors"
 _FILES = {
-    "adapter_config.json": ADAPTER,
-    "adapter_model.*": ADAPTER,
+    "adapter_*": ADAPTER,
     "*.gguf": f"a GGUF file of llama.cpp; fetch the model that it was made from, or {_AS_HF}",
     "consolidated*.pth": f"a checkpoint in the format of Meta's own code; {_AS_HF}",
     "*.nemo": f"a checkpoint of NeMo; {_AS_HF}",
     "tf_model*.h5": f"weights of TensorFlow; {_AS_HF}",
     "flax_model*.msgpack": f"weights of Flax; {_AS_HF}",
-    "*.onnx": "a graph of ONNX; fetch the model that it was made from",
 }
 _TENSORS = {
     r"base_model\.model\..*|(.*\.)?(lora|vera)_.*": ADAPTER,
-    r".*\.(qweight|qzeros|g_idx|SCB|weight_(scale|scale_inv|packed|zero_point|format))": QUANTIZED,
+    r".*\.(qweight|qzeros|g_idx|SCB|weight_(scale|scale_inv|packed|zero_point))": QUANTIZED,
     r".*\.weight\.(absmax|quant_map|nested_\w+|quant_state\..*)": QUANTIZED,
 }
 
 
 def in_path(path: Path) -> str | None:
-    """What a file is, or holds if it is a folder, and the remedy; None if it is not known."""
-    for pattern, text in _FILES.items():
-        if path.is_dir() and (found := next(path.glob(pattern), None)):
-            return f"{found.name} is {text}"
-        if path.is_file() and path.match(pattern):
-            return f"is {text}"
+    """What a file is, or one of a folder, and the remedy; None if it is not known."""
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        for pattern, text in _FILES.items():
+            if file.is_file() and file.match(pattern):
+                return f"is {text}" if file == path else f"{file.name} is {text}"
     return None
 
 
-def in_tensors(names: list[str]) -> str | None:
-    """The first tensor that no plain model has, what it is, and the remedy."""
-    for name in names:
-        for pattern, text in _TENSORS.items():
-            if re.fullmatch(pattern, name):
-                return f"tensor {name} belongs to {text}"
-    return None
+def in_tensor(name: str) -> str | None:
+    """What a tensor that no plain model has belongs to, and the remedy."""
+    return next((text for pattern, text in _TENSORS.items() if re.fullmatch(pattern, name)), None)

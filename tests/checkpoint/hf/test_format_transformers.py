@@ -131,10 +131,6 @@ def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> N
             {"quantization_config": {"bits": 4}},
             "quantization_config: the folder holds quantized weights; dequantize the model",
         ),
-        (
-            {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}},
-            r"'own' is not known, and its own Python code \(auto_map\) is not run; choose",
-        ),
         ({"head_dim": 15}, "head_dim 15 is odd; rotary needs pairs"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2}},

@@ -42,13 +42,12 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     file = folder / "config.json"
     config = files.read_json(file, REMEDY)
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    own_code = isinstance(config, dict) and bool(config.get("auto_map"))
-    family, model_format = _find_model_type(model_type, file, own_code=own_code)
+    family, model_format = _find_model_type(model_type, file)
     if config.get("quantization_config"):
         raise UserError(f"{file}: quantization_config: the folder holds {other_weights.QUANTIZED}")
     if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
-    if own_code:
+    if config.get("auto_map"):
         _warn_once(
             f"{file}: auto_map: the model's own Python code is not run; the model is built as "
             f"transformers builds the type {model_type}"
@@ -72,7 +71,7 @@ def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
-def _find_model_type(model_type: Any, file: Path, *, own_code: bool) -> tuple[str, HFFormat]:
+def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
     formats = {
         model_format.model_type: (family, model_format)
         for family in plugins.names(_FAMILIES)
@@ -87,9 +86,8 @@ def _find_model_type(model_type: Any, file: Path, *, own_code: bool) -> tuple[st
             )
     if model_type not in formats:
         raise UserError(
-            f"{file}: model_type: {model_type!r} is not known"
-            f"{', and its own Python code (auto_map) is not run' * own_code}; choose a model of "
-            f"type {', '.join(sorted(formats))}"
+            f"{file}: model_type: {model_type!r} is not known; choose a model of type "
+            f"{', '.join(sorted(formats))}"
         )
     return formats[model_type]
 
