@@ -22,7 +22,7 @@ _TENSORS = {
 
 
 def in_path(path: Path) -> str | None:
-    """What a file is, or one of a folder, and the remedy; None if it is not known."""
+    """Describe a file, or the first known one of a folder, with the remedy; None: none is known."""
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         for pattern, text in _FILES.items():
             if file.is_file() and file.match(pattern):
@@ -31,5 +31,5 @@ def in_path(path: Path) -> str | None:
 
 
 def in_tensor(name: str) -> str | None:
-    """What a tensor that no plain model has belongs to, and the remedy."""
+    """Describe what a tensor belongs to that no plain model has, with the remedy."""
     return next((text for pattern, text in _TENSORS.items() if re.fullmatch(pattern, name)), None)
