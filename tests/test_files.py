@@ -288,3 +288,20 @@ def test_a_link_that_nfs_has_made_before_it_says_no_is_made(
     monkeypatch.setattr(Path, "hardlink_to", repeated)
     files.create_text(tmp_path / "owner", "first")
     assert (tmp_path / "owner").read_text() == "first"
+
+
+def test_sealed_json_is_read_back_and_any_changed_digit_is_refused(tmp_path: Path) -> None:
+    path, value = tmp_path / "state.json", {"step": 12, "rate": 0.5, "names": ["ä", "b"]}
+    files.write_sealed_json(path, value)
+    assert files.read_sealed_json(path, "") == value
+    path.write_text(path.read_text().replace("12", "13"))
+    with pytest.raises(UserError, match=r"state\.json: damaged: does not match its sha256; restore"):
+        files.read_sealed_json(path, "restore it")
+
+
+def test_json_of_an_earlier_version_has_no_seal(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "state.json", {"step": 12})
+    assert files.read_sealed_json(tmp_path / "state.json", "") == {"step": 12}
+    files.write_json(tmp_path / "state.json", [12])
+    with pytest.raises(UserError, match="damaged: not a JSON object"):
+        files.read_sealed_json(tmp_path / "state.json", "")

@@ -370,6 +370,34 @@ def read_json(path: Path, remedy: str) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); {remedy}") from None
 
 
+_SEAL = "sha256"
+"""Key of `write_sealed_json`."""
+
+
+def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object atomically, with the digest of its other keys as the key `sha256`."""
+    write_json(path, {**value, _SEAL: digest(value)})
+
+
+def read_sealed_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object, and return it without its key `sha256`.
+
+    A file without this key is one of an earlier version: it is not verified. Callers refuse keys
+    that they do not know, so a damaged name of this key is found, too.
+
+    Raises:
+        UserError: the file is missing, not a JSON object, or does not match its digest; the
+            message ends with `remedy`.
+    """
+    value = read_json(path, remedy)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: damaged: not a JSON object; {remedy}")
+    seal = value.pop(_SEAL, None)
+    if seal is not None and seal != digest(value):
+        raise UserError(f"{path}: damaged: does not match its {_SEAL}; {remedy}")
+    return value
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:

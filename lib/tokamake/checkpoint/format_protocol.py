@@ -19,6 +19,8 @@ from tokamake.checkpoint.tensors.extents import Extent
 class CheckpointFormat(Protocol):
     """Module of a format. mypy checks each module against it (see the end of a `format.py`).
 
+    A module may also have `complete(folder)`, which is called when all tensors are in the files.
+
     The constants are literals: `plugins.constant` reads them without importing the module.
     """
 

@@ -323,9 +323,13 @@ def _fill(
 
 
 def _seal(name: str, written: list[Path], *, workers: int) -> None:
-    """Write the checksums of the archives in files of a format."""
-    for file, archives in load_format(name).archives(written).items():
+    """Write the checksums of the archives in files of a format, then what follows from them."""
+    plug_in = load_format(name)
+    for file, archives in plug_in.archives(written).items():
         torch_archive.seal(file, archives, workers=workers)
+    if complete := getattr(plug_in, "complete", None):
+        for folder in {file.parent for file in written}:
+            complete(folder)
 
 
 def _add_done(notes: Path, not_finite: dict[str, bool], written: list[Path]) -> None:

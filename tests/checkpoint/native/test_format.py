@@ -124,7 +124,8 @@ def test_strided_tensors_are_read(saved: Path, tmp_path: Path) -> None:
         "optimizer.d.x": torch.tensor(3.0, dtype=torch.float64),
     }
     dcp.save(tensors, checkpoint_id=tmp_path, no_dist=True)
-    shutil.copy(saved / DESCRIPTION, tmp_path)
+    description = files.read_sealed_json(saved / DESCRIPTION, "")
+    files.write_json(tmp_path / DESCRIPTION, {**description, "files": None})
     source = plug_in.open_checkpoint(tmp_path).source
     assert not all(chunk.stride == (3, 1) for extent in source.extents for chunk in extent.chunks)
     same(source, {key: tensor.contiguous() for key, tensor in tensors.items()})

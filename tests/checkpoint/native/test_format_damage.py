@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from tests.support import native_weights
 from tokamake.checkpoint.native import format as plug_in
 from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.folder import check_files, open_native
 from tokamake.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -57,6 +59,14 @@ def describe(folder: Path) -> records.Metadata:
 
 KEY = "model.model.norm.weight"
 INDEX = records.MetadataIndex(KEY, [0])
+
+
+def unseal(folder: Path) -> None:
+    """Leave the hashes out, as earlier versions did."""
+    path = folder / "tokamake.json"
+    description = json.loads(path.read_text())
+    del description["sha256"], description["files"]
+    path.write_text(json.dumps(description))
 
 
 def stating(text: str = "", **values: Any) -> Callable[[Path], None]:
@@ -102,6 +112,35 @@ def in_the_same_bytes(metadata: records.Metadata) -> None:
     metadata.storage_data[other] = metadata.storage_data[INDEX]
 
 
+DATA = "__0_0.distcp"
+
+
+def swapped_digit(folder: Path) -> None:
+    path = folder / "tokamake.json"
+    text = path.read_text()
+    assert '"iteration": 2' in text
+    path.write_text(text.replace('"iteration": 2', '"iteration": 3'))
+
+
+def renamed(metadata: records.Metadata) -> None:
+    key = KEY.replace("norm", "layers.0.input_layernorm")
+    saved = metadata.state_dict_metadata
+    saved[KEY], saved[key] = saved[key], saved[KEY]
+    data = metadata.storage_data
+    other = records.MetadataIndex(key, [0])
+    data[INDEX], data[other] = data[other], data[INDEX]
+
+
+def swapped(folder: Path) -> None:
+    """Swap the archives of two tensors of the same shape; their checksums stay right."""
+    keys = (f"optimizer.exp_avg.{KEY.removeprefix('model.')}", KEY)
+    places = {index.fqn: info for index, info in describe(folder).storage_data.items()}
+    content = bytearray((folder / DATA).read_bytes())
+    first, second = (slice(places[k].offset, places[k].offset + places[k].length) for k in keys)
+    content[first], content[second] = content[second], content[first]
+    (folder / DATA).write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -140,11 +179,25 @@ def in_the_same_bytes(metadata: records.Metadata) -> None:
     ],
 )
 def test_damage_is_reported(copied: Path, damage: Callable[[Path], None], message: str) -> None:
+    unseal(copied)
     damage(copied)
     with pytest.raises(UserError, match=message) as error:
         plug_in.open_checkpoint(copied)
     assert str(copied) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("tokamake.json", swapped_digit), (".metadata", described(renamed)), (DATA, swapped)],
+)
+def test_damage_that_parses_is_reported(
+    copied: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    damage(copied)
+    for read in (plug_in.open_checkpoint, check_files, open_native):
+        with pytest.raises(UserError, match=rf"/{re.escape(file)}: damaged: does not match its"):
+            read(copied)
 
 
 def test_training_does_not_start_from_overlapping_parts(copied: Path) -> None:
@@ -225,6 +278,7 @@ def test_code_among_the_tensors_does_not_run(copied: Path, tmp_path: Path) -> No
     file = copied / "other.distcp"
     torch.save(program(marker), file)
     info = _StorageInfo(file.name, 0, file.stat().st_size)
+    unseal(copied)
     described(lambda metadata: metadata.storage_data.update({INDEX: info}))(copied)
     with pytest.raises(UserError, match=r"other\.distcp: damaged at model\.model\.norm"):
         plug_in.open_checkpoint(copied)

@@ -36,6 +36,7 @@ def write_native(folder: Path, step: int, text: str) -> None:
     description = {"version": 1, "world_size": 1, "architecture": {}, "iteration": step}
     files.write_json(folder / "tokamake.json", {**description, "loss_scale": [1.0, 0]})
     (folder / "file").write_text(text)
+    (folder / "run.yaml").write_text("seed: 5\n")
 
 
 def unexpected(line: str) -> None:
@@ -102,7 +103,8 @@ def test_a_state_without_a_lineage_can_be_read(tmp_path: Path) -> None:
     """Earlier versions wrote none."""
     folder = save(tmp_path, 2)
     content = files.read_json(folder / "state.json", "")
-    del content["lineage"]
+    for name in ("lineage", "files", "sha256"):
+        del content[name]
     files.write_json(folder / "state.json", content)
     assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(2)
 
@@ -195,7 +197,7 @@ def test_latest_naming_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
         prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
 
 
-@pytest.mark.parametrize("damage", ["lost", "empty", "nul", "a path"])
+@pytest.mark.parametrize("damage", ["lost", "empty", "nul", "a path", "other name"])
 def test_without_a_readable_latest_the_newest_checkpoint_counts(
     damage: str, tmp_path: Path
 ) -> None:
@@ -205,6 +207,7 @@ def test_without_a_readable_latest_the_newest_checkpoint_counts(
     (tmp_path / "latest").unlink()
     if damage != "lost":
         content = {"empty": "", "nul": "\0" * 12, "a path": "../other/global_step2"}
+        content["other name"] = "glocal_step4"
         (tmp_path / "latest").write_text(content[damage])
     assert prepare_output(tmp_path, "a" * 64, say=said.append, decide=refuse) == state(4)
     (line,) = said
@@ -236,6 +239,31 @@ def test_a_checkpoint_whose_state_is_damaged_is_not_the_newest(
         (tmp_path / "global_step4/run.yaml").unlink()
     with pytest.raises(UserError, match=r"global_step4/state.json: "):
         prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("state.json", '"consumed_samples": 32', '"consumed_samples": 36'),
+        ("state.json", '"rate_factor": 1.0', '"rate_factor": 1.5'),
+        ("state.json", '"sha256"', '"sha257"'),
+        ("run.yaml", "seed: 5", "seed: 7"),
+        ("tokamake.json", '"iteration": 4', '"iteration": 6'),
+    ],
+)
+def test_a_changed_digit_beside_the_weights_is_noticed(
+    file: str, old: str, new: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    for step in (2, 4):
+        save(tmp_path, step)
+    path = tmp_path / "global_step4" / file
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    assert prepare_output(tmp_path, "a" * 64, say=said.append, decide=refuse) == state(2)
+    (line,) = said
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(f": going back to {tmp_path / 'global_step2'}")
 
 
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])

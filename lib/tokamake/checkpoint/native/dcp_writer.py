@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from tokamake.checkpoint.native.folder import seal
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.torch_files import dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
@@ -20,7 +21,7 @@ class DcpWriter(dcp.FileSystemWriter):
     """DCP's writer to a folder, with `.metadata` written by `dcp_metadata_writer`."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write `.metadata`. One rank calls it, after all ranks have written their tensors."""
+        """Write `.metadata` and hashes. One rank calls it, after all ranks have written their tensors."""
         locations = {
             (result.index.fqn, result.index.offset): result.storage_data
             for rank_results in results
@@ -31,6 +32,7 @@ class DcpWriter(dcp.FileSystemWriter):
             for key, record in metadata.state_dict_metadata.items()
         }
         dcp_metadata_writer.write(Path(self.path), tensors)
+        seal(Path(self.path))
 
 
 def _whole_tensor(key: str, record: Any, *, locations: dict[Any, Any]) -> WholeTensor:

@@ -1,5 +1,7 @@
 """Folder of a native checkpoint: find it, read its description `tokamake.json`. No torch."""
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,10 @@ _REMEDY = "name another checkpoint"
 _NEEDED = {"world_size", "architecture", "iteration", "loss_scale"}
 _NUMBERS = ("world_size", "iteration", "consumed_samples", "consumed_tokens")
 """Whole numbers of a description."""
+_FILES = "files"
+"""Key of a description: hashes of the other files; earlier versions wrote none."""
+_END_BYTES = 1024
+"""Bytes at the end of an archive with the CRC-32s of all its records."""
 
 
 class NativeCheckpoint(NamedTuple):
@@ -58,9 +64,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is missing, damaged or of another version.
     """
-    description: dict[str, Any] = files.read_json(folder / DESCRIPTION, _REMEDY)
-    if not isinstance(description, dict):
-        raise UserError(f"{folder / DESCRIPTION}: damaged: not a JSON object; {_REMEDY}")
+    description = files.read_sealed_json(folder / DESCRIPTION, _REMEDY)
     if description.get("version") != VERSION:
         raise UserError(
             f"{folder}: has version {description.get('version')}, this tokamake reads {VERSION}; "
@@ -81,10 +85,35 @@ def check_files(folder: Path) -> None:
     """Check that a checkpoint has all its files, each long enough; no tensor is read.
 
     Raises:
-        UserError: a file is missing, truncated or, if it is a small one, damaged.
+        UserError: a file is missing, truncated, from another checkpoint or, if it is a small one,
+            damaged.
     """
-    read_description(folder)
+    stated = read_description(folder).get(_FILES)
     dcp_metadata.check_files(folder, dcp_metadata.Contents(dcp_metadata.read(folder), {}))
+    for name, digest in _hashes(folder) if stated is not None else ():
+        if stated.get(name) != digest:
+            raise UserError(
+                f"{folder / name}: damaged: does not match its hash in {DESCRIPTION}; {_REMEDY}"
+            )
+
+
+def seal(folder: Path) -> None:
+    """Note the hashes of a checkpoint's files in its description, once they are complete."""
+    description = files.read_sealed_json(folder / DESCRIPTION, _REMEDY)
+    files.write_sealed_json(folder / DESCRIPTION, {**description, _FILES: dict(_hashes(folder))})
+
+
+def _hashes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Name and SHA-256 of `.metadata`, then of the ends of the archives in each file."""
+    yield dcp_metadata.FILE, files.sha256(folder / dcp_metadata.FILE)
+    for file, archives in sorted(dcp_metadata.archives(folder).items()):
+        ends = hashlib.sha256()
+        with file.open("rb") as stream:
+            for start, length in archives:
+                skipped = max(length - _END_BYTES, 0)
+                stream.seek(start + skipped)
+                ends.update(stream.read(length - skipped))
+        yield file.name, ends.hexdigest()
 
 
 def read_model(folder: Path) -> tuple[Architecture, int]:
@@ -109,4 +138,5 @@ def open_native(path: Path) -> NativeCheckpoint:
     folder = locate(path)
     if not is_native(folder):
         raise UserError(f"checkpoint {path}: not in tokamake's native format; {REMEDY}")
+    check_files(folder)
     return NativeCheckpoint(folder, *read_model(folder))

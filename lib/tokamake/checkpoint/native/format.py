@@ -8,7 +8,14 @@ from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
-from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description, read_model
+from tokamake.checkpoint.native.folder import (
+    DESCRIPTION,
+    VERSION,
+    check_files,
+    read_description,
+    read_model,
+    seal,
+)
 from tokamake.checkpoint.native.folder import find as find
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import (
@@ -56,8 +63,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     architecture, iteration = read_model(folder)
     description, tensors = read_description(folder), dcp_metadata.read(folder)
-    # Chunks of rank states count, too: a file may be truncated after the last weight.
-    dcp_metadata.check_files(folder, dcp_metadata.Contents(tensors, {}))
+    check_files(folder)  # rank states count, too: a file may be truncated after the last weight
     kept = {key: tensor for key, tensor in tensors.items() if key.startswith((_WEIGHTS, _STATES))}
     return Checkpoint(
         format="native",
@@ -79,6 +85,11 @@ def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
     for folder in {file.parent for file in files}:
         all_archives |= dcp_metadata.archives(folder)
     return all_archives
+
+
+def complete(folder: Path) -> None:
+    """Note the hashes of the files; the writer calls it when all tensors are in place."""
+    seal(folder)
 
 
 def warnings(checkpoint: Checkpoint) -> list[str]:

@@ -107,7 +107,7 @@ def trained_run(output: Path, digest: str) -> Run | None:
     """The run of the checkpoints with a digest in an output folder; None: none has a run.yaml."""
     for folder in sorted(output.glob("global_step*"), reverse=True):
         with suppress(UserError):
-            state = read_state(folder)
+            state = read_state(folder, thorough=True)
             if state and state.digest == digest:
                 return read_run(folder / "run.yaml")
     return None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from tokamake.checkpoint.native.folder import check_files
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
@@ -36,6 +37,9 @@ def load_newest_whole(
     newest_problem = ""
     while start.resumed:
         try:
+            with raise_on_all_ranks():
+                if ranks.rank == 0:  # what is not whole must not come into the model
+                    check_files(start.resumed)
             with raise_on_all_ranks():
                 load(start.resumed)
         except UserError as error:

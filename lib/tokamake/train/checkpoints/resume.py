@@ -27,6 +27,7 @@ from tokamake.train.bad_steps import ranges_without_effect
 from tokamake.train.checkpoints import changes
 from tokamake.train.checkpoints.initial_checkpoint import check_begun
 from tokamake.train.checkpoints.resume_state import (
+    HASHED,
     ResumeState,
     newest_state,
     read_state,
@@ -219,7 +220,7 @@ def state_before(output: Path, state: ResumeState) -> ResumeState | None:
     states = []
     for folder in output.glob("global_step*"):
         try:
-            earlier = read_state(folder)
+            earlier = read_state(folder, thorough=True)
             # A folder that was replaced, global_step4.old, does not have the name of its step.
             if not earlier or folder.name != f"global_step{earlier.step}":
                 continue
@@ -265,7 +266,8 @@ def commit(output: Path, state: ResumeState) -> Path:
             f"{target}: not saved, because its files are not complete ({error}); `latest` still "
             "names the checkpoint before: run the same command again"
         ) from None
-    files.write_json(source / "state.json", state.to_json())
+    hashes = {name: files.sha256(source / name) for name in HASHED if (source / name).is_file()}
+    files.write_sealed_json(source / "state.json", {**state.to_json(), "files": hashes})
     files.sync(source)
     if target.exists():
         replaced = _free_name(output / f"{name}.old")

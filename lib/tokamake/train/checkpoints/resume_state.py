@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint.latest import candidates, latest
+from tokamake.checkpoint.latest import latest
+from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.train.bad_steps import GuardState
+
+
+HASHED = ("run.yaml", DESCRIPTION)
+"""Files of a checkpoint whose hashes state.json has."""
 
 
 class LineageEntry(NamedTuple):
@@ -87,8 +92,12 @@ class ResumeState(NamedTuple):
         }
 
 
-def read_state(folder: Path) -> ResumeState | None:
+def read_state(folder: Path, *, thorough: bool = False) -> ResumeState | None:
     """Content of a checkpoint's state.json; None: there is no such file.
+
+    Args:
+        folder: of the checkpoint.
+        thorough: also compare the files in `HASHED` with the hashes in state.json.
 
     Raises:
         UserError: it is damaged.
@@ -96,8 +105,13 @@ def read_state(folder: Path) -> ResumeState | None:
     path = folder / "state.json"
     if not path.is_file():
         return None
-    value = files.read_json(path, f"name another checkpoint in {folder.parent / 'latest'}")
+    remedy = f"name another checkpoint in {folder.parent / 'latest'}"
+    value = files.read_sealed_json(path, remedy)
     try:
+        hashes = value.pop("files", {})  # earlier versions have none
+        for name, expected in hashes.items() if thorough else ():
+            if not (folder / name).is_file() or files.sha256(folder / name) != expected:
+                raise UserError(f"{folder / name}: does not match its hash in {path.name}; {remedy}")
         lineage = tuple(
             LineageEntry(**{**change, "changed": tuple(change["changed"])})
             for change in value.pop("lineage", ())  # earlier versions have none
@@ -106,9 +120,7 @@ def read_state(folder: Path) -> ResumeState | None:
         guard = GuardState.from_json(noted) if noted else GuardState()
         return ResumeState(**{"updates": None, **value}, lineage=lineage, guard=guard)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{path}: damaged; name another checkpoint in {folder.parent / 'latest'}"
-        ) from None
+        raise UserError(f"{path}: damaged; {remedy}") from None
 
 
 def newest_state(output: Path) -> tuple[ResumeState | None, str]:
@@ -121,27 +133,21 @@ def newest_state(output: Path) -> tuple[ResumeState | None, str]:
         The state, and a line about what is damaged, or an empty text. None: there is no checkpoint.
 
     Raises:
-        UserError: `latest` names a missing folder, or no state can be read in place of a damaged
-            one.
+        UserError: no state can be read in place of a missing or damaged one.
     """
     pointer = output / "latest"
     if not pointer.is_file():
         problem = f"{pointer}: missing"
     else:
         try:
-            candidates(output, pointer.name)
+            folder = latest(output)
+            if state := read_state(folder, thorough=True):
+                return state, ""
+            if not (folder / "run.yaml").is_file():  # another program wrote it
+                return ResumeState("unknown", 0, 0, 0.0, 0), ""
+            problem = f"{folder / 'state.json'}: missing"
         except UserError as error:
             problem = str(error)
-        else:
-            folder = latest(output)
-            try:
-                if state := read_state(folder):
-                    return state, ""
-                if not (folder / "run.yaml").is_file():  # another program wrote it
-                    return ResumeState("unknown", 0, 0, 0.0, 0), ""
-                problem = f"{folder / 'state.json'}: missing"
-            except UserError as error:
-                problem = str(error)
     if newest := max(_readable_states(output), key=lambda state: state.step, default=None):
         reason, _, _ = problem.partition("; ")
         return newest, f"{reason}: going back to {output / f'global_step{newest.step}'}"
@@ -153,7 +159,7 @@ def newest_state(output: Path) -> tuple[ResumeState | None, str]:
 def _readable_states(output: Path) -> Iterator[ResumeState]:
     for folder in output.glob("global_step*"):
         with suppress(UserError):
-            state = read_state(folder)
+            state = read_state(folder, thorough=True)
             # A folder that was replaced, global_step4.old, does not have the name of its step.
             if state and folder.name == f"global_step{state.step}":
                 yield state
