@@ -295,7 +295,9 @@ def test_sealed_json_is_read_back_and_any_changed_digit_is_refused(tmp_path: Pat
     files.write_sealed_json(path, value)
     assert files.read_sealed_json(path, "") == value
     path.write_text(path.read_text().replace("12", "13"))
-    with pytest.raises(UserError, match=r"state\.json: damaged: does not match its sha256; restore"):
+    with pytest.raises(
+        UserError, match=r"state\.json: damaged: does not match its sha256; restore"
+    ):
         files.read_sealed_json(path, "restore it")
 
 

@@ -88,9 +88,9 @@ def check_files(folder: Path) -> None:
         UserError: a file is missing, truncated, from another checkpoint or, if it is a small one,
             damaged.
     """
-    stated = read_description(folder).get(_FILES)
+    stated = read_description(folder).get(_FILES) or {}
     dcp_metadata.check_files(folder, dcp_metadata.Contents(dcp_metadata.read(folder), {}))
-    for name, digest in _hashes(folder) if stated is not None else ():
+    for name, digest in _hashes(folder) if stated else ():
         if stated.get(name) != digest:
             raise UserError(
                 f"{folder / name}: damaged: does not match its hash in {DESCRIPTION}; {_REMEDY}"

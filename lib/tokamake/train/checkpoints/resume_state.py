@@ -111,7 +111,9 @@ def read_state(folder: Path, *, thorough: bool = False) -> ResumeState | None:
         hashes = value.pop("files", {})  # earlier versions have none
         for name, expected in hashes.items() if thorough else ():
             if not (folder / name).is_file() or files.sha256(folder / name) != expected:
-                raise UserError(f"{folder / name}: does not match its hash in {path.name}; {remedy}")
+                raise UserError(
+                    f"{folder / name}: does not match its hash in {path.name}; {remedy}"
+                )
         lineage = tuple(
             LineageEntry(**{**change, "changed": tuple(change["changed"])})
             for change in value.pop("lineage", ())  # earlier versions have none
