@@ -137,6 +137,20 @@ def test_a_param_that_is_a_function_of_the_output_reruns_nothing(tmp_path: Path)
         assert ("Nothing to be done" in done.stdout + done.stderr) == is_done
 
 
+def test_rules_with_jobs_to_run_are_planned(tmp_path: Path) -> None:
+    snakefile = f"""
+SNAKEMAKE.on_start(lambda: print("planned:", sorted(SNAKEMAKE.planned_rules())))
+rule all:
+    input: "a.txt"
+    output: "all.txt"
+    shell: "touch {{output}}"
+{MAKE}
+"""
+    assert "planned: ['all', 'make']" in run(tmp_path, snakefile).stdout
+    (tmp_path / "all.txt").unlink()
+    assert "planned: ['all']" in run(tmp_path, snakefile).stdout
+
+
 def test_inputs_of_the_last_run_are_recorded(tmp_path: Path) -> None:
     snakefile = """
 import sys
@@ -271,8 +285,7 @@ KILL = (
     " kill -9 $PPID; exit 1;"
 )
 RECORDED = """
-from tokamake.workflow.snakemake_internals import keep_records_beside_outputs
-keep_records_beside_outputs()
+SNAKEMAKE.keep_records_beside_outputs()
 rule make:
     output: "results/mine/a.txt"
     params: OPTION
@@ -311,7 +324,7 @@ def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
 
 
 def test_records_of_earlier_versions_are_moved(tmp_path: Path) -> None:
-    earlier = RECORDED.replace("\nkeep_records_beside_outputs()", "")
+    earlier = RECORDED.replace("SNAKEMAKE.keep_records_beside_outputs()", "")
     assert run(tmp_path, f"OPTION = 'x'{earlier}").returncode == 0
     assert "Params have changed" in reasons(tmp_path, "y")
     assert not reasons(tmp_path, "x")

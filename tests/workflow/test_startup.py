@@ -1,7 +1,10 @@
 """Start of the workflow: the prefix of shell commands, hooks, missing personal values."""
 
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -11,6 +14,7 @@ import pytest
 from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
+from tokamake.runtime.folder_lock import locked
 from tokamake.workflow import startup
 
 MISSING = "snakemake_executor_plugin_pbs.personal.missing_in_workflow"
@@ -44,6 +48,7 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
     monkeypatch.setattr(startup, "write_settings", settings.append)
     snakemake, functions = MagicMock(is_main_process=True, precommand=None), MagicMock()
     functions.config.data_set = DataSet()
+    functions.config.previous_plan = None
     functions.segments.saved_since_start.return_value = ["run a: saved step 5"]
     startup.add_hooks(snakemake, functions)
     for call in snakemake.on_start.call_args_list:
@@ -52,6 +57,48 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
     assert settings == [functions.config]
     snakemake.on_error.call_args.args[0]()
     assert capsys.readouterr().err == "run a: saved step 5\n"
+
+
+LOCKED = "tokamake: results/data: another process makes data there; end it (pid {pid} on "
+CHANGED = "tokamake: results/data/plan.json: written by another process since this one has read it"
+
+
+@pytest.mark.parametrize(
+    ("plan", "rules", "message"),
+    [
+        ("as read", {"train", "weigh"}, ""),
+        ("as read", {"merge"}, LOCKED),
+        ("new files", {"train"}, LOCKED),
+        ("as read", {"merge"}, CHANGED),
+        ("new files", set(), ""),
+    ],
+)
+def test_one_process_at_a_time_changes_a_data_set(
+    plan: str,
+    rules: set[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_disk = "another" if message == CHANGED else "as read"
+    monkeypatch.setattr(startup, "read_previous", lambda data_set: on_disk)
+    config = MagicMock(plan=plan, previous_plan="as read", data_set=DataSet())
+    snakemake = MagicMock()
+    snakemake.planned_rules.return_value = rules
+    released: list[Any] = []
+    monkeypatch.setattr("atexit.register", lambda *call: released.append(partial(*call)))
+    with locked(Path("results/data")) if message == LOCKED else nullcontext():
+        with pytest.raises(SystemExit, match="2") if message else nullcontext():
+            startup._lock_data(snakemake, config)
+    assert capsys.readouterr().err.startswith(message.format(pid=os.getpid()))
+    is_locked = bool(rules & {"merge"}) or plan == "new files"
+    assert Path("results/.data.lock").exists() == is_locked
+    for function in released:
+        function()
+    with locked(Path("results/data")):
+        pass
 
 
 def test_a_wrong_config_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

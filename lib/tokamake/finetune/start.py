@@ -20,7 +20,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, weights_digest
-from tokamake.train.checkpoints.run_lock import locked
+from tokamake.runtime.folder_lock import locked
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""

@@ -127,9 +127,20 @@ class Snakemake:
         """Run the job that writes a file, as `--forcerun` does, in a dry run too."""
         self._workflow.dag.forcefiles.add(path)
 
+    def planned_rules(self) -> set[str]:
+        """Names of the rules that have jobs to run, as this workflow names them."""
+        jobs = self._workflow.dag.needrun_jobs()
+        return {self.original_name(rule.name) for rule in {job.rule for job in jobs}}
+
     def recorded_inputs(self, path: str) -> list[str]:
         """Inputs that a file was made from, as Snakemake recorded them; none without a record."""
         return list(self._workflow.persistence.input(IOFile(path)) or [])
+
+    def keep_records_beside_outputs(self) -> None:
+        """Let Snakemake keep its records of finished jobs in `results/`; it opens them later."""
+        from snakemake import workflow  # at the top, it fails unless Snakemake runs
+
+        workflow.FilePersistence = _Records
 
     def expand_targets(self, expand: Callable[[Iterable[str]], set[str]]) -> None:
         """Replace the targets that a user asks for, once all rules are declared.
@@ -238,13 +249,6 @@ class _Records(FilePersistence):
 
     def _beside(self, subject: str, id: str) -> Path | None:
         return record_path(id) if subject == self._metadata_path else None
-
-
-def keep_records_beside_outputs() -> None:
-    """Let Snakemake keep its records of finished jobs in `results/`, before it plans any."""
-    from snakemake import workflow  # at the top, it fails unless Snakemake runs
-
-    workflow.FilePersistence = _Records
 
 
 def shorten_changed_params() -> None:

@@ -1,5 +1,6 @@
 """Start of the workflow: checks the config and makes the functions that its rules call."""
 
+import atexit
 import shlex
 import sys
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.data.corpus.plan_file import write_plan
+from tokamake.errors import UserError
+from tokamake.runtime.folder_lock import locked
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import WorkflowConfig, read_workflow_config
 from tokamake.workflow.data import DataRules
@@ -20,19 +23,25 @@ from tokamake.workflow.layouts import LayoutCheck, num_training_ranks
 from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
 from tokamake.workflow.paths import RUN, check_writable
+from tokamake.workflow.planned_data import read_previous
 from tokamake.workflow.replaced_data import check_replaced, write_settings
 from tokamake.workflow.report import ReportRules
 from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import (
     Snakemake,
-    keep_records_beside_outputs,
     resolve_launch,
     resolve_precommand,
     shorten_changed_params,
 )
 from tokamake.workflow.targets import Targets
 from tokamake.workflow.tasks import TaskRules
+
+_DATA_RULES = {
+    *("train_tokenizer", "extend_tokenizer", "fetch", "hash_documents", "find_duplicates"),
+    *("tokenize", "merge", "describe"),
+}
+"""Rules that write files of the data set that all its runs read."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ def rule_functions(
     is_main = snakemake.is_main_process
     resolve_launch(snakemake, snakemake.repository)
     shorten_changed_params()
-    keep_records_beside_outputs()
+    snakemake.keep_records_beside_outputs()
     with exit_on_user_error():
         checked = read_workflow_config(
             config,
@@ -122,8 +131,31 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     snakemake.on_start(lambda: write_settings(config))
     snakemake.on_start(functions.changes.write_decisions)
     snakemake.on_start(lambda: resolve_precommand(snakemake, snakemake.repository))
+    snakemake.on_start(lambda: _lock_data(snakemake, config))  # the last hook is called first
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
+
+
+@exit_on_user_error()
+def _lock_data(snakemake: Snakemake, config: WorkflowConfig) -> None:
+    """Lock the data set until this process ends, if the plan or a job changes it.
+
+    Processes that write nothing there, such as trainings on finished data, run side by side.
+
+    Raises:
+        SystemExit: a process of another clone writes there, or has changed the plan since.
+    """
+    if config.plan == config.previous_plan and snakemake.planned_rules().isdisjoint(_DATA_RULES):
+        return
+    folder = Path(config.data_set.folder)
+    lock = locked(folder, doing="makes data")
+    lock.__enter__()
+    atexit.register(lock.__exit__, None, None, None)
+    if read_previous(config.data_set) != config.previous_plan:
+        raise UserError(
+            f"{config.data_set.plan}: written by another process since this one has read it; run "
+            "the same command again"
+        )
 
 
 def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:

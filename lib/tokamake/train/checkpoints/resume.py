@@ -34,7 +34,7 @@ from tokamake.train.checkpoints.resume_state import (
     run_since_change,
 )
 from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
-from tokamake.train.checkpoints.run_lock import locked
+from tokamake.runtime.folder_lock import locked
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""

@@ -1,4 +1,6 @@
-"""Lock of a run's output folder: ranks can outlive a launcher that was killed, and train on.
+"""Lock of a folder that one process writes: the output of a run, or a data set.
+
+Ranks can outlive a launcher that was killed, and train on. Several clones can share `results/`.
 
 Two locks protect the folder, because neither does everywhere. `flock` ends with its process, but
 some file systems have none, or one that other hosts do not see. A file that names its owner is seen
@@ -20,7 +22,7 @@ _LOCAL_FLOCK = {"nolock", "local_lock=flock", "local_lock=all"}
 
 
 class _Owner(NamedTuple):
-    """The process that trains: the words of the owner file."""
+    """The process that writes there: the words of the owner file."""
 
     pid: str
     started: str
@@ -29,13 +31,22 @@ class _Owner(NamedTuple):
     """PID namespace, in which `pid` counts."""
     boot: str
     host: str
+    folder: str
+    """Its working directory, by which users know one of several clones."""
 
     @classmethod
     def here(cls) -> "_Owner":
         pid, boot = f"{os.getpid()}", Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return cls(
-            pid, _started(pid), str(Path("/proc/self/ns/pid").readlink()), boot, os.uname().nodename
-        )
+        namespace, host = str(Path("/proc/self/ns/pid").readlink()), os.uname().nodename
+        return cls(pid, _started(pid), namespace, boot, host, ascii(str(Path.cwd())))
+
+    @classmethod
+    def parse(cls, text: str) -> "_Owner | None":
+        words = text.split(" ", 5)
+        return cls(*words) if len(words) == 6 else None
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host} in {self.folder}"
 
 
 def _started(pid: str) -> str:
@@ -48,20 +59,25 @@ def _started(pid: str) -> str:
 
 
 @contextmanager
-def locked(output: Path) -> Iterator[None]:
+def locked(output: Path, doing: str = "trains") -> Iterator[None]:
     """Lock an output folder.
 
+    Args:
+        output: the folder; the files of the lock lie beside it.
+        doing: what a process with the lock does, for messages.
+
     Raises:
-        TemporaryError: another process trains there.
-        UserError: one of another host may train there.
+        TemporaryError: another process does it there.
+        UserError: one of another host may do it.
     """
     lock, owner = (output.with_name(f".{output.name}.{end}") for end in ("lock", "owner"))
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as stream:
-        has_flock = _flock(stream, output)
-        _write_owner(owner, output, has_flock=has_flock)
+        in_use = f"{output}: another process {doing} there; end it"
+        has_flock = _flock(stream, in_use)
+        _write_owner(owner, in_use, has_flock=has_flock)
         stream.truncate(0)
-        stream.write(f"{os.getpid()} on {os.uname().nodename}")
+        stream.write(str(_Owner.here()))
         stream.flush()
         try:
             yield
@@ -69,7 +85,7 @@ def locked(output: Path) -> Iterator[None]:
             owner.unlink(missing_ok=True)
 
 
-def _flock(stream: IO[str], output: Path) -> bool:
+def _flock(stream: IO[str], in_use: str) -> bool:
     """Lock a file; return False if its file system has no locks.
 
     Raises:
@@ -78,21 +94,17 @@ def _flock(stream: IO[str], output: Path) -> bool:
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _in_use(output, Path(stream.name).read_text().strip()) from None
+        raise TemporaryError(f"{in_use} ({Path(stream.name).read_text().strip()})") from None
     except OSError:  # some parallel file systems are mounted without
         return False
     return True
 
 
-def _in_use(output: Path, process: str) -> TemporaryError:
-    return TemporaryError(f"{output}: another process trains there; end it (pid {process})")
-
-
-def _write_owner(file: Path, output: Path, *, has_flock: bool) -> None:
+def _write_owner(file: Path, in_use: str, *, has_flock: bool) -> None:
     """Create the owner file; replace that of a process that has ended.
 
     Raises:
-        TemporaryError: the process that the file names trains there.
+        TemporaryError: the process that the file names still runs.
         UserError: this host cannot know whether it does.
     """
     here = _Owner.here()
@@ -100,27 +112,26 @@ def _write_owner(file: Path, output: Path, *, has_flock: bool) -> None:
         create_text(file, " ".join(here))  # an empty file would lock the folder for ever
         return
     except FileExistsError:
-        words = file.read_text(errors="replace").split()
-    owner = _Owner(*words) if len(words) == len(here) else None
+        text = file.read_text(errors="replace")
+    owner = _Owner.parse(text)
     is_here = owner and (owner.host, owner.namespace) == (here.host, here.namespace)
     if owner and is_here and (owner.boot, _started(owner.pid)) == (here.boot, owner.started):
-        raise _in_use(output, f"{owner.pid} on {owner.host}")
+        raise TemporaryError(f"{in_use} ({owner})")
     # A process that trains would hold the flock, if this host can see it.
     is_free = has_flock and owner and (owner.boot == here.boot or _is_flock_shared(file.parent))
     if not is_here and not is_free:
-        process = f"pid {owner.pid} on {owner.host}" if owner else "its owner is not known"
         raise UserError(
-            f"{output}: locked by a process of another host ({process}); if that process has "
-            f"ended, remove {file}"
+            f"{in_use.partition(': ')[0]}: locked by a process of another host "
+            f"({owner or 'its owner is not known'}); if that process has ended, remove {file}"
         )
     stale = file.with_name(f"{file.name}.{here.pid}")
     with suppress(FileNotFoundError):  # another process replaces it
         file.rename(stale)
-        if stale.read_text(errors="replace").split() != words:  # another process was faster
+        if stale.read_text(errors="replace") != text:  # another process was faster
             stale.rename(file)
-            raise _in_use(output, file.read_text(errors="replace"))
+            raise TemporaryError(in_use)
         stale.unlink()
-    _write_owner(file, output, has_flock=has_flock)
+    _write_owner(file, in_use, has_flock=has_flock)
 
 
 def _is_flock_shared(folder: Path) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.train.checkpoints import run_lock
-from tokamake.train.checkpoints.run_lock import locked
+from tokamake.runtime import folder_lock
+from tokamake.runtime.folder_lock import locked
 
 CHILD = """
 import fcntl, os, sys
 from pathlib import Path
-from tokamake.train.checkpoints.run_lock import locked
+from tokamake.runtime.folder_lock import locked
 
 def fail(*_):
     raise OSError(38, "Function not implemented")
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_no_lock(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_lock._Owner, "__iter__", long_words)
+        patch.setattr(folder_lock._Owner, "__iter__", long_words)
         with pytest.raises(OSError, match="No space left"), locked(output):
             pass
     assert not owner_file(output).exists()
@@ -82,23 +82,23 @@ def test_a_killed_process_leaves_no_lock(flock: str, tmp_path: Path) -> None:
 
 def test_a_process_id_that_is_used_again_is_no_lock(flock: str, tmp_path: Path) -> None:
     output = tmp_path / "training"
-    here = run_lock._Owner.here()
+    here = folder_lock._Owner.here()
     owner_file(output).write_text(" ".join(here._replace(started="1")))
     assert run(output, flock).stdout == "locked\n"
 
 
 def test_a_lock_from_before_a_reboot_is_no_lock(flock: str, tmp_path: Path) -> None:
     output = tmp_path / "training"
-    owner_file(output).write_text(" ".join(run_lock._Owner.here()._replace(boot="other")))
+    owner_file(output).write_text(" ".join(folder_lock._Owner.here()._replace(boot="other")))
     assert run(output, flock).stdout == "locked\n"
 
 
 @pytest.mark.parametrize("text", ["", "1 2", "other host"])
 def test_the_lock_of_another_host_is_kept(text: str, flock: str, tmp_path: Path) -> None:
     output = tmp_path / "training"
-    other = run_lock._Owner("17", "1", "pid:[1]", "other", "node9")
+    other = folder_lock._Owner("17", "1", "pid:[1]", "other", "node9", "'/clone a'")
     owner_file(output).write_text(" ".join(other) if text == "other host" else text)
-    process = "pid 17 on node9" if text == "other host" else "its owner is not known"
+    process = "pid 17 on node9 in '/clone a'" if text == "other host" else "its owner is not known"
     error = run(output, flock).stderr
     assert f"{output}: locked by a process of another host ({process})" in error
     assert f"if that process has ended, remove {owner_file(output)}" in error
@@ -110,9 +110,9 @@ def test_the_flock_decides_where_all_hosts_see_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "training"
-    other = " ".join(run_lock._Owner("17", "1", "pid:[1]", "other", "node9"))
+    other = " ".join(folder_lock._Owner("17", "1", "pid:[1]", "other", "node9", "'/clone a'"))
     owner_file(output).write_text(other)
-    monkeypatch.setattr(run_lock, "_is_flock_shared", lambda _: True)
+    monkeypatch.setattr(folder_lock, "_is_flock_shared", lambda _: True)
     with locked(output):
         pass  # node9 was lost: a job on this host continues
     owner_file(output).write_text(other)
@@ -144,11 +144,11 @@ def test_mounts_tell_whether_other_hosts_see_a_flock(
 ) -> None:
     lines = f"root / ext4 rw 0 0\nx {tmp_path} {mount} 0 0\ny {tmp_path}-2 gpfs rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda _: lines)
-    assert run_lock._is_flock_shared(tmp_path / "folder") is shared
+    assert folder_lock._is_flock_shared(tmp_path / "folder") is shared
 
 
 def test_a_file_system_that_is_not_listed_is_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _: "proc /proc proc rw 0 0\n")
-    assert not run_lock._is_flock_shared(tmp_path)
+    assert not folder_lock._is_flock_shared(tmp_path)
