@@ -2,14 +2,18 @@
 
 import ast
 import inspect
+import io
 import re
 import tomllib
 from dataclasses import fields, is_dataclass
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from string import Formatter
+from types import SimpleNamespace
 
 import pytest
+from snakemake.parser import parse
 
 from tests.support.paths import ROOT
 from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE
@@ -77,6 +81,46 @@ def test_shape_of_rules(name: str) -> None:
             assert directive in text
         assert "run:" not in re.findall(r"^\s+(\w+:)$", text, flags=re.MULTILINE)
         assert "script:" not in text
+
+
+def shells(text: str) -> dict[str, str]:
+    """Shell command of each rule of a Snakefile, as Snakemake's own parser reads it."""
+    source = SimpleNamespace(get_path_or_uri=lambda **_: "Snakefile")
+    workflow = SimpleNamespace(sourcecache=SimpleNamespace(open=lambda _: io.StringIO(text)))
+    code, _ = parse(source, workflow, {})
+    return {
+        function.name.removeprefix("__rule_"): ast.literal_eval(call.args[0])
+        for function in ast.walk(ast.parse(code))
+        if isinstance(function, ast.FunctionDef)
+        for call in function.decorator_list
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "workflow.shellcmd"
+    }
+
+
+def unquoted(shell: str) -> list[str]:
+    """Fields of a shell command that Snakemake does not quote."""
+    fields = [(name, spec) for _, name, spec, _ in Formatter().parse(shell) if name]
+    return [name for name, spec in fields if spec != "q"]
+
+
+def test_shell_commands_quote_every_value() -> None:
+    # Names come from repositories, archives and tables of strangers. Shell words of a profile
+    # and numbers are the only values that the shell may read.
+    known = {"threads", *(f"resources.{name}" for name in ("launch", "nodes", "tasks", "restarts"))}
+    commands = {
+        name: shell
+        for path in sorted((ROOT / "workflow").rglob("*.smk"))
+        for name, shell in shells(path.read_text()).items()
+    }
+    assert set(commands) == set(rules()) - {"all", "data"}
+    for name, shell in commands.items():
+        assert set(unquoted(shell)) <= known, f"rule {name}"
+
+
+@pytest.mark.parametrize("field", ["wildcards.x", "params.x", "log", "input[0]", "output.x"])
+def test_an_unquoted_value_in_a_shell_command_is_found(field: str) -> None:
+    text = f'if True:\n    rule a:\n        output: "x"\n        shell: "b {{{field}}} {{log:q}}"\n'
+    assert unquoted(shells(text)["a"]) == [field]
 
 
 def test_options_of_a_rule_exist() -> None:

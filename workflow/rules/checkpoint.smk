@@ -17,7 +17,7 @@ if checkpoint_rules.addresses:
         params:
             address=checkpoint_rules.weights_address,
         shell:
-            "tokamake fetch {params.address:q} > {log} 2>&1"
+            "tokamake fetch {params.address:q} > {log:q} 2>&1"
 
 
 rule import_checkpoint:
@@ -35,7 +35,7 @@ rule import_checkpoint:
         checkpoint=checkpoint_rules.import_folder,
     shell:
         "tokamake convert --from {params.checkpoint:q} --to {output:q} --format native"
-        " --workers {threads} > {log} 2>&1"
+        " --workers {threads} > {log:q} 2>&1"
 
 
 rule convert:
@@ -54,8 +54,8 @@ rule convert:
         checkpoint=subpath(input.train, parent=True),
         form=checkpoint_rules.export_options,
     shell:
-        "tokamake convert --from {params.checkpoint}/training --to {output} {params.form:q}"
-        " --workers {threads} > {log} 2>&1"
+        "tokamake convert --from {params.checkpoint:q}/training --to {output:q} {params.form:q}"
+        " --workers {threads} > {log:q} 2>&1"
 
 
 rule model_card:
@@ -76,9 +76,9 @@ rule model_card:
         options=checkpoint_rules.card_options,
         index=subpath(input.index, parent=True),
     shell:
-        "tokamake model-card --config {input.config} --train {input.train}"
-        " --metadata {input.metadata} --index {params.index} {params.options:q} --output {output}"
-        " > {log} 2>&1"
+        "tokamake model-card --config {input.config:q} --train {input.train:q}"
+        " --metadata {input.metadata:q} --index {params.index:q} {params.options:q} --output {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule export_hf:
@@ -98,9 +98,9 @@ rule export_hf:
         checkpoint=subpath(input.train, parent=True),
         generation=checkpoint_rules.generation_options,
     shell:
-        "tokamake convert --from {params.checkpoint}/training --to {output} --format hf"
-        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --model-card {input.card}"
-        " --compare-logits --workers {threads} > {log} 2>&1"
+        "tokamake convert --from {params.checkpoint:q}/training --to {output:q} --format hf"
+        " --tokenizer {input.tokenizer[0]:q} {params.generation:q} --model-card {input.card:q}"
+        " --compare-logits --workers {threads} > {log:q} 2>&1"
 
 
 rule push:
@@ -118,4 +118,4 @@ rule push:
         address=run_settings.value("export.push"),
         options=run_settings.options("export", only=("private",)),
     shell:
-        "tokamake push {input} {params.address:q} {params.options:q} --output {output} > {log} 2>&1"
+        "tokamake push {input:q} {params.address:q} {params.options:q} --output {output:q} > {log:q} 2>&1"

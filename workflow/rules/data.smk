@@ -13,7 +13,7 @@ if CONFIG.shared.sample_corpus:
         params:
             settings=run_settings.section("sample_corpus"),
         shell:
-            "tokamake sample-corpus --settings {params.settings:q} --output results/raw > {log} 2>&1"
+            "tokamake sample-corpus --settings {params.settings:q} --output results/raw > {log:q} 2>&1"
 
 
 if CONFIG.given_tokenizer is None:
@@ -44,10 +44,10 @@ if CONFIG.given_tokenizer is None:
             folder=subpath(output[0], parent=True),
             plan=PLAN,
         shell:
-            "tokamake train-tokenizer --plan {params.plan} --kind {params.kind}"
-            " --vocab-size {params.vocab_size} --train-bytes {params.train_bytes}"
+            "tokamake train-tokenizer --plan {params.plan:q} --kind {params.kind:q}"
+            " --vocab-size {params.vocab_size:q} --train-bytes {params.train_bytes:q}"
             " {params.special_tokens:q}"
-            " --on-bad-document {params.on_bad_document} --output {params.folder} > {log} 2>&1"
+            " --on-bad-document {params.on_bad_document:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
 if CONFIG.shared.tokenizer.sentinels:
@@ -66,8 +66,8 @@ if CONFIG.shared.tokenizer.sentinels:
             sentinels=CONFIG.shared.tokenizer.sentinels,
             folder=subpath(output[0], parent=True),
         shell:
-            "tokamake extend-tokenizer --tokenizer {input[0]:q} --sentinels {params.sentinels}"
-            " --output {params.folder} > {log} 2>&1"
+            "tokamake extend-tokenizer --tokenizer {input[0]:q} --sentinels {params.sentinels:q}"
+            " --output {params.folder:q} > {log:q} 2>&1"
 
 
 if CONFIG.downloads:
@@ -89,8 +89,8 @@ if CONFIG.downloads:
             files=data_rules.downloads_digest,
             plan=PLAN,
         shell:
-            "tokamake fetch-batch --plan {params.plan} --batch {wildcards.batch} --output {output}"
-            " > {log} 2>&1"
+            "tokamake fetch-batch --plan {params.plan:q} --batch {wildcards.batch:q} --output {output:q}"
+            " > {log:q} 2>&1"
 
 
 if CONFIG.shared.tokenize.deduplicate:
@@ -111,8 +111,8 @@ if CONFIG.shared.tokenize.deduplicate:
             corpus=data_rules.corpus_options,
             plan=PLAN,
         shell:
-            "tokamake hash-documents --plan {params.plan} --batch {wildcards.batch}"
-            " {params.corpus:q} --output {output} > {log} 2>&1"
+            "tokamake hash-documents --plan {params.plan:q} --batch {wildcards.batch:q}"
+            " {params.corpus:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_duplicates:
         "Find the documents of a corpus whose text occurred before in it."
@@ -125,7 +125,7 @@ if CONFIG.shared.tokenize.deduplicate:
         benchmark:
             f"{DATA_SET.benchmarks}/find_duplicates/{{corpus}}.tsv"
         shell:
-            "tokamake find-duplicates {input:q} --output {output} > {log} 2>&1"
+            "tokamake find-duplicates {input:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule tokenize:
@@ -153,9 +153,9 @@ rule tokenize:
         plan=PLAN,
         folder=f"{DATA}/shards",
     shell:
-        "tokamake tokenize-batch --plan {params.plan} --batch {wildcards.batch}"
-        " --output {params.folder} --summary {output} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
-        " {params.duplicates:q} {params.options:q} --workers {threads} > {log} 2>&1"
+        "tokamake tokenize-batch --plan {params.plan:q} --batch {wildcards.batch:q}"
+        " --output {params.folder:q} --summary {output:q} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
+        " {params.duplicates:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
 
 
 rule merge:
@@ -178,9 +178,9 @@ rule merge:
         tokenizer=lambda wildcards, input: [f"--tokenizer={path}" for path in input.tokenizer[:1]],
         options=data_rules.links_options,
     shell:
-        "tokamake merge-batch --plan {params.plan} --batch {wildcards.batch} --input {params.shards}"
-        " --output {params.folder} --summary {output} {params.tokenizer:q} {params.options:q}"
-        " > {log} 2>&1"
+        "tokamake merge-batch --plan {params.plan:q} --batch {wildcards.batch:q} --input {params.shards:q}"
+        " --output {params.folder:q} --summary {output:q} {params.tokenizer:q} {params.options:q}"
+        " > {log:q} 2>&1"
 
 
 rule describe:
@@ -198,8 +198,8 @@ rule describe:
         plan=PLAN,
         folder=f"{DATA}/merged",
     shell:
-        "tokamake describe --plan {params.plan} --input {params.folder} --output {output}"
-        " > {log} 2>&1"
+        "tokamake describe --plan {params.plan:q} --input {params.folder:q} --output {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule weigh:
@@ -218,8 +218,8 @@ rule weigh:
         corpora=data_rules.table_options,
         length=data_rules.length_options,
     shell:
-        "tokamake weigh {params.corpora:q} --metadata {input.metadata}"
-        " --output {output.weights} {params.length:q} > {log} 2>&1"
+        "tokamake weigh {params.corpora:q} --metadata {input.metadata:q}"
+        " --output {output.weights:q} {params.length:q} > {log:q} 2>&1"
 
 
 rule index:
@@ -247,9 +247,9 @@ rule index:
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake index --weights {input.weights} --data-root {params.data_root}"
-        " --output {params.folder} {params.samples:q} {params.held_out:q} {params.options:q}"
-        " --seed {params.seed} > {log} 2>&1"
+        "tokamake index --weights {input.weights:q} --data-root {params.data_root:q}"
+        " --output {params.folder:q} {params.samples:q} {params.held_out:q} {params.options:q}"
+        " --seed {params.seed:q} > {log:q} 2>&1"
 
 
 rule data:

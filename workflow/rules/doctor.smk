@@ -16,4 +16,4 @@ rule doctor:
         tasks=1,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake doctor --ranks --output {output} > {log} 2>&1"
+        " tokamake doctor --ranks --output {output:q} > {log:q} 2>&1"

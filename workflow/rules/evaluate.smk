@@ -30,12 +30,12 @@ rule evaluate:
         layout=layouts.evaluation_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake evaluate --checkpoint {params.model} --weights {input.weights}"
-        " --data-root {params.data_root} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
-        " --split-rule {params.split_rule} {params.held_out:q}"
-        " --sequence-length {params.sequence_length} --max-tokens {params.max_tokens}"
-        " --dtype {params.dtype} {params.layout}"
-        " --output {output} > {log} 2>&1"
+        " tokamake evaluate --checkpoint {params.model:q} --weights {input.weights:q}"
+        " --data-root {params.data_root:q} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
+        " --split-rule {params.split_rule:q} {params.held_out:q}"
+        " --sequence-length {params.sequence_length:q} --max-tokens {params.max_tokens:q}"
+        " --dtype {params.dtype:q} {params.layout:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 if task_rules.fetched:
@@ -53,8 +53,8 @@ if task_rules.fetched:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
         shell:
-            "tokamake fetch-task {params.plug_in} --settings {params.settings:q} --output {output}"
-            " > {log} 2>&1"
+            "tokamake fetch-task {params.plug_in:q} --settings {params.settings:q} --output {output:q}"
+            " > {log:q} 2>&1"
 
 
 if task_rules.names:
@@ -86,10 +86,10 @@ if task_rules.names:
             layout=layouts.evaluation_options,
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
-            " tokamake evaluate-task {params.plug_in} --checkpoint {params.model}"
+            " tokamake evaluate-task {params.plug_in:q} --checkpoint {params.model:q}"
             " --settings {params.settings:q} {params.fetched:q} --tokenizer {input.tokenizer[0]:q}"
-            " --sequence-length {params.sequence_length} --dtype {params.dtype} {params.layout}"
-            " --output {output} > {log} 2>&1"
+            " --sequence-length {params.sequence_length:q} --dtype {params.dtype:q} {params.layout:q}"
+            " --output {output:q} > {log:q} 2>&1"
 
 
 rule generate:
@@ -112,6 +112,6 @@ rule generate:
         layout=layouts.inference_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake generate --checkpoint {input.model} --tokenizer {input.tokenizer[0]:q}"
-        " {params.options:q} {params.layout}"
-        " --output {output} > {log} 2>&1"
+        " tokamake generate --checkpoint {input.model:q} --tokenizer {input.tokenizer[0]:q}"
+        " {params.options:q} {params.layout:q}"
+        " --output {output:q} > {log:q} 2>&1"

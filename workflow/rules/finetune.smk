@@ -26,9 +26,9 @@ if finetune_rules.names:
             folder=subpath(output.run, parent=True),
         shell:
             "tokamake prepare-finetune --settings {params.settings:q} --train {params.train:q}"
-            " --run {wildcards.run} --seed {params.seed} {params.checkpoint:q}"
-            " --tokenizer {input.tokenizer[0]:q} --output-folder {params.folder}/training"
-            " --start {output.start} --output {output.run} > {log} 2>&1"
+            " --run {wildcards.run:q} --seed {params.seed:q} {params.checkpoint:q}"
+            " --tokenizer {input.tokenizer[0]:q} --output-folder {params.folder:q}/training"
+            " --start {output.start:q} --output {output.run:q} > {log:q} 2>&1"
 
     rule finetune:
         "Train a model on its task on all ranks, from the beginning or its last checkpoint."
@@ -57,8 +57,8 @@ if finetune_rules.names:
         shell:
             "trap : TERM INT USR1;"
             " {resources.launch} {resources.nodes} {resources.tasks}"
-            " tokamake finetune --config {input.run} {params.ranks} --output {output.scores}"
-            " --model {output.model} 2>&1 | (trap '' TERM INT USR1; exec tee {log})"
+            " tokamake finetune --config {input.run:q} {params.ranks:q} --output {output.scores:q}"
+            " --model {output.model:q} 2>&1 | (trap '' TERM INT USR1; exec tee {log:q})"
 
     rule export_finetuned:
         "Convert the best finetuned checkpoint to Hugging Face's format, with its tokenizer."
@@ -76,8 +76,8 @@ if finetune_rules.names:
             run=FINETUNED,
         threads: 4
         shell:
-            "tokamake convert --from {input.model} --to {output} --format hf"
-            " --tokenizer {input.tokenizer[0]:q} --workers {threads} > {log} 2>&1"
+            "tokamake convert --from {input.model:q} --to {output:q} --format hf"
+            " --tokenizer {input.tokenizer[0]:q} --workers {threads} > {log:q} 2>&1"
 
     rule evaluate_finetuned:
         "Score the best finetuned checkpoint on the test sets, or predict their labels."
@@ -106,10 +106,10 @@ if finetune_rules.names:
             batch_size=run_settings.value("train.micro_batch_size"),
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
-            " tokamake evaluate-finetuned {params.task} --checkpoint {input.model}"
+            " tokamake evaluate-finetuned {params.task:q} --checkpoint {input.model:q}"
             " {params.options:q} --tokenizer {input.tokenizer[0]:q}"
-            " --sequence-length {params.sequence_length} --batch-size {params.batch_size}"
-            " --output {output.scores} --predictions {output.predictions} > {log} 2>&1"
+            " --sequence-length {params.sequence_length:q} --batch-size {params.batch_size:q}"
+            " --output {output.scores:q} --predictions {output.predictions:q} > {log:q} 2>&1"
 
     rule plot_finetuned:
         "Draw the scores of a finetuned model by epoch, and tables of its test sets."
@@ -135,5 +135,5 @@ if finetune_rules.names:
         params:
             folder=subpath(output[0], parent=True),
         shell:
-            "tokamake plot-finetuned --scores {input.scores} --evaluation {input.evaluation}"
-            " --output {params.folder} > {log} 2>&1"
+            "tokamake plot-finetuned --scores {input.scores:q} --evaluation {input.evaluation:q}"
+            " --output {params.folder:q} > {log:q} 2>&1"

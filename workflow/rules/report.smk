@@ -46,10 +46,10 @@ rule plot:
         index=subpath(input.index, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake plot --metadata {input.metadata} --index {params.index}"
-        " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
-        " --evaluation {input.evaluation} {params.earlier} {params.tasks} --samples {input.samples} --config {input.run}"
-        " --output {params.folder} > {log} 2>&1"
+        "tokamake plot --metadata {input.metadata:q} --index {params.index:q}"
+        " --metrics {params.run:q}/training/metrics.jsonl --train {input.train:q}"
+        " --evaluation {input.evaluation:q} {params.earlier:q} {params.tasks:q} --samples {input.samples:q} --config {input.run:q}"
+        " --output {params.folder:q} > {log:q} 2>&1"
 
 
 if ENCODERS:
@@ -82,9 +82,9 @@ if ENCODERS:
             index=subpath(input.index, parent=True),
             folder=subpath(output[0], parent=True),
         shell:
-            "tokamake plot --metadata {input.metadata} --index {params.index}"
-            " --metrics {params.run}/training/metrics.jsonl --train {input.train}"
-            " --config {input.run} --output {params.folder} > {log} 2>&1"
+            "tokamake plot --metadata {input.metadata:q} --index {params.index:q}"
+            " --metrics {params.run:q}/training/metrics.jsonl --train {input.train:q}"
+            " --config {input.run:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
 rule compare:
@@ -111,7 +111,7 @@ rule compare:
         runs=[f"results/{run}" for run in PLOTTED],
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake compare {params.runs} --output {params.folder} > {log} 2>&1"
+        "tokamake compare {params.runs:q} --output {params.folder:q} > {log:q} 2>&1"
 
 
 rule report:
@@ -140,6 +140,6 @@ rule report:
         snakefile=lambda wildcards, output: SNAKEMAKE.main_snakefile,
         shown=[SNAKEMAKE.renamed(name) for name in figure_rules(CONFIG)],
     shell:
-        "{{ printf '%s\\n' {params.config:q} > {output.config}"
-        " && snakemake --snakefile {params.snakefile:q} --configfile {output.config} --nolock"
-        " --report {output.html} -- {params.shown}; }} > {log} 2>&1"
+        "{{ printf '%s\\n' {params.config:q} > {output.config:q}"
+        " && snakemake --snakefile {params.snakefile:q} --configfile {output.config:q} --nolock"
+        " --report {output.html:q} -- {params.shown:q}; }} > {log:q} 2>&1"

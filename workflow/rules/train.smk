@@ -17,8 +17,8 @@ checkpoint plan_segments:
     params:
         steps=run_settings.value("train.segment_steps"),
     shell:
-        "tokamake plan-segments --config {input} --segment-steps {params.steps} --output {output}"
-        " > {log} 2>&1"
+        "tokamake plan-segments --config {input:q} --segment-steps {params.steps:q} --output {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule resolve:
@@ -44,11 +44,11 @@ rule resolve:
         data_root=subpath(input.weights, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "tokamake resolve --settings {params.settings:q} --run {wildcards.run} --seed {params.seed}"
+        "tokamake resolve --settings {params.settings:q} --run {wildcards.run:q} --seed {params.seed:q}"
         " {params.checkpoint:q} {params.architecture:q}"
-        " --index {params.index} --data-root {params.data_root}"
+        " --index {params.index:q} --data-root {params.data_root:q}"
         " --tokenizer {input.tokenizer[0]:q}"
-        " --output-folder {params.folder}/training --output {output} > {log} 2>&1"
+        " --output-folder {params.folder:q}/training --output {output:q} > {log:q} 2>&1"
 
 
 rule train:
@@ -83,7 +83,8 @@ rule train:
     # Snakemake removes the log before a job. A second link keeps what earlier jobs of the run wrote.
     shell:
         "trap : TERM INT USR1;"
-        " kept=$(dirname {log})/.$(basename {log}); touch $kept; ln -f $kept {log} || ln -s $(basename $kept) {log};"
-        " python -m tokamake.runtime.restarts {resources.restarts} results/{wildcards.run}/training"
+        " kept=$(dirname {log:q})/.$(basename {log:q}); touch \"$kept\";"
+        " ln -f \"$kept\" {log:q} || ln -s \"$(basename \"$kept\")\" {log:q};"
+        " python -m tokamake.runtime.restarts {resources.restarts} results/{wildcards.run:q}/training"
         " {resources.launch} {resources.nodes} {resources.tasks}"
-        " tokamake train --config {input.run} {params.end} 2>&1 | (trap '' TERM INT USR1; exec tee -a {log})"
+        " tokamake train --config {input.run:q} {params.end:q} 2>&1 | (trap '' TERM INT USR1; exec tee -a {log:q})"
