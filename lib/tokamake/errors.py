@@ -1,6 +1,7 @@
 """The exception for mistakes of the user. The command line prints it without a traceback."""
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,13 @@ class UserError(Exception):
     """
 
     among_ranks = False
+
+    def __init__(self, message: str = "") -> None:
+        """Hide passwords of addresses, and escape characters that change a terminal."""
+        text = re.sub(r"(https?://)[^/\s]*@", r"\1***@", message)
+        super().__init__(
+            "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        )
 
 
 class TemporaryError(UserError):

@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def locked_by(path: Path, place: str, pid: int) -> Path:
-    lock = path.with_name(f"{path.name}.lock")
+    lock = path.with_name(f"{path.name}!lock")
     lock.write_text(f"{place} {pid}")
     return lock
 
@@ -25,7 +25,7 @@ def locked_by(path: Path, place: str, pid: int) -> Path:
 def can_claim(path: Path) -> bool:
     result = claim(path, path.with_name("partial"))
     names = {each.name for each in path.parent.iterdir()}
-    assert names <= {f"{path.name}.lock", "partial"}  # nothing else is left
+    assert names <= {f"{path.name}!lock", "partial"}  # nothing else is left
     return result
 
 

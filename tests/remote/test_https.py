@@ -3,7 +3,9 @@
 import hashlib
 import os
 import socket
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,7 +118,7 @@ def test_a_beginning_that_is_too_long_is_dropped(server: Server) -> None:
     server.cuts = [1000] + [0] * 6
     with pytest.raises(UserError):
         download(file)
-    (beginning,) = cache(file).glob("*.incomplete")
+    (beginning,) = cache(file).glob("*!incomplete")
     beginning.write_bytes(b"x" * (file.size + 1))
     download(file)
     assert Path(file.path).read_bytes() == CONTENT
@@ -163,6 +165,179 @@ def test_a_redirected_download_continues_where_it_was_cut(server: Server) -> Non
         download(file)
         assert Path(file.path).read_bytes() == CONTENT
         assert other.downloads() == ["GET /elsewhere", "GET /elsewhere bytes=1000-"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "keeps_token"),
+    [
+        ("https://hub.co/a", "https://hub.co:443/b", True),
+        ("https://hub.co/a", "https://HUB.co/b", True),
+        ("https://hub.co/a", "https://hub.co:8443/b", False),
+        ("https://hub.co/a", "https://cdn.hub.co/b", False),
+        ("http://hub.co/a", "https://hub.co/b", False),
+        ("https://hub.co/a", "http://hub.co/b", None),
+        ("http://hub.co/a", "ftp://hub.co/b", None),
+        ("https://hub.co/a", "file:///etc/passwd", None),
+    ],
+)
+def test_a_token_stays_with_its_origin_and_nothing_is_downgraded(
+    before: str, after: str, keeps_token: bool | None
+) -> None:
+    request = urllib.request.Request(before, headers={"Authorization": "Bearer secret"})
+    redirect = partial(https._Redirect().redirect_request, request, None, 302, "Found", {}, after)
+    if keeps_token is None:
+        with pytest.raises(ValueError, match=f"redirected from https? to {after[:3]}"):
+            redirect()
+    else:
+        assert redirect().has_header("Authorization") == keeps_token
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("ftp://127.0.0.1/x", "redirected from http to ftp; fix the address"),
+        ("/loop", "is redirected without end; fix the address"),
+    ],
+)
+def test_other_redirects_are_one_line(server: Server, target: str, message: str) -> None:
+    server.redirects["/loop"] = target
+    with pytest.raises(UserError) as caught:
+        list_files(f"{server.url}/loop")
+    assert str(caught.value) == f"{server.url}/loop: {message}"
+
+
+def test_an_answer_without_a_length_writes_no_more_than_was_listed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = listed(server)
+    server.states_length, server.extra_bytes = False, 5 << 20
+    sizes = []
+    monkeypatch.setattr(https, "_empty", lambda stream: sizes.append(stream.tell()))
+    with pytest.raises(UserError, match=r"changed since it was planned .* now more bytes\)"):
+        download(file)
+    assert max(sizes) <= file.size
+
+
+SIZE = len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"},  # from the start, under status 206
+        {"Content-Range": f"bytes 1001-{SIZE - 1}/{SIZE}"},
+        {"Content-Range": f"bytes 1000-{SIZE - 1}/*"},
+        {"Content-Range": ""},
+        {"Content-Range": "", "Content-Type": "multipart/byteranges; boundary=x"},
+        {"ETag": ""},
+    ],
+)
+def test_a_range_that_does_not_continue_the_listed_version_is_not_appended(
+    server: Server, stated: dict[str, str]
+) -> None:
+    file = listed(server)
+    server.cuts, server.stated = [1000], [{}, stated]
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+    assert [request.partition("bytes=")[2] for request in server.downloads()] == ["", "1000-", ""]
+
+
+def test_a_server_that_never_continues_is_given_up(server: Server) -> None:
+    file = listed(server)
+    server.cuts, server.stated = [1000] * 20, [{}, {"Content-Range": "bytes 0-1/2"}] * 20
+    with pytest.raises(UserError, match=r"6 times in a row; what has arrived is kept"):
+        download(file)
+
+
+def test_a_range_that_the_server_refuses_begins_the_file_again(server: Server) -> None:
+    file = listed(server)
+    server.cuts = [1000] + [0] * 6
+    with pytest.raises(UserError):
+        download(file)
+    server.refusals = [416]
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_weak_version_is_not_continued(server: Server) -> None:
+    file = listed(server)._replace(version='etag:W/"1"')
+    server.cuts, server.stated = [1000], [{"ETag": 'W/"1"'}] * 2
+    download(file)
+    assert not any("bytes=" in request for request in server.downloads())
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+def test_a_compressed_answer_is_refused_unless_the_file_is_compressed(server: Server) -> None:
+    coded = [{"Content-Encoding": "gzip"}]
+    file = listed(server)
+    server.stated = coded
+    with pytest.raises(UserError, match=r"the server compresses it \(gzip\), although asked not"):
+        download(file)
+    file = listed(server, "/raw/a.jsonl.gz")
+    server.stated = coded
+    download(file)
+    assert Path(file.path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "-5", "9" * 30, "1, 1"])
+def test_a_length_that_is_no_number_is_not_taken(server: Server, length: str) -> None:
+    server.stated = [{"Content-Range": f"bytes 0-0/{length}"}]
+    server.states_length = False
+    with pytest.raises(UserError, match="the server does not state its size"):
+        listed(server)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/a/../../x", r"file name '127.0.0.1:\d+/a/\.\./\.\./x': a name has letters"),
+        ("/%2e%2e/%2e%2e/etc/x", "file name"),
+        ("/a%2f..%2f..%2fx", "file name"),
+        ("/a%5cb", "file name"),
+        ("/a%00b", "file name"),
+        ("/a%0ab", "file name"),
+        ("/a\nb", "names no file"),
+        ("/a$(touch x)", "file name"),
+        ("/a{b}.json", "file name"),
+        (f"/{'x' * 200}", "at most 140 bytes"),
+        ("/" + "x/" * 600 + "y", "file name"),
+        ("/folder/", "names no file"),
+    ],
+)
+def test_a_path_that_leaves_its_folder_or_is_no_name_is_refused(
+    server: Server, path: str, fault: str
+) -> None:
+    with pytest.raises(UserError, match=fault) as caught:
+        list_files(server.url + path)
+    assert "\n" not in str(caught.value)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("https://me:secret@host/x", r"^https://\*\*\*@host/x: has a user or password"),
+        ("https://secret@host/x", r"^https://\*\*\*@host/x: has a user or password"),
+        ("https://host:99999/x", "port out of range"),
+        ("https://host:abc/x", "port could not be cast"),
+        ("https://../x", "file name"),
+        ("https:///x", "names no file"),
+    ],
+)
+def test_an_address_with_a_password_or_without_a_host_is_refused(address: str, fault: str) -> None:
+    with pytest.raises(UserError, match=fault) as caught:
+        list_files(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_temporary_names_are_those_of_no_other_file(server: Server) -> None:
+    names = ("a", "a.lock", "a.incomplete", "a.takeover", "x" * 140)
+    server.repositories["datasets/o/n"] = {name: name.encode() for name in names}
+    files = list_files("hf://datasets/o/n/*")
+    server.cuts = [1]
+    for file in reversed(files):
+        download(file)
+        assert Path(file.path).read_bytes() == Path(file.path).name.encode()
 
 
 def test_a_full_disk_is_said(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

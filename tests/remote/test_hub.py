@@ -204,7 +204,7 @@ def test_what_other_tools_of_the_hub_have_downloaded_is_taken(hub: Server, tmp_p
 
 
 def test_names_with_special_characters_arrive(hub: Server) -> None:
-    names = ["a?b.jsonl", "50%.jsonl", "ä #1.jsonl", "x@y.jsonl"]
+    names = ["a+b=(1).jsonl", "50%.jsonl", "ä #1.jsonl", "x@y.jsonl"]
     hub.repositories["datasets/org/texts"] = {name: name.encode() for name in names}
     for file in list_files(f"{NAME}/*"):
         download(file)
@@ -287,3 +287,106 @@ def test_offline_nothing_is_listed_and_what_is_missing_is_named(
 def test_an_address_that_was_not_fetched_is_refused(server: Server) -> None:
     with pytest.raises(UserError, match=r"hf://org/gpt: not fetched yet; start the workflow"):
         fetched_path("hf://org/gpt", tokenizer_only=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model-$(touch X).safetensors",
+        "model{x}.safetensors",
+        "../../x",
+        "/etc/x",
+        "a//b",
+        "a/./b",
+        "a\\b",
+        "a\tb",
+        "a\x1b[2Jb",
+        "a\u202eb",
+        "a\ud800b",
+        "a;b",
+        "a'b",
+        "x" * 141,
+    ],
+)
+def test_a_listed_name_outside_the_alphabet_is_refused(hub: Server, name: str) -> None:
+    commit = hub.commit("datasets/org/texts")
+    entry = {"type": "file", "path": name, "size": 1, "oid": "0" * 40}
+    hub.answers[f"/api/datasets/org/texts/tree/{commit}"] = [entry]
+    with pytest.raises(
+        UserError, match=r"/\*\*: file name .*: a name has letters, digits"
+    ) as caught:
+        list_files(f"{NAME}/**")
+    assert str(caught.value).isprintable()
+    with pytest.raises(UserError, match=r"no file of the repository matches; it has") as caught:
+        list_files(f"{NAME}/none")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("listed", "fault"),
+    [
+        (["a", "a/b"], "lists a as a file and as a folder"),
+        (["\u00e9.jsonl", "e\u0301.jsonl"], "two names that differ in Unicode form only"),
+    ],
+)
+def test_names_that_are_one_path_are_refused(hub: Server, listed: list[str], fault: str) -> None:
+    hub.repositories["datasets/org/texts"] = dict.fromkeys(listed, b"x")
+    with pytest.raises(UserError, match=fault):
+        list_files(f"{NAME}/**")
+
+
+GOOD = {"type": "file", "path": "a", "size": 1, "oid": "0" * 40}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        None,
+        {"a": 1},
+        [1],
+        [{}],
+        [{**GOOD, "size": -1}],
+        [{**GOOD, "size": "1"}],
+        [{**GOOD, "size": 1e400}],
+        [{**GOOD, "oid": "../x"}],
+        [{**GOOD, "oid": None}],
+        [{**GOOD, "path": 1}],
+        [{**GOOD, "path": ["a"]}],
+        [{**GOOD, "lfs": {"oid": "0" * 64}}],
+        [{**GOOD, "lfs": {"oid": "z", "size": 1, "pointerSize": 1}}],
+        [{**GOOD, "lfs": 1}],
+    ],
+)
+def test_an_answer_that_is_not_that_of_a_hub_is_one_line(hub: Server, entries: object) -> None:
+    hub.answers[f"/api/datasets/org/texts/tree/{hub.commit('datasets/org/texts')}"] = entries
+    with pytest.raises(UserError, match=rf"^{NAME}/a: the answer is not that of a Hub") as caught:
+        list_files(f"{NAME}/a")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("info", [None, [], {}, {"sha": None}, {"sha": "../../x"}, {"sha": 1}])
+def test_a_commit_that_is_none_is_refused(hub: Server, info: object) -> None:
+    hub.answers["/api/datasets/org/texts/revision/main"] = info
+    with pytest.raises(UserError, match="the answer is not that of a Hub"):
+        list_files(f"{NAME}/a")
+
+
+def test_a_listing_ends(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokamake.remote.hub._MAX_ENTRIES", len(FILES) - 1)
+    with pytest.raises(UserError, match="lists more than 6 files and folders"):
+        list_files(f"{NAME}/en")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        b"---\nconfigs: [{data_files: '*a*b*c*d*e*f'}]\n---\n",
+        b"---\nconfigs: [{data_files: [{split: train, path: [[x]]}]}]\n---\n",
+        b"---\nconfigs: " + b"[" * 3000 + b"\n---\n",
+        b"x" * (17 << 20),
+    ],
+)
+def test_a_card_that_takes_long_to_read_is_refused(hub: Server, card: bytes) -> None:
+    hub.repositories["datasets/org/texts"]["README.md"] = card
+    with pytest.raises(UserError, match=r"the metadata in its README\.md cannot be read"):
+        list_files(NAME)

@@ -45,6 +45,27 @@ def test_other_forms_are_refused_with_the_form(address: str) -> None:
     assert str(caught.value).startswith(f"{address}: ")
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "hf://../..",
+        "hf://org/.",
+        "hf://datasets/org/..",
+        "hf://org/name@..",
+        "hf://org/name@a%2F..%2Fb",
+        "hf://org/name/../../x",
+        "hf://org/name/%2e%2e/x",
+        "hf://org/name/a\\b",
+        "hf://org/name/a\x00b",
+        "hf://org/name@\n",
+    ],
+)
+def test_an_address_stays_in_its_folder(address: str) -> None:
+    with pytest.raises(UserError, match=r"write hf://datasets/ORG") as caught:
+        parse_address(address)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("path", ["a b/c#d%.jsonl", "x.bin"])
 @pytest.mark.parametrize("kind", ["dataset", "model"])
 def test_the_address_of_a_file_at_a_commit_is_parsed_again(kind: str, path: str) -> None:

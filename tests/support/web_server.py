@@ -35,6 +35,10 @@ class Server:
     """Bytes after which each of the next answers with content is cut."""
     refusals: list[int] = field(default_factory=list)
     """Status of each of the next answers to requests of content, such as 429."""
+    stated: list[dict[str, str]] = field(default_factory=list)
+    """Headers of each of the next answers with content, in place of true ones; empty: none."""
+    answers: dict[str, Any] = field(default_factory=dict)
+    """JSON that the API answers in place of the true one, by the path."""
     ignores_ranges: bool = False
     states_length: bool = True
     has_etags: bool = True
@@ -159,7 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.state.redirects:
             self._send(302, {"Location": self.state.redirects[path]})
             return
-        if api := re.fullmatch(
+        if path in self.state.answers:
+            self._send_json(self.state.answers[path])
+        elif api := re.fullmatch(
             r"/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(/.*)?)?", quoted
         ):
             self._answer_api(*(unquote(part or "") for part in api.groups()))
@@ -246,6 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted and not self.state.ignores_ranges:
             start, end = int(wanted[1]), int(wanted[2] or end - 1) + 1
             status, headers["Content-Range"] = 206, f"bytes {start}-{end - 1}/{len(content)}"
+        if self.command == "GET" and self.state.stated:
+            headers |= self.state.stated.pop(0)
         body = content[start:end]
         if self.state.corrupts:
             body = body[::-1]
@@ -257,7 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
-            self.send_header(name, value)
+            if value:
+                self.send_header(name, value)
         is_file = bool({"ETag", "X-File"} & set(headers or {}))
         if self.state.states_length or not is_file:
             self.send_header("Content-Length", str(len(body)))

@@ -113,6 +113,27 @@ def test_a_job_brings_the_weights_of_a_model(
     assert f"not in {tmp_path / 'cache'}, and HF_HUB_OFFLINE is set: {ADDRESS}@" in missing.stderr
 
 
+@pytest.mark.parametrize("name", ["model-$(touch X).safetensors", "model{x}.safetensors"])
+def test_a_hostile_name_runs_nothing(home: Path, server: Server, name: str) -> None:
+    server.repositories["models/org/tiny"][name] = b"x"
+    result = snakemake(home, *MINE, "train")
+    assert result.returncode == 2
+    assert f"model.checkpoint: '{ADDRESS}': file name '{name}': a name has" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not [*home.rglob("X")]
+
+
+def test_a_name_that_the_shell_would_split_is_fetched(home: Path, server: Server) -> None:
+    name = "model (~a) #b.safetensors"
+    server.repositories["models/org/tiny"][name] = b"x"
+    path = HUB / server.commit("models/org/tiny")[:12] / name
+    result = snakemake(home, *MINE, str(path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (home / path).read_bytes() == b"x"
+    (log,) = (home / "logs/fetch_weights").rglob("*.log")
+    assert log.read_text().startswith(f"{path}: 1 bytes")
+
+
 @pytest.mark.grid
 @pytest.mark.slow
 def test_runs_train_from_pickled_weights_in_a_subfolder(

@@ -10,6 +10,7 @@ from typing import Any
 from tokamake.errors import UserError
 from tokamake.files import glob_expression
 from tokamake.remote.hub_address import HubAddress
+from tokamake.remote.remote_file import shown
 
 _SPLIT_WORDS = {
     "train": "train|training",
@@ -29,6 +30,8 @@ _KINDS = (
 _NO_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Descriptions of data."""
 _HIDDEN = re.compile(r"(^|/)(\.|__)")
+_MAX_STARS = 5
+"""Wildcards of a pattern in a card: the time to match it is a power of their number."""
 _CONVERTED = "refs/convert/parquet"
 """Revision to which the Hub converts datasets; its files are CONFIG/SPLIT/0000.parquet."""
 
@@ -88,10 +91,10 @@ def _no_split(
             f"{address}: a script makes this dataset, and tokamake runs none; the Hub may have "
             f"converted it: hf://datasets/{parsed.repository}@refs%2Fconvert%2Fparquet"
         )
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    some = shown(names) or "no files"
     return UserError(
-        f"{address}: no data that tokamake finds by itself among {shown or 'no files'}; name "
-        "files: hf://datasets/ORG/NAME/PATH, or save it with `datasets` (docs/howto/hub.md)"
+        f"{address}: no data that tokamake finds by itself among {some}; name files: "
+        "hf://datasets/ORG/NAME/PATH, or save it with `datasets` (docs/howto/hub.md)"
     )
 
 
@@ -135,6 +138,8 @@ def _split_patterns(data_files: Any, folder: str) -> dict[str, list[str]]:
     for item in data_files:
         entry = {"split": "train", **(item if isinstance(item, dict) else {"path": item})}
         paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
+        if any(len(re.findall(r"\*+", path)) > _MAX_STARS for path in paths):
+            raise TypeError(f"a pattern with more than {_MAX_STARS} wildcards")
         splits.setdefault(entry["split"], []).extend(
             f"{folder}/{path}".lstrip("/") if folder else path for path in paths
         )

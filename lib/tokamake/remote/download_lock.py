@@ -23,8 +23,8 @@ def claim(path: Path, partial: Path) -> bool:
         path: where the download goes.
         partial: its beginning, whose time shows whether the owner still writes.
     """
-    lock, takeover = _beside(path, "lock"), _beside(path, "takeover")
-    own = path.with_name(f".{path.name}.{process_place()}-{os.getpid()}-{get_ident()}")
+    lock, takeover = beside(path, "lock"), beside(path, "takeover")
+    own = beside(path, f"{process_place()}-{os.getpid()}-{get_ident()}")
     own.write_text(f"{process_place()} {os.getpid()}")
     try:
         if not _is_stale(lock, partial):
@@ -46,11 +46,12 @@ def claim(path: Path, partial: Path) -> bool:
 
 def release(path: Path) -> None:
     """Give the lock of a download up."""
-    _beside(path, "lock").unlink(missing_ok=True)
+    beside(path, "lock").unlink(missing_ok=True)
 
 
-def _beside(path: Path, kind: str) -> Path:
-    return path.with_name(f"{path.name}.{kind}")
+def beside(path: Path, kind: str) -> Path:
+    """Path of a temporary file of a download. No listed name has an exclamation mark."""
+    return path.with_name(f"{path.name}!{kind}")
 
 
 def _link(own: Path, name: Path) -> bool:

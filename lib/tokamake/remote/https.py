@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -16,8 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tokamake.errors import UserError
 from tokamake.files import sync
-from tokamake.remote.download_lock import claim, release
-from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
+from tokamake.remote.download_lock import beside, claim, release
+from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_names, check_online
 
 Result = TypeVar("Result")
 Headers = Mapping[str, str]
@@ -35,6 +36,8 @@ _TIMEOUT = 60
 _TIME = 946_684_800
 """Modification time of every download: the year 2000."""
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
+_COMPRESSED = (".gz", ".tgz", ".zst", ".xz", ".bz2", ".br", ".Z")
+"""Ends of names of files that are compressed themselves; some servers state that as a coding."""
 _BLOCK = 1 << 20
 _NONE: Headers = MappingProxyType({})
 
@@ -48,17 +51,30 @@ class _CutError(Exception):
         self.wait = wait
 
 
+class _RangeError(UserError):
+    """A server has not the range that was asked for."""
+
+
 class _Redirect(urllib.request.HTTPRedirectHandler):
     """Follows redirects, and shows a token to no other server than the first."""
 
     def redirect_request(self, req: Any, *arguments: Any) -> Any:
-        """Return the request of the new address."""
+        """Return the request of the new address; ValueError: it is not as safe as the first."""
+        before, after = _origin(req.full_url), _origin(arguments[-1])
+        if after[0] not in ("https", before[0]):
+            raise ValueError(f"redirected from {before[0]} to {after[0]}")
         request = super().redirect_request(req, *arguments)
         if request:
             request.method = req.get_method()  # urllib turns HEAD into GET
-        if request and urlsplit(request.full_url).netloc != urlsplit(req.full_url).netloc:
+        if request and after != before:
             request.remove_header("Authorization")
         return request
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def list_file(url: str) -> RemoteFile:
@@ -68,19 +84,36 @@ def list_file(url: str) -> RemoteFile:
         UserError: there is no such file, its server does not state its size, or no network.
     """
     check_online(url, "ask for its size")
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise UserError(f"{url}: {str(error).lower()}; fix the address") from None
-    folder, _, name = unquote(parts.path).rpartition("/")
-    if not name or not parts.hostname:
-        raise UserError(f"{url}: names no file; write https://HOST/PATH")
+    path, name = _place(url)
     headers, size = _with_retries(url, lambda: _facts(url))
     version = _version(headers)
     digest = hashlib.sha256(f"{url} {size} {version}".encode()).hexdigest()[:12]
     # The name comes first, so that files of a folder keep their order.
-    path = f"{FOLDER}/https/{parts.netloc}{folder}/{name}/{digest}/{name}"
-    return RemoteFile(url, os.path.normpath(path), size, version)
+    return RemoteFile(url, f"{FOLDER}/https/{path}/{digest}/{name}", size, version)
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Return the host and path of an address as a path of this machine, and the file's name.
+
+    Raises:
+        UserError: the address names no file, has a password, or a name that is not plain.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UserError(f"{url}: {str(error).lower()}; fix the address") from None
+    if "@" in parts.netloc:
+        raise UserError(
+            f"{url}: has a user or password, which plans and logs would keep; remove it"
+        )
+    path = unquote(parts.path)
+    if path.endswith("/") or not path or not parts.hostname or not url.isprintable():
+        raise UserError(f"{ascii(url)[1:-1]}: names no file; write https://HOST/PATH")
+    host = re.sub(r"[\[\]]", "", parts.netloc)  # of an IPv6 address
+    place = "/".join([host, *filter(None, path.split("/"))])
+    check_names([place], url)
+    return place, place.rpartition("/")[2]
 
 
 def download(file: RemoteFile) -> Path:
@@ -125,7 +158,7 @@ def save(
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
-    partial = path.with_name(f"{path.name}.incomplete")
+    partial = beside(path, "incomplete")
     while not is_finished(path, file):
         check_online(file.url, "download it")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +219,7 @@ def _size(headers: Any) -> int | None:
     """Size of the whole file, also where an answer has a range of it."""
     total = headers.get("Content-Range", "").rpartition("/")[2]
     text = total or headers.get("Content-Length", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _version(headers: Any) -> str:
@@ -198,20 +231,30 @@ def _version(headers: Any) -> str:
 def _continue(file: RemoteFile, stream: BinaryIO, *, url: str, headers: Headers) -> None:
     """Append the rest of a file to its beginning, in `stream`."""
     kind, _, version = file.version.partition(":")
-    if not kind or stream.tell() > file.size:  # without a version, two files could be mixed
+    # Without a version, or with one of files that only mean the same, two files could be mixed.
+    if not kind or version.startswith("W/") or stream.tell() > file.size:
         _empty(stream)
     start = stream.tell()
     if start == file.size:
         return
     more = {"Range": f"bytes={start}-"} if start else {}
-    if start and kind in ("etag", "modified") and not version.startswith("W/"):
-        more["If-Range"] = version  # weak validators are not allowed
-    with _open(url, "GET", {**headers, **more}, address=file.url) as response:
-        _check_version(file, response.headers)
-        if start and response.status != 206:  # the server sends the whole file
-            _empty(stream)
-        while block := _read(response):
-            stream.write(block)
+    if start and kind in ("etag", "modified"):
+        more["If-Range"] = version
+    try:
+        with _open(url, "GET", {**headers, **more}, address=file.url) as response:
+            if response.status == 206:
+                _check_range(file, response.headers, start=start)
+            else:
+                _check_version(file, response.headers)
+                _empty(stream)  # the server sends the whole file
+            while block := _read(response):
+                if stream.tell() + len(block) > file.size:
+                    _empty(stream)
+                    raise _changed(file, "now more bytes")
+                stream.write(block)
+    except _RangeError as error:
+        _empty(stream)
+        raise _CutError(str(error)) from None
     if stream.tell() != file.size:
         raise _CutError(f"{stream.tell():,} of {file.size:,} bytes arrived")
 
@@ -227,6 +270,14 @@ def _check_version(file: RemoteFile, headers: Any) -> None:
     is_comparable = now.partition(":")[0] == file.version.partition(":")[0]
     if (is_comparable and now != file.version) or size not in (None, file.size):
         raise _changed(file, f"now {size} bytes, {now or 'no version'}")
+
+
+def _check_range(file: RemoteFile, headers: Any, *, start: int) -> None:
+    """Check that a range continues the listed version of a file; the Hub's has a hash to check."""
+    stated = headers.get("Content-Range", "")
+    is_same = file.version.startswith(("sha256:", "git:")) or _version(headers) == file.version
+    if not re.fullmatch(rf"bytes {start}-[0-9]+/{file.size}", stated) or not is_same:
+        raise _RangeError(f"the server answers with another range ({stated or 'none'})")
 
 
 def _changed(file: RemoteFile, now: str) -> UserError:
@@ -255,13 +306,21 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
     try:
         request = urllib.request.Request(quoted, method=method, headers=dict(headers))
         response = urllib.request.build_opener(_Redirect).open(request, timeout=_TIMEOUT)
+        coding = response.headers.get("Content-Encoding", "identity").lower()
+        if coding != "identity" and not urlsplit(url).path.endswith(_COMPRESSED):
+            response.close()
+            raise ValueError(f"the server compresses it ({coding}), although asked not to")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _TEMPORARY:
             wait = error.headers.get("Retry-After", "")
             raise _CutError(
-                f"the server answers {error.code}", float(wait) if wait.isdigit() else None
+                f"the server answers {error.code}", float(wait) if wait.isdecimal() else None
             ) from None
+        if error.code == 416:
+            raise _RangeError(f"{address}: the server answers 416; download it by hand") from None
+        if error.code in (301, 302, 303, 307, 308):
+            raise UserError(f"{address}: is redirected without end; fix the address") from None
         remedy = "set HF_TOKEN, if it is the Hub" if error.code in (401, 403) else "fix the address"
         raise UserError(
             f"{address}: the server answers {error.code} {error.reason}; {remedy}"
@@ -285,13 +344,13 @@ def _with_retries(
 ) -> Result:
     """Call `attempt` until it succeeds, or several times in a row bring no byte."""
     failures, wait = 0, _FIRST_WAIT
+    most = stream.tell() if stream else 0  # a file that begins again and again brings no byte
     while True:
-        before = stream.tell() if stream else 0
         try:
             return attempt()
         except _CutError as error:
-            if stream and stream.tell() > before:
-                failures, wait = 0, _FIRST_WAIT
+            if stream and stream.tell() > most:
+                failures, wait, most = 0, _FIRST_WAIT, stream.tell()
             failures += 1
             if failures == _ATTEMPTS:
                 remedy = "what has arrived is kept: run again" if stream else "check the network"

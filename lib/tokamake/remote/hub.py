@@ -19,7 +19,18 @@ from tokamake.files import glob_expression, sha256, write_link
 from tokamake.remote.dataset_splits import files_of
 from tokamake.remote.https import cache_path, is_finished, save
 from tokamake.remote.hub_address import COMMIT_DIGITS, FORM, HubAddress, parse_address
-from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
+from tokamake.remote.remote_file import (
+    FOLDER,
+    RemoteFile,
+    cache_folder,
+    check_names,
+    check_online,
+    shown,
+)
+
+_MAX_ENTRIES = 2_000_000
+"""Files and folders of a repository."""
+_MAX_CARD_BYTES = 16 << 20
 
 
 def list_files(address: str) -> list[RemoteFile]:
@@ -31,16 +42,17 @@ def list_files(address: str) -> list[RemoteFile]:
     check_online(address, "list its files")
     parsed = parse_address(address)
     with explained(address):
-        commit, files = _tree(parsed)
+        commit, files = _tree(parsed, address=address)
     try:
         names = _named(parsed, files, commit=commit, address=address)
     except re.error as error:
         raise UserError(f"{address}: not a pattern ({error}); fix it") from None
+    check_names(names, address)
     return [
         RemoteFile(
             parsed.at(commit, name),
             f"{parsed.folder}/{commit[:COMMIT_DIGITS]}/{name}",
-            *_facts(files[name]),
+            *files[name],
         )
         for name in names
     ]
@@ -130,35 +142,61 @@ def pinned_path(address: str) -> Path | None:
     return link / parsed.path if parsed.is_commit else None
 
 
-def _tree(parsed: HubAddress) -> tuple[str, dict[str, Any]]:
-    """Return the commit of a revision, and huggingface_hub's record of each file by its path."""
+def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int, str]]]:
+    """Return the commit of a revision, and the size and version of each file by its path.
+
+    Raises:
+        UserError: the answer is not that of a Hub, or lists too many files.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi(endpoint=endpoint())
-    info = api.repo_info(parsed.repository, revision=parsed.revision, repo_type=parsed.kind)
-    commit = str(info.sha)
-    entries = api.list_repo_tree(
-        parsed.repository, recursive=True, revision=commit, repo_type=parsed.kind
-    )
-    return commit, {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+    files: dict[str, tuple[int, str]] = {}
+    try:
+        info = api.repo_info(parsed.repository, revision=parsed.revision, repo_type=parsed.kind)
+        commit = str(info.sha)
+        if not parsed._replace(revision=commit).is_commit:
+            raise TypeError("no commit")
+        entries = api.list_repo_tree(
+            parsed.repository, recursive=True, revision=commit, repo_type=parsed.kind
+        )
+        for number, entry in enumerate(entries):
+            if number == _MAX_ENTRIES:
+                raise UserError(
+                    f"{address}: lists more than {_MAX_ENTRIES:,} files and folders; download it "
+                    "by hand"
+                )
+            if isinstance(entry, RepoFile):
+                files[entry.path] = _facts(entry)
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{address}: the answer is not that of a Hub ({_first_line(error)}); check HF_ENDPOINT"
+        ) from None
+    return commit, files
 
 
 def _facts(entry: Any) -> tuple[int, str]:
-    """Size and version of a file."""
+    """Size and version of a file; TypeError: they are no number and no hash."""
+    size, version = entry.size, f"git:{entry.blob_id}"
     if entry.lfs:
-        return entry.lfs.size, f"sha256:{entry.lfs.sha256}"
-    return entry.size, f"git:{entry.blob_id}"
+        size, version = entry.lfs.size, f"sha256:{entry.lfs.sha256}"
+    is_hash = re.fullmatch("git:[0-9a-f]{40}|sha256:[0-9a-f]{64}", version)
+    if not (is_hash and type(size) is int and size >= 0 and isinstance(entry.path, str)):
+        raise TypeError("a file without a name, size and hash")
+    return size, version
 
 
-def _named(parsed: HubAddress, files: dict[str, Any], *, commit: str, address: str) -> list[str]:
+def _named(
+    parsed: HubAddress, files: dict[str, tuple[int, str]], *, commit: str, address: str
+) -> list[str]:
     """Return the files that an address names."""
     names = sorted(files)
     if not parsed.path and parsed.kind == "dataset":
         try:
             configs = _card_configs(parsed, files, commit=commit)
             return files_of(parsed, names, configs=configs, address=address)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{address}: the metadata in its README.md cannot be read ({error}); name files "
                 "instead: hf://datasets/ORG/NAME/PATH"
@@ -166,12 +204,12 @@ def _named(parsed: HubAddress, files: dict[str, Any], *, commit: str, address: s
     pattern = re.compile(glob_expression(parsed.path) if parsed.path else ".*")
     if chosen := [name for name in names if pattern.fullmatch(name)]:
         return chosen
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-    raise UserError(f"{address}: no file of the repository matches; it has {shown or 'no files'}")
+    some = shown(names) or "no files"
+    raise UserError(f"{address}: no file of the repository matches; it has {some}")
 
 
 def _card_configs(
-    parsed: HubAddress, files: dict[str, Any], *, commit: str
+    parsed: HubAddress, files: dict[str, tuple[int, str]], *, commit: str
 ) -> list[dict[str, Any]]:
     """Configurations that a card names, with their files."""
     import yaml
@@ -180,7 +218,9 @@ def _card_configs(
     if "README.md" not in files:
         return []
     path = f"{parsed.folder}/{commit[:COMMIT_DIGITS]}/README.md"
-    card = RemoteFile(parsed.at(commit, "README.md"), path, *_facts(files["README.md"]))
+    card = RemoteFile(parsed.at(commit, "README.md"), path, *files["README.md"])
+    if card.size > _MAX_CARD_BYTES:
+        raise TypeError(f"{card.size:,} bytes")
     try:
         metadata = metadata_load(download(card)) or {}
     except (yaml.YAMLError, ValueError) as error:
@@ -202,8 +242,9 @@ def _check(partial: Path, file: RemoteFile) -> None:
 
 def _git_hash(path: Path) -> str:
     """Hash of a file as git computes it."""
-    content = path.read_bytes()  # files outside Git LFS are small
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    header = b"blob %d\0" % path.stat().st_size
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.sha1(header)).hexdigest()
 
 
 def _cache() -> Path:

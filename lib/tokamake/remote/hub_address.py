@@ -75,6 +75,9 @@ def parse_address(address: str) -> HubAddress:
     if not match or text.startswith(("spaces/", "models/")) or options.keys() - {"config", "split"}:
         raise UserError(f"{address}: {FORM}")
     repository, revision, path = match.groups(default="")
+    parts = unquote(f"{repository}/{revision}/{path}").split("/")
+    if not address.isprintable() or "\\" in address or {".", ".."} & {*parts}:
+        raise UserError(f"{address!a}: has . or .. for a name, or a character of no name; {FORM}")
     if options and (path or kind == "model"):
         raise UserError(f"{address}: config and split are of a dataset without a path; {FORM}")
     return HubAddress(
