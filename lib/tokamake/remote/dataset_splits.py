@@ -10,7 +10,7 @@ from typing import Any
 from tokamake.errors import UserError
 from tokamake.files import glob_expression
 from tokamake.remote.hub_address import HubAddress
-from tokamake.remote.remote_file import shown
+from tokamake.remote.listed_names import shown
 
 _SPLIT_WORDS = {
     "train": "train|training",

@@ -19,14 +19,8 @@ from tokamake.files import glob_expression, sha256, write_link
 from tokamake.remote.dataset_splits import files_of
 from tokamake.remote.https import cache_path, is_finished, save
 from tokamake.remote.hub_address import COMMIT_DIGITS, FORM, HubAddress, parse_address
-from tokamake.remote.remote_file import (
-    FOLDER,
-    RemoteFile,
-    cache_folder,
-    check_names,
-    check_online,
-    shown,
-)
+from tokamake.remote.listed_names import check_names, shown
+from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
 _MAX_ENTRIES = 2_000_000
 """Files and folders of a repository."""

@@ -1,21 +1,13 @@
 """A file at an address: what a plan keeps of it, and where its download goes."""
 
 import os
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import normalize
 
 from tokamake.errors import UserError
 
 FOLDER = "results/raw"
 """Folder of the links to downloaded files, in the working directory."""
-_PART = re.compile(r"[A-Za-z0-9 ._=+@,:~#%()\x80-\U0010ffff-]+")
-"""Characters of a listed file or folder; those beyond ASCII must also be printable. Braces are
-wildcards to Snakemake, and the others have a meaning in a shell or a pattern."""
-_MAX_PART_BYTES, _MAX_BYTES = 140, 1000
-"""Longest name of a file or folder, which leaves room for temporary names; longest path."""
 
 
 class RemoteFile(NamedTuple):
@@ -35,46 +27,6 @@ class RemoteFile(NamedTuple):
 def is_remote(text: str) -> bool:
     """Whether a text is an address and no path."""
     return text.startswith(("hf://", "https://", "http://"))
-
-
-def is_plain(path: str) -> bool:
-    """Whether a listed path has only known characters, stays in its folder, and is not too long."""
-    return (
-        path.isprintable()
-        and len(path.encode()) <= _MAX_BYTES
-        and all(
-            _PART.fullmatch(part)
-            and part not in (".", "..")
-            and len(part.encode()) <= _MAX_PART_BYTES
-            for part in path.split("/")
-        )
-    )
-
-
-def check_names(names: Sequence[str], address: str) -> None:
-    """Check the paths that a server lists, before they become paths of this machine.
-
-    Raises:
-        UserError: a path is not plain, is the folder of another one, or looks like another one.
-    """
-    remedy = "rename it there, or download it by hand"
-    if strange := next((name for name in names if not is_plain(name)), None):
-        raise UserError(
-            f"{address}: file name {strange[:_MAX_BYTES]!a}: a name has letters, digits, spaces "
-            f"and ._=+@,:~#%()- only, is not . or .., and has at most {_MAX_PART_BYTES} bytes; "
-            f"{remedy}"
-        )
-    folders = {name[:place] for name in names for place, c in enumerate(name) if c == "/"}
-    if both := next((name for name in names if name in folders), None):
-        raise UserError(f"{address}: lists {both} as a file and as a folder; {remedy}")
-    if len({normalize("NFC", name) for name in names}) < len(names):
-        raise UserError(f"{address}: lists two names that differ in Unicode form only; {remedy}")
-
-
-def shown(names: Sequence[str]) -> str:
-    """The first names of a listing, for a message."""
-    first = [name if is_plain(name) else ascii(name) for name in names[:5]]
-    return ", ".join(first) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def cache_folder() -> Path:
