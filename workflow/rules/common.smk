@@ -37,7 +37,7 @@ DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
 
 wildcard_constraints:
     run="|".join(map(re.escape, CONFIG.runs)) or "(?!)",
-    batch=rf"(?:{'|'.join(map(re.escape, CONFIG.corpora)) or '(?!)'})-\d+",
+    batch="|".join(map(re.escape, CONFIG.batch_names)) or "(?!)",
     corpus="|".join(map(re.escape, CONFIG.corpora)) or "(?!)",
     segment=r"(\.[1-9]\d*)?",
     task="|".join(map(re.escape, task_rules.names)) or "(?!)",

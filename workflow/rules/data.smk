@@ -83,7 +83,7 @@ if CONFIG.downloads:
             f"{DATA_SET.benchmarks}/fetch/{{stage}}-{{batch}}.tsv"
         wildcard_constraints:
             stage="tokenize|hash_documents|train_tokenizer",
-            batch=rf"{ALL}|(?:{'|'.join(map(re.escape, CONFIG.corpora))})-\d+",
+            batch="|".join(map(re.escape, [ALL, *CONFIG.batch_names])),
         localrule: True  # compute nodes have no network
         params:
             files=data_rules.downloads_digest,

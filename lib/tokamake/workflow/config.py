@@ -134,6 +134,11 @@ class WorkflowConfig:
         """Names of the merged datasets of each job batch."""
         return {batch.name: batch.members for batch in self.plan.merge_batches}
 
+    @property
+    def batch_names(self) -> list[str]:
+        """Names of the job batches of both stages, each once."""
+        return list(dict.fromkeys([*self.tokenize_batches, *self.merge_batches]))
+
 
 def read_workflow_config(
     values: dict[str, Any],

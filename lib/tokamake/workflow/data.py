@@ -32,6 +32,9 @@ class DataRules:
         batches, merges = config.tokenize_batches, config.merge_batches
         self._deleted: dict[str, bool] = {}
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
+        self._corpus_batches: dict[str, list[str]] = {}
+        for name in batches:
+            self._corpus_batches.setdefault(corpus_of(name), []).append(name)
         # A shard with several text keys is part of several merged datasets.
         self._merge_batches: dict[str, set[str]] = {}
         for name in merges:
@@ -141,8 +144,7 @@ class DataRules:
 
     def corpus_hashes(self, wildcards: Any) -> list[str]:
         """Hashes of the documents of a corpus, in its order."""
-        batches = self._config.tokenize_batches
-        own = (batch for batch in batches if corpus_of(batch) == wildcards.corpus)
+        own = self._corpus_batches.get(wildcards.corpus, ())
         return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in own]
 
     def corpus_duplicates(self, wildcards: Any) -> list[str]:

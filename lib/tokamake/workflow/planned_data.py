@@ -69,6 +69,7 @@ def extended_plan(
             split_sentences=shared.tokenize.split_sentences,
             # Quarantine takes bad documents, however many the first ones are.
             check_documents=shared.tokenize.on_bad_document == "stop",
+            corpora_alone=shared.tokenize.deduplicate,
         )
     if previous:
         plan = _keep_while_training(previous, plan, runs=runs)

@@ -6,6 +6,7 @@ earlier one: its shards, merged datasets and batches stay, and later files make 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -83,6 +84,7 @@ def make_plan(
     previous: Plan | None = None,
     split_sentences: bool = False,
     check_documents: bool = False,
+    corpora_alone: bool = False,
 ) -> Plan:
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
@@ -93,6 +95,7 @@ def make_plan(
         previous: earlier plan.
         split_sentences: sequences are sentences; names of merged datasets end in _sentence.
         check_documents: whether to read the first documents of some new raw files.
+        corpora_alone: whether a job tokenizes one corpus only, as to find its duplicates.
 
     Raises:
         UserError: a pattern matches no file, no reader reads a file, or its documents are bad.
@@ -138,11 +141,17 @@ def make_plan(
         tokenizer_stamp,
         tokenizer,
         _plan_batches(
-            shards, extended.tokenize_batches if extended else (), max_jobs=settings.max_jobs
+            shards,
+            extended.tokenize_batches if extended else (),
+            max_jobs=settings.max_jobs,
+            reading={row.corpus: _reading(row, alone=corpora_alone) for row in rows},
         ),
         # Merging takes a fraction of the time of tokenizing, so a quarter of the jobs is enough.
         _plan_batches(
-            merged, extended.merge_batches if extended else (), max_jobs=-(-settings.max_jobs // 4)
+            merged,
+            extended.merge_batches if extended else (),
+            max_jobs=-(-settings.max_jobs // 4),
+            reading={row.corpus: str(row.is_indexed) for row in rows},
         ),
         tuple(merged),
         tuple(shards),
@@ -252,29 +261,49 @@ def _plan_batches(
     previous: tuple[JobBatch, ...],
     *,
     max_jobs: int,
+    reading: Mapping[str, str],
 ) -> tuple[JobBatch, ...]:
     """Keep earlier batches without members that are gone; add new ones, about `max_jobs` at most.
 
-    A new batch holds neighbours of one corpus.
+    A new batch holds neighbours of one corpus, or with more corpora than jobs, of corpora that are
+    read in the same way. Its name is that of its first corpus.
+
+    Args:
+        members: shards or merged datasets.
+        previous: batches of the earlier plan.
+        max_jobs: number of jobs to aim at.
+        reading: corpus to what its job needs to know; equal ones may share a job.
     """
-    names = {member.name for member in members}
-    batches = []
+    corpora = {member.name: member.corpus for member in members}
+    batches, numbers = [], Counter[str]()  # number after the highest one of each corpus
     for batch in previous:
-        if kept := tuple(name for name in batch.members if name in names):
+        numbers[batch.corpus] = max(numbers[batch.corpus], _next_number([batch]))
+        # A job has the options of the corpus in its name.
+        if kept := tuple(
+            name
+            for name in batch.members
+            if name in corpora and reading[corpora[name]] == reading.get(batch.corpus)
+        ):
             batches.append(JobBatch(batch.name, kept))
     batched = {name for batch in batches for name in batch.members}
+    new = {name: corpus for name, corpus in corpora.items() if name not in batched}
+    has_jobs_for_all = len(set(new.values())) <= max_jobs
     new_names: dict[str, list[str]] = {}
-    for member in members:
-        if member.name not in batched:
-            new_names.setdefault(member.corpus, []).append(member.name)
-    size = -(-sum(map(len, new_names.values())) // max_jobs)
-    for corpus, corpus_names in new_names.items():
-        first = _next_number([batch for batch in batches if batch.corpus == corpus])
-        count = -(-len(corpus_names) // size)
-        bounds = [len(corpus_names) * number // count for number in range(count + 1)]
-        for number, (start, end) in enumerate(pairwise(bounds), first):
-            batches.append(JobBatch(f"{corpus}-{number:05d}", tuple(corpus_names[start:end])))
+    for name, corpus in new.items():
+        new_names.setdefault(corpus if has_jobs_for_all else reading[corpus], []).append(name)
+    size = -(-len(new) // max_jobs)
+    for names in new_names.values():
+        count = -(-len(names) // size)
+        bounds = [len(names) * number // count for number in range(count + 1)]
+        for start, end in pairwise(bounds):
+            corpus = corpora[names[start]]
+            batches.append(JobBatch(f"{corpus}-{numbers[corpus]:05d}", tuple(names[start:end])))
+            numbers[corpus] += 1
     return tuple(batches)
+
+
+def _reading(corpus: Corpus, *, alone: bool) -> str:
+    return corpus.corpus if alone else repr((corpus.text_key, corpus.template, corpus.format))
 
 
 def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:

@@ -54,7 +54,7 @@ class PlannedMerge(NamedTuple):
 
 
 class JobBatch(NamedTuple):
-    """Neighbouring shards or merged datasets of a corpus that one job writes."""
+    """Neighbouring shards or merged datasets that one job writes."""
 
     name: str
     """<corpus>-<number>."""
@@ -63,7 +63,7 @@ class JobBatch(NamedTuple):
 
     @property
     def corpus(self) -> str:
-        """Name of the corpus."""
+        """Name of the first corpus; several share a job if there are more corpora than jobs."""
         return self.name.rpartition("-")[0]
 
 

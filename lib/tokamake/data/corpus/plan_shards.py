@@ -89,9 +89,10 @@ def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: b
         if file.modified is None:  # there is no content to look at yet
             continue
         try:
-            sniff(Path(file.path), corpus.format)
             if check_documents:
                 check_first_documents(Path(file.path), fields, format=corpus.format)
+            else:
+                sniff(Path(file.path), corpus.format)
         except UserError as error:
             raise UserError(f"{corpus.where}: {error}") from None
 
