@@ -164,12 +164,16 @@ def _read_record(config: WorkflowConfig) -> dict[str, Any]:
 
 def _any_manifest(config: WorkflowConfig) -> dict[str, Any]:
     """Manifest of the first merged dataset that is on disk; empty if there is none."""
-    for merge in config.plan.merged:
+    for merge in config.plan.merged if _has_merged(config) else ():
         prefix = Path(config.data_set.folder, "merged", merge.name)
         if manifest_path(prefix).is_file():
             with suppress(UserError):  # damaged: the workflow writes it again
                 return read_manifest(prefix)
     return {}
+
+
+def _has_merged(config: WorkflowConfig) -> bool:
+    return Path(config.data_set.folder, "merged").is_dir()
 
 
 def _trains_on_other_corpora(config: WorkflowConfig) -> bool:
@@ -185,7 +189,8 @@ def _trains_on_other_corpora(config: WorkflowConfig) -> bool:
 def _changed_merges(config: WorkflowConfig) -> Iterator[PlannedMerge]:
     """Merged datasets on disk that the plan makes from other raw files."""
     plan, previous = config.plan, config.previous_plan
-    if previous and previous.merged == plan.merged and not config.changed_shards:
+    is_same = previous and previous.merged == plan.merged and not config.changed_shards
+    if is_same or not _has_merged(config):
         return
     earlier = {merge.name: merge for merge in previous.merged} if previous else {}
     for merge in plan.merged:

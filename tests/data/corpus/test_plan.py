@@ -17,6 +17,7 @@ from tokamake.data.corpus.plan import make_plan, plan
 from tokamake.data.corpus.plan_file import (
     JobBatch,
     Plan,
+    PlannedShard,
     batch_merged,
     batch_shards,
     read_plan,
@@ -144,6 +145,66 @@ def test_new_jobs_of_a_corpus_continue_its_own_numbers() -> None:
     assert [batch.name for batch in second.tokenize_batches] == [
         "a-00000", "b-00000", "b-00001", "b-00002", "a-00001",
     ]  # fmt: skip
+
+
+MANY = [corpus(f"raw/{n}.jsonl", f"c{n}", text_key="text" if n % 2 else "body") for n in range(40)]
+
+
+def plan_many(rows: list[Corpus] = MANY, previous: Plan | None = None, **options: bool) -> Plan:
+    settings = SETTINGS.model_copy(update={"max_jobs": 8})
+    return make_plan(rows, settings, declared=files(40), previous=previous, **options)
+
+
+def test_more_corpora_than_jobs_share_jobs_if_they_are_read_in_the_same_way() -> None:
+    new = plan_many()
+    assert [len(batch.members) for batch in new.tokenize_batches] == [5] * 8
+    assert [len(batch.members) for batch in new.merge_batches] == [20, 20]
+    keys = {row.corpus: row.text_key for row in MANY}
+    for batch in new.tokenize_batches:
+        assert {keys[name.partition("/")[0]] for name in batch.members} == {keys[batch.corpus]}
+        assert batch.corpus == batch.members[0].partition("/")[0]
+    assert plan_many(previous=new) == new
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["the first of its batch", "another one"])
+def test_a_corpus_with_another_key_leaves_the_job_that_it_shares(number: int) -> None:
+    old = plan_many()
+    title = {"text_key": "title"}
+    rows = [row.model_copy(update=title if row is MANY[number] else {}) for row in MANY]
+    new = plan_many(rows, old)
+    keys = {row.corpus: row.text_key for row in rows}
+    for batch in new.tokenize_batches:
+        assert {keys[name.partition("/")[0]] for name in batch.members} == {keys[batch.corpus]}
+    members = [name for batch in new.tokenize_batches for name in batch.members]
+    assert sorted(members) == sorted(shard.name for shard in new.shards)
+
+
+def test_corpora_whose_duplicates_are_found_share_no_job() -> None:
+    for old in (None, plan_many()):
+        new = plan_many(previous=old, corpora_alone=True)
+        assert sorted(b.members for b in new.tokenize_batches) == sorted(
+            (f"c{n}/00000",) for n in range(40)
+        )
+        assert all(batch.corpus == corpus_of(batch.name) for batch in new.tokenize_batches)
+
+
+def test_the_work_of_a_plan_is_linear_in_the_number_of_corpora(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """20,000 corpora once took minutes, since each of them looked at all shards."""
+    calls, find = [0], PlannedShard.corpus.fget  # type: ignore[attr-defined]
+
+    def counted(shard: PlannedShard) -> str:
+        calls[0] += 1
+        return str(find(shard))
+
+    monkeypatch.setattr(PlannedShard, "corpus", property(counted))
+    counts = []
+    for size in (20, 40):
+        calls[0] = 0
+        plan_many(MANY[:size])
+        counts.append(calls[0])
+    assert counts[1] <= 2 * counts[0]
 
 
 def test_names_with_hyphens_and_numbers_are_kept_apart() -> None:
