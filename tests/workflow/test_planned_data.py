@@ -7,9 +7,11 @@ import pytest
 
 from tests.support.megatron_datasets import write_megatron_dataset
 from tests.support.workflow_configs import RAW_TABLE, add_raw, read_config
+from tokamake import files
 from tokamake.config.data_set import DataSet
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, write_plan
+from tokamake.data.indexed.manifest import write_manifest
 from tokamake.errors import UserError
 from tokamake.workflow.planned_data import check_indexes, check_repeated, read_previous
 
@@ -49,6 +51,38 @@ def test_each_data_set_has_its_plan() -> None:
     write_plan(Path("results/data/other/plan.json"), other.plan)
     assert read_previous(DataSet()) == first
     assert read_previous(DataSet("other")) == other.plan
+
+
+@pytest.mark.parametrize("content", ["same", "other"])
+def test_a_new_time_of_the_same_bytes_is_no_change(
+    content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("0.jsonl", "1.jsonl"):
+        add_raw(name, documents=3000)  # each is cut into byte ranges
+    first = read_config(table=RAW_TABLE, is_main_process=True).plan
+    write_plan(Path("results/data/plan.json"), first)
+    raw = Path("raw/0.jsonl")
+    entry = {"path": str(raw), "unit": "line", "byte_range": None}
+    entry |= {"bytes": raw.stat().st_size, "sha256": files.sha256(raw)}
+    for merge in first.merged:
+        path = Path("results/data/merged", f"{merge.name}.json")
+        path.parent.mkdir(exist_ok=True)
+        write_manifest(path, {"sha256": {}, "sources": [{"inputs": [entry]}]})
+    if content == "other":
+        raw.write_text(raw.read_text().replace("document", "dOcument", 1))
+    os.utime(raw, ns=(1, 1))
+    capsys.readouterr()
+    config = read_config(table=RAW_TABLE, is_main_process=True)
+    of_raw = {shard.name for shard in first.shards if shard.files == (str(raw),)}
+    assert of_raw
+    assert config.changed_shards == (of_raw if content == "other" else set())
+    message = "tokamake: 1 raw file (first raw/0.jsonl): new time, same bytes"
+    assert (message in capsys.readouterr().err) == (content == "same")
+    # Jobs see the new time, and the next start reads no file again.
+    assert all("1" == s.stamps[0].partition(":")[2] for s in config.plan.shards if s.name in of_raw)
+    write_plan(Path("results/data/plan.json"), config.plan)
+    assert not read_config(table=RAW_TABLE, is_main_process=True).changed_shards
+    assert message not in capsys.readouterr().err
 
 
 def test_a_changed_raw_file_changes_its_shard() -> None:

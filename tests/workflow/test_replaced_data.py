@@ -35,7 +35,8 @@ def trained(workspace_here: Path) -> WorkflowConfig:
     paths = [Path(tokenizer, name) for name in ("tokenizer.json", "tokenizer_config.json")]
     merged = Path("results/data/merged/web-0000_text_document.json")
     merged.parent.mkdir()
-    source = {"inputs": [{"path": "raw/0.jsonl"}]}
+    raw = {"path": "raw/0.jsonl", "unit": "line", "byte_range": None, "bytes": 9, "sha256": ""}
+    source = {"inputs": [raw]}
     facts = {"tokenizer": fingerprint(paths), "vocab_size": 500, "append_eod": True}
     write_manifest(merged, {"sha256": {}, "sources": [source], **facts})
     index = Path("results/first/index/index.json")

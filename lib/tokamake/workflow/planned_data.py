@@ -3,19 +3,24 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tokamake import files
 from tokamake.config.data_set import DataSet
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan import make_plan
-from tokamake.data.corpus.plan_file import Plan, read_plan
+from tokamake.data.corpus.plan_file import Plan, PlannedShard, read_plan
 from tokamake.data.indexed.index_reader import read_layout
+from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import idx_path
+from tokamake.data.tokenize.verify import find_faults
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 from tokamake.workflow.training_jobs import runs_in_training
 
 
@@ -72,6 +77,8 @@ def extended_plan(
             corpora_alone=shared.tokenize.deduplicate,
         )
     if previous:
+        merged = Path(DataSet(shared.data_set).folder, "merged")
+        plan = _keep_same_bytes(previous, plan, merged)
         plan = _keep_while_training(previous, plan, runs=runs)
     return plan
 
@@ -128,6 +135,62 @@ def check_repeated(tables: Iterable[Iterable[Corpus]], plan: Plan) -> None:
                         f'"{owner.corpus}" ({owner.where}), too, and a run would draw from it '
                         "twice; leave it out of one"
                     )
+
+
+def _keep_same_bytes(previous: Plan, plan: Plan, merged: Path) -> Plan:
+    """Keep the stamps of shards whose raw files have new times but the bytes that were tokenized.
+
+    Jobs compare the disk with the stamps of single files, which are the new ones.
+
+    Args:
+        previous: the plan on disk.
+        plan: the plan that extends it.
+        merged: folder of merged datasets, whose manifests have hashes of the raw files.
+    """
+    changed = changed_shards(plan, previous)
+    earlier = {shard.name: shard for shard in previous.shards if shard.name in changed}
+    renewed = {
+        shard.name: paths
+        for shard in plan.shards
+        if shard.name in changed
+        and (paths := _renewed_files(earlier[shard.name], shard)) is not None
+    }
+    if not renewed:
+        return plan
+    paths = set().union(*renewed.values())
+    merges = [merge for merge in plan.merged if not renewed.keys().isdisjoint(merge.shards)]
+    recorded = chain.from_iterable(_recorded_inputs(merged / merge.name) for merge in merges)
+    # The datasets of several text keys state the same raw files.
+    inputs = {files.digest(raw): raw for raw in recorded if raw["path"] in paths}.values()
+    faulty = {raw["path"] for raw, fault in zip(inputs, find_faults(inputs), strict=True) if fault}
+    if same := {raw["path"] for raw in inputs} - faulty:
+        print(
+            f"tokamake: {counted(len(same), 'raw file')} (first {min(same)}): new time, same "
+            "bytes: nothing is tokenized again",
+            file=sys.stderr,
+        )
+    kept = {name: earlier[name].stamp for name, paths in renewed.items() if paths <= same}
+    return plan._replace(
+        shards=tuple(
+            shard._replace(stamp=kept[shard.name]) if shard.name in kept else shard
+            for shard in plan.shards
+        )
+    )
+
+
+def _renewed_files(old: PlannedShard, new: PlannedShard) -> set[str] | None:
+    """Files of a shard that have new times; None: sizes or names have changed, too."""
+    sizes = [[stamp.partition(":")[0] for stamp in shard.stamps] for shard in (old, new)]
+    if (old.files, old.byte_range, sizes[0]) != (new.files, new.byte_range, sizes[1]):
+        return None
+    times = zip(new.files, old.stamps, new.stamps, strict=True)
+    return {path for path, before, now in times if before != now}
+
+
+def _recorded_inputs(prefix: Path) -> list[dict[str, Any]]:
+    with suppress(UserError):  # not merged yet, or damaged
+        return raw_inputs(read_manifest(prefix))
+    return []
 
 
 def _keep_while_training(previous: Plan, plan: Plan, *, runs: Iterable[str]) -> Plan:

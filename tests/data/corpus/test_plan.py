@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import pyarrow as arrow
@@ -366,11 +367,24 @@ def test_a_plan_file_keeps_the_plan(tmp_path: Path) -> None:
         batch_shards(path, "b-7")
     for text in ("[]", "{}", '{"settings"', json.dumps({**json.loads(path.read_text()), "x": 1})):
         path.write_text(text)
-        with pytest.raises(UserError, match=r"plan\.json: not .*; remove it to plan from scratch"):
+        with pytest.raises(UserError, match=r"plan\.json: not .*; restore it, or remove it to plan from scratch"):
             read_plan(path)
     path.unlink()
     with pytest.raises(UserError, match="no such file; make it with `tokamake plan`"):
         read_plan(path)
+
+
+def test_a_plan_with_another_digit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(path, make_plan([], PlanSettings(), declared={}))
+    plan, text = read_plan(path), path.read_text()
+    for old in re.finditer(r"\d", text):
+        other = str(9 - int(old[0]))
+        path.write_text(text[: old.start()] + other + text[old.end() :])
+        with pytest.raises(UserError, match=r"plan\.json: (damaged|not )"):
+            read_plan(path)
+    path.write_text(text[: text.rindex(",")] + "}")  # an earlier version wrote no hash
+    assert read_plan(path) == plan
 
 
 def test_the_command_writes_the_plan_of_the_workflow(tmp_path: Path) -> None:

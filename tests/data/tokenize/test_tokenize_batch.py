@@ -138,19 +138,24 @@ def test_a_raw_file_that_changed_since_it_was_planned_is_an_error(
 
 @pytest.mark.fault("damaged data")
 @pytest.mark.parametrize("byte_range", ["", "0:200"])
+@pytest.mark.parametrize("time", ["new time", "old time"])
 def test_a_raw_file_that_changes_while_it_is_read_is_an_error(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, byte_range: str
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, byte_range: str, time: str
 ) -> None:
     raw = workspace / "changing.jsonl"
     raw.write_text('{"text": "a b c"}\n' * 20)
 
     def change_after_opening(*arguments, **options):  # type: ignore[no-untyped-def]
         source = open_input(*arguments, **options)
+        modified = raw.stat().st_mtime_ns
         raw.write_text('{"text": "c b a"}\n' * 20)
+        if time == "old time":  # as `rsync --inplace -t` gives it back
+            os.utime(raw, ns=(modified, modified))
         return source
 
     monkeypatch.setattr(stamps, "open_input", change_after_opening)
-    with pytest.raises(UserError, match=r"changing\.jsonl: changed while it was read"):
+    word = "changed" if time == "new time" else "written"
+    with pytest.raises(UserError, match=rf"changing\.jsonl: {word} while it was read"):
         tokenize(
             (str(raw),),
             output=workspace / "pair",

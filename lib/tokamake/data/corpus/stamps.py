@@ -54,9 +54,21 @@ def open_unchanged(
     for path, planned in zip(paths, stamps or [DECLARED] * len(paths), strict=True):
         expected = read_stamp(path) if planned == DECLARED else planned
         _check(path, expected, when="since it was planned")
+        before = _version(path)
         yield open_input(path, byte_range=byte_range, format=format)
         # Not sooner: the caller asks for the next file when it has read this one.
         _check(path, expected, when="while it was read")
+        if _version(path) != before:
+            raise UserError(
+                f"{path}: written while it was read, and given its old time back; rerun when it is "
+                "complete"
+            )
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Inode, and time of the last change of the inode, which no program can set back."""
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def _check(path: Path, expected: str, *, when: str) -> None:

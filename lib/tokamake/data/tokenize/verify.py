@@ -3,6 +3,7 @@
 `describe` checks the datasets themselves.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +25,35 @@ def verify(prefixes: list[Path], /) -> None:
     Raises:
         UserError: a raw file is missing or differs; the message has a line for each.
     """
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-
     from tokamake.data.indexed.manifest import raw_inputs, read_manifest
     from tokamake.data.indexed.merge_groups import expand_prefixes
     from tokamake.errors import UserError
     from tokamake.files import digest
-    from tokamake.runtime.console import counted, progress
+    from tokamake.runtime.console import counted
 
     named = expand_prefixes(prefixes)
     if not named:
         raise UserError("no dataset given; name at least one prefix")
     # A shard and the merged dataset that contains it state the same raw files.
     inputs = {digest(raw): raw for prefix in named for raw in raw_inputs(read_manifest(prefix))}
-    # Threads suffice: hashing releases the interpreter lock.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        results = pool.map(_fault, inputs.values())
-        checked = list(progress(results, label="verify", total=len(inputs), unit="raw files"))
-    if faults := [fault for fault in checked if fault]:
+    if faults := [fault for fault in find_faults(inputs.values()) if fault]:
         raise UserError("\n".join(faults))
     paths = {raw["path"] for raw in inputs.values()}
     num_bytes = sum(raw["bytes"] for raw in inputs.values())
     print(f"{counted(len(paths), 'raw file')}, {num_bytes / 1e6:,.1f} MB: unchanged")
+
+
+def find_faults(inputs: Collection[dict[str, Any]]) -> list[str | None]:
+    """Return for each entry of a manifest how its raw file differs, or None."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tokamake.runtime.console import progress
+
+    # Threads suffice: hashing releases the interpreter lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        faults = pool.map(_fault, inputs)
+        return list(progress(faults, label="verify", total=len(inputs), unit="raw files"))
 
 
 def _fault(raw: dict[str, Any]) -> str | None:
