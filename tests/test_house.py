@@ -123,6 +123,11 @@ def test_an_unquoted_value_in_a_shell_command_is_found(field: str) -> None:
     assert unquoted(shells(text)["a"]) == [field]
 
 
+def test_the_package_names_no_page_that_does_not_exist() -> None:
+    # A page is named once the package is published.
+    assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 def test_options_of_a_rule_exist() -> None:
     for name, stage in commands().items():
         function = getattr(import_module(cli.module_name(stage)), cli.function_name(stage))

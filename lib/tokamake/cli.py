@@ -205,6 +205,8 @@ ONLINE = {"fetch", "fetch-batch", "fetch-task", "plan", "push", "train"}
 HF_HUB_OFFLINE is set: libraries would ask for files that they have, and compute nodes have no
 network."""
 
+_ADDRESS = re.compile(r"([\w.-]+=)?(hf|https?)://")
+"""Beginning of an argument, or of an option's value, that is an address."""
 _NEAR = 0.6
 """Least similarity of an unknown option and the one that a message suggests."""
 
@@ -225,7 +227,7 @@ def main() -> None:
     stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
     from tokamake.runtime.exit_status import Stopped
 
-    if stage not in ONLINE:
+    if stage not in ONLINE and not any(map(_ADDRESS.match, arguments)):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # libraries read it when they are imported
     # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
     if stage == "train":  # other signals stop it in the same way
@@ -278,6 +280,10 @@ def _run(stage: str, arguments: list[str]) -> None:
         gc.freeze()
         gc.enable()
         _refuse_empty_paths(stage, bound, arguments=arguments)
+        if any(map(_ADDRESS.match, arguments)):
+            from tokamake.remote.local_copy import replace_addresses
+
+            replace_addresses(bound.arguments)
         from tokamake.files import is_standard_output, is_stream
 
         output = bound.arguments.get("output", bound.arguments.get("target"))

@@ -102,6 +102,6 @@ def test_a_repository_without_weights_or_tokenizer_is_refused(hub: Server) -> No
     with pytest.raises(UserError, match=r"hf://org/gpt: has no model\*\.safetensors or pytorch"):
         fetch(["hf://org/gpt"])
     with pytest.raises(UserError, match="--tokenizer is for models; leave it out"):
-        fetch([f"{hub.url}/x"], tokenizer=True)
+        fetch(["hf://datasets/org/x"], tokenizer=True)
     with pytest.raises(UserError, match="hf://org/gpt: has no file of a tokenizer; name another"):
         fetch(["hf://org/gpt"], tokenizer=True)

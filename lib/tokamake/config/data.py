@@ -31,7 +31,8 @@ class TokenizerSettings(Settings):
     path: TokenizerPath | None = None
     """File or folder of an existing tokenizer: tokenizer.json, GPT-2 vocab.json + merges.txt,
     SentencePiece .model, or BERT vocab.txt; or an address of the Hugging Face Hub,
-    hf://ORG/NAME@REVISION. Empty: train a tokenizer on the corpora."""
+    hf://ORG/NAME@REVISION, or the https address of such a file. Empty: train a tokenizer on the
+    corpora."""
     kind: TokenizerKind = "bpe"
     """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
     BERT, or Unigram over bytes. ids: nothing is trained, and text is token ids separated by spaces,

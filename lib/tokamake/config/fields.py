@@ -18,6 +18,7 @@ from pydantic import (
 
 from tokamake import plugins
 from tokamake.errors import UserError
+from tokamake.remote.remote_file import is_remote
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""
@@ -28,7 +29,7 @@ FETCH = {"fetch": True}
 
 
 def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any:
-    """Replace an address of the Hugging Face Hub by the path of its downloaded files.
+    """Replace an address by the path of its downloaded files.
 
     Args:
         value: an address, or any other value, which stays.
@@ -38,14 +39,13 @@ def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any
     Raises:
         ValueError: files are missing, or cannot be downloaded.
     """
-    if isinstance(value, str) and value.startswith("hf://"):
+    if isinstance(value, str) and is_remote(value):
         # Modules of the network take longer to import than the config takes to be checked.
-        from tokamake.remote.hub_models import fetched_path, pin
+        from tokamake.remote.local_copy import local_copy
 
         try:
-            if (info.context or {}).get("fetch"):
-                return pin(value, tokenizer_only=tokenizer_only)
-            return fetched_path(value, tokenizer_only=tokenizer_only)
+            is_online = bool((info.context or {}).get("fetch"))
+            return local_copy(value, tokenizer_only=tokenizer_only, online=is_online)
         except UserError as error:
             raise ValueError(str(error).removeprefix(f"{value}: ")) from None
     return value
@@ -56,7 +56,7 @@ def _tokenizer_path(value: Any, info: ValidationInfo) -> Any:
 
 
 TokenizerPath = Annotated[Path, BeforeValidator(_tokenizer_path)]
-"""Path of a tokenizer, or its address on the Hugging Face Hub."""
+"""Path of a tokenizer, or its address: hf:// or https://."""
 
 
 def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:

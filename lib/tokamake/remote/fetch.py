@@ -12,7 +12,8 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     Args:
         addresses: hf://ORG/NAME@REVISION for a model, hf://datasets/ORG/NAME@REVISION for a
             dataset, with or without a path or pattern behind it; or https addresses of files.
-        tokenizer: of a model, only the files of its tokenizer.
+        tokenizer: of a model, only the files of its tokenizer. At an https address, a file of a
+            tokenizer, with the merges or configs beside it.
 
     Raises:
         UserError: there is no such file, it cannot be downloaded, or differs from what was listed.
@@ -22,10 +23,14 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
     from tokamake.remote.hub import link_revision
     from tokamake.remote.hub_address import parse_address
     from tokamake.remote.hub_models import fetch_model
+    from tokamake.remote.local_copy import fetch_tokenizer
 
     for address in addresses:
         is_hub = address.startswith("hf://")
         is_model = is_hub and parse_address(address).kind == "model"
+        if tokenizer and not is_hub:
+            print(*fetch_tokenizer(address), sep="\n", flush=True)
+            continue
         if tokenizer and not is_model:
             raise UserError(f"{address}: --tokenizer is for models; leave it out")
         listed = fetch_model(address, tokenizer_only=tokenizer) if is_model else None

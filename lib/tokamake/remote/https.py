@@ -52,6 +52,10 @@ class _CutError(Exception):
         self.wait = wait
 
 
+class AbsentError(UserError):
+    """A server has no such file, or does not say so but forbids to read it."""
+
+
 class _RangeError(UserError):
     """A server has not the range that was asked for."""
 
@@ -85,7 +89,7 @@ def list_file(url: str) -> RemoteFile:
         UserError: there is no such file, its server does not state its size, or no network.
     """
     check_online(url, "ask for its size")
-    path, name = _place(url)
+    path, name = place(url)
     headers, size = _with_retries(url, lambda: _facts(url))
     version = _version(headers)
     digest = hashlib.sha256(f"{url} {size} {version}".encode()).hexdigest()[:12]
@@ -93,7 +97,7 @@ def list_file(url: str) -> RemoteFile:
     return RemoteFile(url, f"{FOLDER}/https/{path}/{digest}/{name}", size, version)
 
 
-def _place(url: str) -> tuple[str, str]:
+def place(url: str) -> tuple[str, str]:
     """Return the host and path of an address as a path of this machine, and the file's name.
 
     Raises:
@@ -112,9 +116,9 @@ def _place(url: str) -> tuple[str, str]:
     if path.endswith("/") or not path or not parts.hostname or not url.isprintable():
         raise UserError(f"{ascii(url)[1:-1]}: names no file; write https://HOST/PATH")
     host = re.sub(r"[\[\]]", "", parts.netloc)  # of an IPv6 address
-    place = "/".join([host, *filter(None, path.split("/"))])
-    check_names([place], url)
-    return place, place.rpartition("/")[2]
+    local = "/".join([host, *filter(None, path.split("/"))])
+    check_names([local], url)
+    return local, local.rpartition("/")[2]
 
 
 def download(file: RemoteFile) -> Path:
@@ -323,9 +327,8 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
         if error.code in (301, 302, 303, 307, 308):
             raise UserError(f"{address}: is redirected without end; fix the address") from None
         remedy = "set HF_TOKEN, if it is the Hub" if error.code in (401, 403) else "fix the address"
-        raise UserError(
-            f"{address}: the server answers {error.code} {error.reason}; {remedy}"
-        ) from None
+        kind = AbsentError if error.code in (403, 404, 410) else UserError
+        raise kind(f"{address}: the server answers {error.code} {error.reason}; {remedy}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:

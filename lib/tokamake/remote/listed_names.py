@@ -22,8 +22,8 @@ def check_names(names: Sequence[str], address: str) -> None:
     if strange := next((name for name in names if not _is_plain(name)), None):
         raise UserError(
             f"{address}: file name {strange[:_MAX_BYTES]!a}: a name has letters, digits, "
-            f"spaces and ._=+@,:~#%()- only, is not . or .., and has at most {_MAX_PART_BYTES} bytes; "
-            f"{remedy}"
+            f"spaces and ._=+@,:~#%()- only, is not . or .., and has at most {_MAX_PART_BYTES} "
+            f"bytes; {remedy}"
         )
     folders = {name[:place] for name in names for place, c in enumerate(name) if c == "/"}
     if both := next((name for name in names if name in folders), None):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
+from tokamake.remote.remote_file import is_remote
 from tokamake.runtime.cores import num_threads
 from tokamake.serve.limits import Limits
 from tokamake.serve.token_file import read_token
@@ -97,17 +98,19 @@ def serve(
 
 def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
     """Folders by the names that the user gives; `#N` for those without."""
+    from tokamake.remote.local_copy import bring  # its modules of the network load slowly
+
     if not checkpoints:
         raise UserError("checkpoints: none given; name the folder of a checkpoint or a run")
     folders: dict[str, Path] = {}
     for number, text in enumerate(checkpoints):
         name, equals, folder = text.partition("=")
-        if not equals or Path(text).exists():
+        if not equals or is_remote(text) or Path(text).exists():
             name, folder = f"#{number}", text
         if not name or name in folders:
             reason = f"another checkpoint has the name {name}" if name else "has no name"
             raise UserError(f"{text}: {reason}; give NAME=FOLDER with a name of its own")
-        folders[name] = Path(folder)
+        folders[name] = bring(folder) if is_remote(folder) else Path(folder)
     return folders
 
 
