@@ -83,15 +83,17 @@ def test_one_process_at_a_time_changes_a_data_set(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     on_disk = "another" if message == CHANGED else "as read"
-    monkeypatch.setattr(startup, "read_previous", lambda data_set: on_disk)
+    monkeypatch.setattr(startup, "read_previous", lambda _: on_disk)
     config = MagicMock(plan=plan, previous_plan="as read", data_set=DataSet())
     snakemake = MagicMock()
     snakemake.planned_rules.return_value = rules
     released: list[Any] = []
     monkeypatch.setattr("atexit.register", lambda *call: released.append(partial(*call)))
-    with locked(Path("results/data")) if message == LOCKED else nullcontext():
-        with pytest.raises(SystemExit, match="2") if message else nullcontext():
-            startup._lock_data(snakemake, config)
+    with (
+        locked(Path("results/data")) if message == LOCKED else nullcontext(),
+        pytest.raises(SystemExit, match="2") if message else nullcontext(),
+    ):
+        startup._lock_data(snakemake, config)
     assert capsys.readouterr().err.startswith(message.format(pid=os.getpid()))
     is_locked = bool(rules & {"merge"}) or plan == "new files"
     assert Path("results/.data.lock").exists() == is_locked

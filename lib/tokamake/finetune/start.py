@@ -15,12 +15,12 @@ from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.finetune.rows import read_rows
 from tokamake.finetune.trainer import TaskData
+from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, weights_digest
-from tokamake.runtime.folder_lock import locked
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""

@@ -85,6 +85,16 @@ def locked(output: Path, doing: str = "trains") -> Iterator[None]:
             owner.unlink(missing_ok=True)
 
 
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Wait until no other process makes a file; where the file system has no locks, go on."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f".{file.name}.lock").open("a") as stream:
+        with suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def _flock(stream: IO[str], in_use: str) -> bool:
     """Lock a file; return False if its file system has no locks.
 

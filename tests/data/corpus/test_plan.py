@@ -367,7 +367,9 @@ def test_a_plan_file_keeps_the_plan(tmp_path: Path) -> None:
         batch_shards(path, "b-7")
     for text in ("[]", "{}", '{"settings"', json.dumps({**json.loads(path.read_text()), "x": 1})):
         path.write_text(text)
-        with pytest.raises(UserError, match=r"plan\.json: not .*; restore it, or remove it to plan from scratch"):
+        with pytest.raises(
+            UserError, match=r"plan\.json: not .*; restore it, or remove it to plan from scratch"
+        ):
             read_plan(path)
     path.unlink()
     with pytest.raises(UserError, match="no such file; make it with `tokamake plan`"):

@@ -1,5 +1,6 @@
 """Complete shards are kept; a wrong fast encoder is replaced; no raw file is overwritten."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -191,3 +192,17 @@ def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
     with pytest.raises(UserError, match="is both input and output; name another --output"):
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert raw.read_text() == '{"text": "one"}\n'
+
+
+def test_a_process_waits_for_another_one_with_the_same_batch(
+    planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others: list[str] = []
+
+    def wait(*_: object) -> None:
+        monkeypatch.undo()
+        others.append(written_shards(planned, capsys))  # the other process has the lock
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    assert written_shards(planned, capsys) == ""
+    assert others == ["012"]

@@ -52,6 +52,7 @@ def merge_batch(
     from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.files import digest, sync_file_system
+    from tokamake.runtime.folder_lock import alone
 
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
 
@@ -87,14 +88,17 @@ def merge_batch(
             )
 
     groups = batch_merged(plan, batch)
-    if linked := [group for group in groups if group.dataset]:
-        # One thread waits for the disk while the others read and hash. Each holds an index.
-        threads = min(len(os.sched_getaffinity(0)) + 1, len(linked), _MAX_THREADS)
-        job_batch.make_each(linked, make_linked, threads=threads)
-        sync_file_system(output)
-    job_batch.make_each([group for group in groups if not group.dataset], make_merged)
-    keep_shards = read_plan(plan).keep_shards
-    if not keep_shards:
-        delete_merged_shards(groups, input, merged=output)
-    prefixes = [output / group.name for group in groups]
-    job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes, keep_inputs=keep_shards)
+    with alone(summary):
+        if linked := [group for group in groups if group.dataset]:
+            # One thread waits for the disk while the others read and hash. Each holds an index.
+            threads = min(len(os.sched_getaffinity(0)) + 1, len(linked), _MAX_THREADS)
+            job_batch.make_each(linked, make_linked, threads=threads)
+            sync_file_system(output)
+        job_batch.make_each([group for group in groups if not group.dataset], make_merged)
+        keep_shards = read_plan(plan).keep_shards
+        if not keep_shards:
+            delete_merged_shards(groups, input, merged=output)
+        prefixes = [output / group.name for group in groups]
+        job_batch.write_batch(
+            summary, batch, folder=output, prefixes=prefixes, keep_inputs=keep_shards
+        )

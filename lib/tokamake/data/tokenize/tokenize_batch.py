@@ -61,6 +61,7 @@ def tokenize_batch(
     from tokamake.data.tokenize.shard import ShardOptions, dataset_prefixes
     from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
+    from tokamake.runtime.folder_lock import alone
 
     options = ShardOptions(
         fields=Fields(split_keys(text_key), template).checked(),
@@ -84,8 +85,9 @@ def tokenize_batch(
         for shard in batch_shards(plan, batch)
     ]
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
-    job_batch.make_each(shards, shard_tokenizer.write_if_needed)
     prefixes = [
         prefix for shard in shards for prefix in dataset_prefixes(shard.output, options.fields)
     ]
-    job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes)
+    with alone(summary):
+        job_batch.make_each(shards, shard_tokenizer.write_if_needed)
+        job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes)

@@ -20,6 +20,7 @@ from tokamake import files
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
+from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
@@ -34,7 +35,6 @@ from tokamake.train.checkpoints.resume_state import (
     run_since_change,
 )
 from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
-from tokamake.runtime.folder_lock import locked
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""
