@@ -39,12 +39,7 @@ def merge_batch(
         UserError: a shard or a dataset is missing, is damaged, or was made with another tokenizer.
     """
     # These modules import numpy, and `--help` should be instant.
-    from tokamake.data.corpus.plan_file import (
-        PlannedMerge,
-        batch_merged,
-        read_plan,
-        shard_prefixes,
-    )
+    from tokamake.data.corpus import plan_file
     from tokamake.data.indexed import job_batch
     from tokamake.data.indexed.deleted_shards import delete_merged_shards
     from tokamake.data.indexed.linked_dataset import remove_links, write_linked
@@ -56,7 +51,7 @@ def merge_batch(
 
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
 
-    def make_linked(group: PlannedMerge) -> None:
+    def make_linked(group: plan_file.PlannedMerge) -> None:
         if opened is None:
             raise UserError(f"--tokenizer: missing; {group.corpus} has existing datasets")
         request = digest([*group, opened.fingerprint, append_eod])
@@ -72,8 +67,8 @@ def merge_batch(
             request=request,
         )
 
-    def make_merged(group: PlannedMerge) -> None:
-        prefixes = shard_prefixes(group, input)
+    def make_merged(group: plan_file.PlannedMerge) -> None:
+        prefixes = plan_file.shard_prefixes(group, input)
         # Everything that determines a merged dataset is in its manifest.
         manifests = [read_manifest(prefix) for prefix in prefixes]
         request = digest(merged_manifest(prefixes, manifests, corpus=group.corpus))
@@ -87,7 +82,7 @@ def merge_batch(
                 inputs, output / group.name, corpus=group.corpus, dtype=dtype, request=request
             )
 
-    groups = batch_merged(plan, batch)
+    groups = plan_file.batch_merged(plan, batch)
     with alone(summary):
         if linked := [group for group in groups if group.dataset]:
             # One thread waits for the disk while the others read and hash. Each holds an index.
@@ -95,7 +90,7 @@ def merge_batch(
             job_batch.make_each(linked, make_linked, threads=threads)
             sync_file_system(output)
         job_batch.make_each([group for group in groups if not group.dataset], make_merged)
-        keep_shards = read_plan(plan).keep_shards
+        keep_shards = plan_file.read_plan(plan).keep_shards
         if not keep_shards:
             delete_merged_shards(groups, input, merged=output)
         prefixes = [output / group.name for group in groups]
