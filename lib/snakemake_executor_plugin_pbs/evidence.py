@@ -133,6 +133,8 @@ class Evidence:
         return OPEN
 
     def _unknown_to_server(self, now: float, patience: float) -> tuple[Verdict, str]:
+        if self.exit_status == 0:  # a server without history forgets a job at its end
+            return Verdict.SUCCEEDED, "finished"
         if self.exit_status is not None:
             return self._by_exit_status("the server no longer knows it")
         if now - self.denied_since >= patience:

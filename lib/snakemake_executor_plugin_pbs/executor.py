@@ -124,6 +124,7 @@ class Executor(RemoteExecutor):
             outputs=identity.outputs(job),
             fingerprint=identity.fingerprint(job),
             job=job,
+            next_request=lambda: snakemake_internals.at_next_attempt(job, self.request),
         )
         with self._added_lock:
             self._added.append(task)

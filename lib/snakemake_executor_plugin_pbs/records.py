@@ -4,8 +4,8 @@ Each job has a folder, named by its key. `record.json` in it is written before q
 itself writes files that begin with the token of its submission: `.claim`, a link with the id of the
 PBS job that started (either the job or a controller that gives the submission up can create it, not
 both), `.exit` with its exit status, `.progress` with the progress of its work, `.failure` if its
-work would fail again in the same way, `.faulty` with the hosts that its work found faulty, and
-`.log`.
+work would fail again in the same way, `.faulty` with the hosts that its work found faulty, `.term`
+with the time of a SIGTERM and of the job's end, and `.log`.
 """
 
 import hashlib
@@ -143,6 +143,14 @@ class Records:
         except OSError:
             return ""
         return text or "a retry would fail in the same way, so there is none"
+
+    def seconds_left(self, record: Record) -> float | None:
+        """Seconds of its walltime that a job had left at its SIGTERM; None: it got none."""
+        try:
+            sent, end = map(float, self.path(record, "term").read_text().split())
+        except (OSError, ValueError):
+            return None
+        return end - sent
 
     def submitted(self, record: Record) -> float:
         """Time of the submission by the file system's clock, to compare with times of files."""

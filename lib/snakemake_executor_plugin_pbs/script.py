@@ -55,31 +55,43 @@ work() {{ # FOLDER TOKEN
         echo "$id does nothing: its submission was given up" >&2
         return {NOT_OURS}
     fi
-    rm -f "$result" "$1/$2.failure" "$1/$2.faulty" # of an earlier run of this job
-    {PROGRESS_VARIABLE}=$1/$2.progress {FAILURE_VARIABLE}=$1/$2.failure \\
-        {FAULTY_VARIABLE}=$1/$2.faulty \\
-        /bin/sh -c 'trap : TERM; trap "" USR1; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
-    status=$?
-    echo "$status" > "$result.part" && sync "$result.part" && mv "$result.part" "$result" ||
+    rm -f "$result" "$1/$2.failure" "$1/$2.faulty" "$1/$2.term" # of an earlier run of this job
+    (
+        trap : TERM USR1
+        {PROGRESS_VARIABLE}=$1/$2.progress {FAILURE_VARIABLE}=$1/$2.failure \\
+            {FAULTY_VARIABLE}=$1/$2.faulty \\
+            /bin/sh -c 'trap : TERM; trap "" USR1; . "$0"' "$1/$2.job" >> "$1/$2.log" 2>&1
+        echo "$?" > "$result.part"
+    ) & # a signal ends `wait`, but not the work
+    while kill -0 $! 2>/dev/null; do wait $!; done
+    status=$(cat "$result.part") && sync "$result.part" && mv "$result.part" "$result" ||
         return {NO_RESULT}
     return "$status"
 }}
-# Signals reach all processes of a job. Both shells trap SIGTERM and end after the work: if one
+# A server without history reports neither a deletion nor the end of the walltime.
+note_term() {{
+    terminated=yes
+    [ -z "${{PBS_JOB_END_TIME:-}}" ] || for ((n = 0; n < ${{#members[@]}}; n += 2)); do
+        echo "$(date +%s) $PBS_JOB_END_TIME" > "${{members[n]}}/${{members[n + 1]}}.term"
+    done 2>/dev/null
+}}
+members=(SUBMISSIONS) terminated=
+trap note_term TERM
+trap 'terminated=yes' USR1
+# Signals reach all processes of a job. All shells trap SIGTERM and end after the work: if one
 # ended before, the job would end, and work that still saves would be killed or left behind.
 # SIGUSR1 would end Snakemake, too, unless it is ignored; work that saves on it handles it.
 """
 
 _SINGLE = """\
-trap : TERM USR1
-work SUBMISSIONS
+work "${members[@]}"
 exit
 """
 
 # The exit status of a bundle has no meaning: each submission has its own.
 _BUNDLE = """\
-end=${PBS_JOB_END_TIME:-${SLURM_JOB_END_TIME:-}} longest=0 terminated=
-trap 'terminated=yes' TERM USR1
-set -- SUBMISSIONS
+end=${PBS_JOB_END_TIME:-${SLURM_JOB_END_TIME:-}} longest=0
+set -- "${members[@]}"
 while [ $# -gt 0 ] && [ -z "$terminated" ]; do
     begin=$(date +%s)
     # Stop unless there is time for twice the longest work so far; another job does the rest.

@@ -4,8 +4,10 @@ tests/pbs_executor/test_snakemake_internals.py has a test for each function, so 
 Snakemake that changes one of them fails there by name. Checked with Snakemake 9.27.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 def planned_jobs(workflow: Any) -> Iterable[Any]:
@@ -59,6 +61,16 @@ def is_ancient(path: Any) -> bool:
 def prevent_retry(job: Any) -> None:
     """Count all attempts of a job as made, so that its next failure is final."""
     job.attempt = job.restart_times + 1
+
+
+def at_next_attempt(job: Any, ask: Callable[[Any], Result]) -> Result:
+    """What a function says about a job in its next attempt, which may have other resources."""
+    attempt = job.attempt
+    job.attempt = attempt + 1
+    try:
+        return ask(job)
+    finally:
+        job.attempt = attempt
 
 
 def report_failure(workflow: Any, job: Any) -> None:

@@ -84,7 +84,9 @@ class Submitter:
                     session.reset(task)
                 return
             for task in tasks:
-                session.finish(task, EventKind.FAILED, f"was refused by {command}: {error}")
+                message = f"was refused by {command}: {error}"
+                retry = task.next_request() != task.request  # the same would be refused again
+                session.finish(task, EventKind.FAILED, message, retry=retry)
         except Later as error:
             # A limit, or no server: the next job of this queue would fail the same way.
             self._warn_once(queue, f"{command}: {error}: retrying")

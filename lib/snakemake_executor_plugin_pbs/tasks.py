@@ -1,6 +1,6 @@
 """Data types of the tracker: tasks, events, limits, and the interface of the server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -49,6 +49,7 @@ class Task:
         outputs: files that it writes.
         fingerprint: of its inputs; a running job with another fingerprint is deleted.
         job: object of the caller, returned in events.
+        next_request: returns the request of its next attempt; None: there is none.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Task:
     outputs: tuple[str, ...]
     fingerprint: str
     job: Any = None
+    next_request: Callable[[], SubmitRequest | None] = lambda: None
     phase: Phase = Phase.READY
     record: Record | None = None
     evidence: Evidence = field(default_factory=Evidence)

@@ -18,7 +18,7 @@ def test_a_valid_profile_has_no_faults(site: Path) -> None:
     assert set(states(profile.check_profile(valid)).values()) == {"ok"}
     assert [result.line for result in profile.check_personal(valid)] == [
         "ok       account: proj",
-        "ok       queue: debug",
+        "ok       queue: debug in your file",
     ]
     assert valid.requests == [
         ResourceRequest("train", 2, 60, "debug"),
@@ -41,7 +41,7 @@ def test_a_profile_is_read_as_the_executors_read_it(
     path.write_text(text.replace("account queue", "account,queue"))
     assert [result.line for result in profile.check_personal(read(site))] == [
         "ok       account: proj",
-        "ok       queue: debug",
+        "ok       queue: debug in your file",
     ]
 
 

@@ -184,7 +184,10 @@ def test_tasks_that_a_deleted_bundle_finished_succeed_and_the_others_fail(
     run.until_all_ended()
     done = [run.outcome(name)[0] is EventKind.SUCCEEDED for name in same_rule(5)]
     assert done == [True, True, False, False, False]
-    assert {run.outcome(name)[1] for name in same_rule(5)[2:]} == {"was deleted while running"}
+    waiting = "had not started when the job that it shares was deleted"
+    assert [run.outcome(name)[1] for name in same_rule(5)[2:]] == [
+        "was deleted while running", waiting, waiting,
+    ]  # fmt: skip
     assert not any(run.ended[name].retry for name in same_rule(5)[2:])
     assert len(server.jobs) == 1
 
@@ -261,3 +264,82 @@ def test_pbs_only_names_faulty_hosts(tmp_path: Path, server: SimulatedServer) ->
     run = SimulatedRun(tmp_path, server, ["a"])
     run.until_all_ended()
     assert any("PBS cannot leave them out; tell the site" in text for text in run.warnings)
+
+
+def forgotten(run: SimulatedRun, server: SimulatedServer, *, left: float, exit_status: int) -> None:
+    """A server without history forgets a job that got SIGTERM some seconds before its end."""
+    run.until(lambda: bool(server.working))
+    record = run.tracker.tasks["k-train"].record
+    assert record
+    run.records.path(record, "term").write_text(f"1000 {1000 + left:.0f}\n")
+    run.records.path(record, "exit").write_text(f"{exit_status}\n")
+    server.jobs.clear()
+    server.active.clear()
+    server.working.clear()
+
+
+@pytest.mark.parametrize(
+    ("left", "words", "num_jobs"),
+    [
+        (3000.0, "was deleted while running, 3000 s before its end; saved at step 10, run", 1),
+        (-2.0, "used more than it requested and was killed by PBS: walltime; raise runtime", 2),
+    ],
+)
+def test_without_history_the_job_itself_tells_a_deletion_from_the_end_of_its_time(
+    tmp_path: Path, server: SimulatedServer, left: float, words: str, num_jobs: int
+) -> None:
+    server.seconds, server.progress = 10**6, ["saved at step 10"]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    forgotten(run, server, left=left, exit_status=1)
+    run.until(lambda: bool(run.ended) or run.submitted["train"] == 2)
+    assert run.submitted["train"] == num_jobs
+    texts = [run.outcome("train")[1]] if run.ended else run.warnings
+    assert words in texts[-1]
+    assert not (run.ended and run.ended["train"].retry)
+
+
+def test_without_history_a_success_is_a_plain_one(tmp_path: Path, server: SimulatedServer) -> None:
+    server.purge_after = -1.0
+    run = SimulatedRun(tmp_path, server, ["a"])
+    run.until_all_ended()
+    assert run.outcome("a") == (EventKind.SUCCEEDED, "finished")
+
+
+def test_work_that_stopped_in_time_has_not_failed(tmp_path: Path, server: SimulatedServer) -> None:
+    server.failing = {"train"}
+    line = "stopped before the end of the job, saved at step 10"
+    server.progress = [line, line]
+    run = SimulatedRun(tmp_path, server, ["train"])
+    run.until_all_ended()
+    assert run.warnings == [f"job 100.pbs01 of rule train {line}; a new job continues"]
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+def test_tasks_of_a_deleted_bundle_that_had_not_started_say_so(
+    tmp_path: Path, server: SimulatedServer, has_history: bool
+) -> None:
+    server.seconds = 10**6
+    run = SimulatedRun(tmp_path, server, same_rule(3), queued={"debug": 1})
+    run.until(lambda: bool(server.working))
+    records = [task.record for task in run.tracker.tasks.values()]
+    server.delete(["100.pbs01"])
+    if not has_history:
+        for record in filter(None, records):
+            run.records.path(record, "term").write_text("1000 4600\n")
+        server.jobs.clear()
+    run.until_all_ended()
+    texts = sorted(event.message for event in run.ended.values())
+    assert texts[:2] == ["had not started when the job that it shares was deleted"] * 2
+    assert texts[2].startswith("was deleted while running")
+    assert not any(event.retry for event in run.ended.values())
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_refusal_is_retried_only_with_another_request(
+    tmp_path: Path, server: SimulatedServer, is_same: bool
+) -> None:
+    run = SimulatedRun(tmp_path, server, ["refused"])
+    [task] = run.tracker.tasks.values()
+    task.next_request = lambda: task.request if is_same else replace(task.request, seconds=9)
+    run.until_all_ended()
+    assert run.ended["refused"].retry is not is_same

@@ -106,6 +106,25 @@ def test_a_job_that_gets_sigterm_writes_its_exit_status(records: Records, tmp_pa
     assert records.exit_status(RECORD) == 75
 
 
+def test_a_job_writes_down_at_once_when_it_was_told_to_end(
+    records: Records, tmp_path: Path
+) -> None:
+    """PBS kills it some seconds later, whether its work has ended or not."""
+    wait = f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done"
+    body = f"trap '' TERM; touch '{tmp_path}/started'; {wait}"
+    path = prepare(records, body)
+    path.write_text(script([(path.parent, RECORD.token)], "PBS_JOBID", seconds=5400))
+    process = subprocess.Popen(["bash", path], env={**os.environ, "PBS_JOBID": "1.server"})
+    wait_for((tmp_path / "started").exists, "the job to start")
+    assert records.seconds_left(RECORD) is None
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: records.seconds_left(RECORD) is not None, "the note")
+    assert 5000 <= (records.seconds_left(RECORD) or 0) <= 5400
+    (tmp_path / "go").touch()
+    assert process.wait(30) == 0
+    assert records.exit_status(RECORD) == 0
+
+
 SAVES = """
 import pathlib, signal, sys
 
@@ -194,7 +213,8 @@ def test_a_bundle_starts_work_only_with_time_for_twice_the_longest_work(
 
 
 def test_a_bundle_that_gets_sigterm_starts_no_other_work(records: Records) -> None:
-    assert run_bundle(records, ["kill -TERM $PPID; echo saved", "echo b"]) == 0
+    of_bundle = "$(cut -d' ' -f4 /proc/$PPID/stat)"
+    assert run_bundle(records, [f"kill -TERM {of_bundle}; echo saved", "echo b"]) == 0
     assert records.path(BUNDLE[0], "log").read_text() == "saved\n"
     assert records.claimed_by(BUNDLE[1]) is None
 

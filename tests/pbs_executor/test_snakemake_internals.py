@@ -30,6 +30,7 @@ rule make:
     output: "out/{name}.txt"
     params: number=5, text="x y"
     retries: 2
+    resources: runtime=lambda wildcards, attempt: 10 * attempt
     shell: "touch {output}"
 
 rule member:
@@ -41,7 +42,12 @@ def attempts(job):
     internals.prevent_retry(job)
     return [job.attempt, job.restart_times]
 
+def runtimes(job):
+    later = internals.at_next_attempt(job, lambda each: each.resources["runtime"])
+    return [job.resources["runtime"], later, job.resources["runtime"], job.attempt]
+
 FUNCTIONS = {
+    "at_next_attempt": runtimes,
     "planned_jobs": lambda job: sorted(str(each) for each in internals.planned_jobs(workflow)),
     "group_or_rule": internals.group_or_rule,
     "rule_and_group_names": lambda job: sorted(internals.rule_and_group_names(workflow)),
@@ -67,6 +73,7 @@ onstart:
 """
 
 EXPECTED = {
+    "at_next_attempt": [10, 20, 10, 1],
     "planned_jobs": ["all", "make"],
     "group_or_rule": "large",
     "rule_and_group_names": ["all", "large", "make", "member", "small"],

@@ -216,7 +216,7 @@ class SimulatedServer:
 
 def _members(script: str) -> list[tuple[Path, str]]:
     """Folder and token of each submission in a script."""
-    match = re.search(r"^(?:set --|work) (['/].*)$", script, re.MULTILINE)
+    match = re.search(r"^members=\((.*)\)", script, re.MULTILINE)
     assert match
     words = shlex.split(match[1])
     return [(Path(folder), token) for folder, token in zip(words[::2], words[1::2], strict=True)]

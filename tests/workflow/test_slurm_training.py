@@ -96,7 +96,9 @@ def _runs_out_of_time(site: Site) -> None:
     site.await_begun("train", 4)
     assert site.stopped("before the end of the job")
     # A job that made progress is no failure: the executor submits the next job.
-    moved = rf"job {job} of rule train failed with exit status 1; saved at step \d+; a new job"
+    moved = (
+        rf"job {job} of rule train stopped before the end of the job, saved at step \d+; a new job"
+    )
     assert re.search(moved, site.text), site.text
 
 

@@ -88,8 +88,8 @@ class PlanSettings(Settings):
     jsonl file is split at row groups or line ends."""
     max_jobs: Annotated[int, Field(ge=1)] = 500
     """Approximate maximum number of `tokenize` jobs. A plan with more shards puts several shards in
-    one job. With more corpora than jobs, corpora of the same format and text keys share jobs, unless
-    `tokenize.deduplicate` is set."""
+    one job. With more corpora than jobs, corpora of the same format and text keys share jobs,
+    unless `tokenize.deduplicate` is set."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Approximate bytes of the .bin file of a merged dataset."""
     keep_shards: bool = True

@@ -24,7 +24,7 @@ PERSONAL = {
     "pbs": ("account", "queue", "filesystems", "place", "select", "container", "pbs_extra"),
     "sbatch": (
         *("account", "partition", "qos", "constraint", "reservation"),
-        *("container", "slurm_extra"),
+        *("gpus_per_node", "container", "slurm_extra"),
     ),
 }
 """Keys of the user's file that executors read, for all rules or per rule."""
@@ -241,6 +241,8 @@ def check_personal(profile: Profile) -> list[Result]:
     optional = _SLURM if profile.scheduler == "slurm" else ()
     for name in dict.fromkeys([*required, *optional]):
         value = profile.personal(name, "train")
+        if value and name in ("queue", "partition"):
+            value = f"{value} in your file"  # the checks of the scheduler judge it
         if value or name not in required:
             results.append(ok(name, value or "none, so Slurm uses your default"))
         else:

@@ -34,7 +34,7 @@ from tokamake.train.checkpoints.resume_state import ResumeState, read_state
 from tokamake.train.stability.heartbeat import Heartbeat
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
-from tokamake.train.stopping.stopping import Stopping, describe
+from tokamake.train.stopping.stopping import Stopping
 from tokamake.train.task_rows import TaskRows
 
 if TYPE_CHECKING:
@@ -138,10 +138,7 @@ class FinetuneTrainer:
                 if self.state.step % self.run.train.save_interval == 0:
                     self.save()
         if self.stopped and not self.is_finished:
-            self._job.ranks.print_once(
-                f"stopped {describe(self.stopped)}: saved at step {self.state.step}, run the same "
-                "command again to continue"
-            )
+            job_progress.say_stopped(self.stopped, self.state.step, self._job.ranks)
         return self.state
 
     @property

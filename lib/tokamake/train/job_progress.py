@@ -10,16 +10,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tokamake.errors import UserError
+from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.stopping.stopping import describe
 
 _VARIABLE = "JOB_PROGRESS_FILE"
 
 
-def note(step: int) -> None:
-    """Write that a checkpoint is saved at a step; do nothing outside an executor's job."""
+def note(step: int, *, stopped: str = "") -> None:
+    """Write that a checkpoint is saved at a step; do nothing outside an executor's job.
+
+    Args:
+        step: of the checkpoint.
+        stopped: how training stopped in time for the end of its job, which is no failure.
+    """
     if path := os.environ.get(_VARIABLE):
         with suppress(OSError):  # training is worth more than the note
-            Path(path).write_text(f"saved at step {step}\n")
+            Path(path).write_text(f"{stopped and f'stopped {stopped}, '}saved at step {step}\n")
+
+
+def say_stopped(reason: Stopped, step: int, ranks: Ranks) -> None:
+    """Print why training stopped and how it continues; note it if that was planned."""
+    in_time = reason is Stopped.TIME and bool(os.environ.get(_VARIABLE))
+    if in_time and ranks.rank == 0:
+        note(step, stopped=describe(reason))
+    remedy = "the next job continues" if in_time else "run the same command again to continue"
+    ranks.print_once(f"stopped {describe(reason)}: saved at step {step}, {remedy}")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from tokamake.train.step_profile import StepProfile
 from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
-from tokamake.train.stopping.stopping import Stopping, describe
+from tokamake.train.stopping.stopping import Stopping
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 
@@ -256,7 +256,7 @@ class Trainer:
                     self.save()
             self.saver.finish()
             if self.stopped and self.state.step < self.last_step:
-                self._print_why_stopped(self.stopped)
+                job_progress.say_stopped(self.stopped, self.state.step, self.ranks)
             else:
                 self.log.sync()  # for a validation after the save
         return self.state
@@ -386,9 +386,3 @@ class Trainer:
         self.saver.close()
         self.log.close()
         self.guard.close()
-
-    def _print_why_stopped(self, reason: Stopped) -> None:
-        self.ranks.print_once(
-            f"stopped {describe(reason)}: saved at step {self.state.step}, run the same command "
-            "again to continue"
-        )

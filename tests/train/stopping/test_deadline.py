@@ -84,12 +84,16 @@ def test_an_impossible_last_step_is_refused(root: Path, whole: Path) -> None:
 
 @pytest.mark.usefixtures("lone_rank")
 def test_a_job_stops_before_its_time_limit_and_the_next_continues(
-    root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_run(root, "short", save_interval=100)
     assert train_here(config, minutes=0) == Stopped.TIME
     assert "stopped before the end of the job: saved at step 1, run" in capsys.readouterr().out
+    monkeypatch.setenv("JOB_PROGRESS_FILE", str(root / "progress"))
     assert train_here(config, until_step=3, minutes=0) == Stopped.TIME
+    assert "saved at step 2, the next job continues" in capsys.readouterr().out
+    line = "stopped before the end of the job, saved at step 2\n"
+    assert (root / "progress").read_text() == line
     assert not config.with_name("train.3.json").exists()
     assert train_here(config, until_step=3, minutes=0) == 0
     assert train_here(config, minutes=60) == 0
