@@ -64,7 +64,7 @@ def prevent_retry(job: Any) -> None:
 
 
 def at_next_attempt(job: Any, ask: Callable[[Any], Result]) -> Result:
-    """What a function says about a job in its next attempt, which may have other resources."""
+    """Result of a function for a job in its next attempt, which may have other resources."""
     attempt = job.attempt
     job.attempt = attempt + 1
     try:
