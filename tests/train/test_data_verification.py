@@ -59,6 +59,17 @@ def test_a_damaged_file_is_refused_before_training(name: str, root: Path) -> Non
 
 
 @pytest.mark.fault("damaged data")
+@pytest.mark.parametrize("name", ["train/arrays.bin", "valid/dataset_sample_index.npy"])
+def test_a_damaged_index_is_refused_before_training(name: str, root: Path) -> None:
+    config = make_run(root, "damaged")
+    index = read_run(config).index
+    damage(index / name)
+    with pytest.raises(UserError, match=rf"{name}: damaged: .*{index / 'index.json'}; rest"):
+        train_here(config)
+    assert not [*config.parent.glob("training/global_step*")]
+
+
+@pytest.mark.fault("damaged data")
 @pytest.mark.ranks
 @pytest.mark.parametrize("backend", ["native", "deepspeed"])
 def test_all_ranks_refuse_a_damaged_file_with_one_line(backend: str, root: Path) -> None:
@@ -74,7 +85,8 @@ def test_all_ranks_refuse_a_damaged_file_with_one_line(backend: str, root: Path)
 def test_ranks_share_the_files(root: Path) -> None:
     config = make_run(root, "shared")
     assert "agree with their hashes" in train(config, ranks=2)
-    files = (root / "corpus.bin", root / "corpus.idx")
+    arrays = [path for path in read_run(config).index.rglob("*") if path.suffix != ".json"]
+    files = [root / "corpus.bin", root / "corpus.idx", *(path for path in arrays if path.is_file())]
     assert note_of(config) == {
         str(file): [
             file.stat().st_size,

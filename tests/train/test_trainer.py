@@ -21,15 +21,19 @@ from tests.support.runs import (
     ARCHITECTURE,
     copy,
     losses,
+    make_index,
     make_run,
+    prepare,
     read_weights,
     records,
     summary,
     train_here,
+    vouch,
     weights,
     whole_batches,
 )
-from tokamake.config.resolved_run import read_run
+from tokamake import files
+from tokamake.config.resolved_run import read_run, write_run
 from tokamake.data.samples.index import index
 from tokamake.errors import UserError
 from tokamake.runtime.exit_status import Stopped
@@ -235,15 +239,15 @@ def test_a_signal_saves_and_the_run_resumes(
 
 
 @pytest.mark.fault("kill in a save")
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize(("step", "is_stopped"), [(3, True), (6, True), (6, False)])
 def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
-    root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, step: int, is_stopped: bool
 ) -> None:
-    config, add = make_run(root, f"unvalidated-{step}"), Metrics.add
+    config, add = make_run(root, f"unvalidated-{step}-{is_stopped}"), Metrics.add
 
     def add_and_stop(metrics: Metrics, record: Record) -> None:
         add(metrics, record)
-        if record["step"] == step - 1 and "loss" in record:
+        if is_stopped and record["step"] == step - 1 and "loss" in record:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def validate_or_die(
@@ -290,6 +294,34 @@ def test_validation_can_be_turned_off(root: Path) -> None:
     config = make_run(root, "unvalidated", evaluation_steps=0, train_steps=2)
     assert train_here(config) == 0
     assert summary(config)["validation_losses"] == []
+
+
+@pytest.mark.parametrize("backend", ["native", "deepspeed"])
+def test_without_a_label_there_is_no_loss(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ends of documents have no loss, and there is nothing else."""
+    prepare(tmp_path)
+    tokens = np.fromfile(tmp_path / "corpus.bin", np.uint16)
+    np.full_like(tokens, 7).tofile(tmp_path / "corpus.bin")
+    vouch(tmp_path / "corpus", vocab_size=120)
+    make_index(
+        tmp_path, sequence_length=16, split="80,20,0", seed=3, train_samples=80, valid_samples=16
+    )
+    config = make_run(tmp_path, "run", backend=backend, train_steps=3, keep_last=2, keep_best=1)
+    run = read_run(config)
+    settings = run.train.model_copy(update={"eod_mask_loss": True})
+    write_run(config, run.model_copy(update={"eod": 7, "train": settings}))
+    assert train_here(config) == 0
+    printed = capsys.readouterr().out
+    assert "step 3/3 | loss none (no token of the batch has a label) |" in printed
+    assert "step 3/3 | validation loss none: no token of the split has a label" in printed
+    lines = (run.output / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("loss", 0) for line in lines] == [0, None, None, None, 0]
+    assert json.loads(lines[-1])["validation_loss"] is None
+    assert summary(config)["last_loss"] is None
+    state = files.read_sealed_json(run.output / "global_step3/state.json", "")
+    assert state["guard"]["losses"] == []  # nothing to compare the next steps with
 
 
 def test_sgd_trains_without_clipping(root: Path) -> None:

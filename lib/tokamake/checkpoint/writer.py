@@ -84,7 +84,7 @@ def write(
             if error.errno not in _DISK_FULL:
                 raise
             raise UserError(
-                f"{path}: {error.strerror} while writing; free some space and run the same command "
+                f"{path}: {os.strerror(error.errno)} while writing; free some space and run the same command "
                 f"again to continue, or remove {growing}"
             ) from None
 

@@ -191,7 +191,7 @@ class TrainSettings(Settings):
     """First and last step to profile with torch.profiler, such as [20, 22]. The first 8 ranks write
     traces to training/profile, which Perfetto and chrome://tracing show. Empty: none."""
     evaluation_interval: Annotated[int, Field(ge=1)] = 100
-    """Steps between measurements of the validation loss."""
+    """Steps between measurements of the validation loss; evaluation_steps: 0 turns them off."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000

@@ -1,4 +1,4 @@
-"""Compare the datasets of a run with their hashes, before it trains.
+"""Compare the datasets and the index of a run with their hashes, before it trains.
 
 The hashes are those of the manifests; for datasets of other programs, those that `index` computed.
 Rank 0 lists the byte ranges to read, and all ranks share them. A note beside the output folder
@@ -65,7 +65,7 @@ class _Task(NamedTuple):
 def verify_data(
     run: Run, ranks: Ranks, index: dict[str, Any], *, beat: Callable[[], object] = lambda: None
 ) -> None:
-    """Compare all datasets of a run with their hashes, as `train.verify_data` says.
+    """Compare the datasets and the index of a run with their hashes, as `train.verify_data` says.
 
     All ranks call this together. It takes about 0.6 s of CPU time for a GB.
 
@@ -110,7 +110,7 @@ def verify_data(
 
 
 def _unread_files(run: Run, index: dict[str, Any], *, noted: _Noted) -> Iterator[_File]:
-    """Files that the run trains or validates on, and that have changed since they were noted."""
+    """Files that decide the samples of a run, and that have changed since they were noted."""
     splits = index["splits"] if run.train.evaluation_steps else ("train",)
     prefixes = sorted(
         {dataset["prefix"] for split in splits for dataset in index["splits"][split]["files"]}
@@ -123,6 +123,12 @@ def _unread_files(run: Run, index: dict[str, Any], *, noted: _Noted) -> Iterator
             "computed",
             flush=True,
         )
+    for file, sha256 in index.get("sha256", {}).items():  # earlier versions have none
+        stat = (path := run.index / file).stat()
+        identity = [stat.st_size, stat.st_mtime_ns, sha256]
+        if noted.get(str(path)) != identity:
+            hashed = [HashedRange(stat.st_size, sha256)]
+            yield _File(path, run.index / "index.json", hashed, identity)
     for prefix in prefixes:
         manifest = None
         hashes = {"bin": index["pairs"][prefix].get("content"), **index["pairs"][prefix]["sha256"]}
@@ -177,8 +183,8 @@ def _read(tasks: list[_Task]) -> Iterator[_Task | None]:
         if digest.hexdigest() != task.sha256:
             raise UserError(
                 f"{task.path}: damaged: bytes {task.start:,} to {task.start + task.size:,} differ "
-                f"from the hash in {task.stated_in}; restore the file, or remove the dataset and "
-                "run the workflow again"
+                f"from the hash in {task.stated_in}; restore the file, or remove its dataset "
+                "or index and run the workflow again"
             )
         yield task
 

@@ -18,8 +18,9 @@ from tokamake.units import duration
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-Record = dict[str, int | float]
-"""A line of metrics.jsonl: `step`, and what was measured there."""
+Record = dict[str, Any]
+"""A line of metrics.jsonl: `step`, and numbers that were measured there; None: no token had a
+label."""
 Scalars = dict[tuple[str, int], int | float]
 """Value of each TensorBoard tag at a step."""
 
@@ -27,8 +28,9 @@ Scalars = dict[tuple[str, int], int | float]
 class Validation(NamedTuple):
     """A measurement of a validation split; the same on all ranks."""
 
-    loss: float
-    """Mean over the tokens, plus the mean over the samples of the loss of their classes."""
+    loss: float | None
+    """Mean over the tokens, plus the mean over the samples of the loss of their classes; None: no
+    token and no sample has a label."""
     token_accuracy: float | None = None
     """Share of the tokens with a label that the model predicts; None for causal models."""
     sample_accuracy: float | None = None
@@ -40,8 +42,12 @@ FILE = "metrics.jsonl"
 """Name of the file in the output folder of a run."""
 
 
-def parse(lines: bytes) -> tuple[list[Record], int]:
+def parse(lines: bytes, *, with_null: bool = False) -> tuple[list[Record], int]:
     """Parse lines of metrics.jsonl, except for an incomplete last one, which may still grow.
+
+    Args:
+        lines: of the file.
+        with_null: keep values that were not measured.
 
     Returns:
         Records, and the number of damaged lines. A crash of the machine may leave half a line, or
@@ -49,7 +55,13 @@ def parse(lines: bytes) -> tuple[list[Record], int]:
     """
     complete = lines[: lines.rfind(b"\n") + 1].splitlines()
     records = [record for line in complete if (record := _parse(line)) is not None]
-    return records, len(complete) - len(records)
+    kept = records if with_null else [*map(measured, records)]
+    return kept, len(complete) - len(records)
+
+
+def measured(record: Mapping[str, Any]) -> Record:
+    """A record without values that were not measured: the loss of tokens without labels."""
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _parse(line: bytes) -> Record | None:
@@ -80,7 +92,9 @@ class RecordFile:
     """
 
     def __init__(self, path: Path, keeps: Callable[[Any], bool]) -> None:
-        records, num_damaged = parse(path.read_bytes()) if path.is_file() else ([], 0)
+        records, num_damaged = (
+            parse(path.read_bytes(), with_null=True) if path.is_file() else ([], 0)
+        )
         self.kept = [record for record in records if keeps(record)]
         if num_damaged and (self.kept or not records):
             print(f"{path}: left out {counted(num_damaged, 'damaged line')}", flush=True)
@@ -139,7 +153,7 @@ class Metrics:
     def add(self, record: Record) -> None:
         """Write a record; what a full disk does not take is written by a later call."""
         self._file.add(record)
-        self._unsynced.append(record)
+        self._unsynced.append(record := measured(record))
         with suppress(OSError):
             self._add_event(record)
 
@@ -205,22 +219,24 @@ def model_flops_per_token(run: Run) -> int:
     return flops - round((1 - run.train.masking.probability) * of_logits)
 
 
-def validation(measured: dict[str, Validation]) -> Record:
+def validation(splits: dict[str, Validation]) -> Record:
     """Entries of a record for validation splits; those of `valid` have no suffix."""
     return {
         f"validation_{key}" + f"/{name}" * (name != "valid"): value
-        for name, each in measured.items()
+        for name, each in splits.items()
         for key, value in each._asdict().items()
-        if value is not None
+        if value is not None or key == "loss"
     }
 
 
-def validation_text(name: str, measured: Validation) -> str:
+def validation_text(name: str, split: Validation) -> str:
     """A measurement of a validation split for people."""
-    accuracies = {"tokens": measured.token_accuracy, "samples": measured.sample_accuracy}
+    if split.loss is None:
+        return f"{title(name)} none: no token of the split has a label"
+    accuracies = {"tokens": split.token_accuracy, "samples": split.sample_accuracy}
     shares = (f"{value:.1%} of {what}" for what, value in accuracies.items() if value is not None)
     right = ", ".join(shares)
-    return f"{title(name)} {measured.loss:.4f}" + f" ({right} right)" * bool(right)
+    return f"{title(name)} {split.loss:.4f}" + f" ({right} right)" * bool(right)
 
 
 def title(name: str) -> str:
@@ -231,9 +247,12 @@ def title(name: str) -> str:
 def console_line(record: Record, *, train_steps: int, seconds_left: float) -> str:
     """A training record as a line for people, in the order of Megatron's log line."""
     norm = record.get("grad_norm")
+    loss = "none (no token of the batch has a label)"
+    if record["loss"] is not None:
+        loss = f"{record['loss']:.4f}"
     norm_text = "skipped: gradients are not finite" if norm is None else f"grad norm {norm:.3f}"
     return (
-        f"step {record['step']}/{train_steps} | loss {record['loss']:.4f} | "
+        f"step {record['step']}/{train_steps} | loss {loss} | "
         f"lr {record['learning_rate']:.2e} | {norm_text} | "
         f"{record['tokens_per_second']:,.0f} tokens/s | {duration(seconds_left)} left"
     )

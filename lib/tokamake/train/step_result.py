@@ -41,6 +41,8 @@ class StepResult(NamedTuple):
     sample_loss: float | None = None
     """Part of `loss`: mean over the samples of the loss of their classes, such as the order of
     sentences; None: they have none."""
+    has_labels: bool = True
+    """Whether any token, or sample, of the global batch has a label; else the loss is 0."""
     num_rows: int = 0
     """Rows of tokens, over all ranks: fewer than samples if these share rows."""
 

@@ -242,18 +242,19 @@ class Trainer:
                 if is_due:
                     next_rate = self.learning_rate()
                     self.log.training(self.state, result, learning_rate, next_rate=next_rate)
-                if result.stop:
-                    # The system may not wait for a validation before it kills the job.
+                is_validated = self._due(train.evaluation_interval)
+                if result.stop or self._due(train.save_interval) or self._is_last():
                     self.save()
-                    self.saver.finish()
+                    # A kill in the validation must not cost the steps before it.
+                    if result.stop or is_validated:
+                        self.saver.finish()
+                if result.stop:
                     self.stopped = self.stopping.agree()
                 # A person made the file `stop`, and can wait for a validation.
-                if self._due(train.evaluation_interval) or self.stopped is Stopped.FILE:
+                if is_validated or self.stopped is Stopped.FILE:
                     self.validate()
                 if result.stop:
                     break
-                if self._due(train.save_interval) or self.state.step == self.last_step:
-                    self.save()
             self.saver.finish()
             if self.stopped and self.state.step < self.last_step:
                 job_progress.say_stopped(self.stopped, self.state.step, self.ranks)
@@ -355,6 +356,7 @@ class Trainer:
             measured[name] = self.engine.validate(report_from_any_rank(beating, self.ranks))
         if measured:
             self.log.validation(self.state, measured)
+            self.saver.note_validation()
 
     def save(self) -> None:
         """Begin to save a checkpoint; training may continue before it is on disk."""
@@ -368,6 +370,9 @@ class Trainer:
 
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.run.train.train_steps
+
+    def _is_last(self) -> bool:
+        return self.state.step == self.last_step
 
     def _read_ahead(self) -> Iterator[StepBatch]:
         """Steps that are left; the next one is read while the device computes."""

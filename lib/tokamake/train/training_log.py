@@ -54,7 +54,7 @@ class _Interval:
         self.batch_size = samples
         self.skipped += result.skipped
         self.nans += not math.isfinite(result.loss)
-        if math.isfinite(result.loss) and not result.skipped:
+        if math.isfinite(result.loss) and result.has_labels and not result.skipped:
             self.losses += result.loss
             self.updates += 1
             for corpus, (nats, tokens) in zip(corpora, result.corpus_losses, strict=False):
@@ -181,7 +181,7 @@ class TrainingLog:
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": state.consumed_samples * sequence_length,
             "batch_size": interval.batch_size,
-            "loss": result.loss,
+            "loss": result.loss if result.has_labels else None,
             "learning_rate": learning_rate,
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
             **_parts_of_loss(result),
@@ -201,7 +201,7 @@ class TrainingLog:
             samples = {"consumed_samples": state.consumed_samples} if self._is_megatron else {}
             self._add({"step": step, **samples, **metrics.validation(measured)})
         if self._is_megatron:
-            losses = {name: each.loss for name, each in measured.items()}
+            losses = {n: each.loss for n, each in measured.items() if each.loss is not None}
             for line in megatron_log.validation_lines(step, losses):
                 self._ranks.print_once(line)
             return
@@ -230,7 +230,7 @@ class TrainingLog:
         assert self._metrics
         assert self._tracking
         self._metrics.add(record)
-        self._tracking.add(record)
+        self._tracking.add(metrics.measured(record))
 
 
 def _corpus_losses(interval: _Interval) -> Record:

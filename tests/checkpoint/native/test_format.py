@@ -1,7 +1,6 @@
 """Native checkpoints are opened, laid out and filled."""
 
 import os
-import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path

@@ -215,6 +215,25 @@ def empty_array(root: Path) -> None:
     (root / "index" / "train" / "arrays.bin").write_bytes(b"")
 
 
+def negative_numbers(root: Path) -> None:
+    """They would count from the end of an array."""
+    numbers = np.load(root / "index/train/dataset_sample_index.npy", mmap_mode="r+")
+    numbers[0] = -1
+
+
+def too_large_numbers(root: Path) -> None:
+    path = root / "index/train/arrays.bin"
+    path.write_bytes(b"\x7f" * path.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [negative_numbers, too_large_numbers])
+def test_numbers_out_of_bounds_name_the_index(root: Path, damage: Any) -> None:
+    """Hashes find them before training; other commands read single samples without."""
+    damage(root)
+    with pytest.raises(UserError, match=r"index/train: damaged at sample 0 .*; run `tokamake ind"):
+        open_samples(root)[0]
+
+
 def change_tokens(root: Path) -> None:
     write_dataset(root / "books", [*random_lengths(1, 90), 1])
 

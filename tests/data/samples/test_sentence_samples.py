@@ -108,7 +108,7 @@ def test_an_index_without_an_objective_is_refused(folder: Path, tmp_path: Path) 
     del description["objective"], description["digest"]
     description["digest"] = files.digest(description)
     (tmp_path / "index.json").write_text(json.dumps(description))
-    for name in ("train", "valid"):
+    for name in ("train", "valid", "pieces.npy"):
         (tmp_path / name).symlink_to(folder / name)
     with pytest.raises(UserError, match="samples of objective causal"):
         MaskedSamples(tmp_path, split="train", data_root=tmp_path, verify=False)

@@ -19,6 +19,7 @@ from tests.support.runs import losses, make_run, prepare, train_here
 from tests.train.checkpoints.test_resume import save
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import TemporaryError, UserError
+from tokamake.train.backends.native import Engine
 from tokamake.train.checkpoints import retention
 from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.retention import Retention
@@ -87,6 +88,18 @@ def test_the_best_by_validation_are_kept(name: str, keep: Any, tmp_path: Path) -
     lines = (f'{{"step": {step}, "{name}": {loss}}}\n' for step, loss in measured.items())
     (tmp_path / "run/training/metrics.jsonl").write_text("".join(lines).replace("nan", "NaN"))
     assert keep(1, 2, 3, 4, 5, 6, 7, 8, keep_last=2, keep_best=2) == [2, 6, 7, 8]
+
+
+def test_a_validation_after_the_save_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last checkpoint is saved before its loss is known, and is the best."""
+    validate, measured = Engine.validate, iter([9.0, 5.0, 7.0, 1.0])
+    monkeypatch.setattr(
+        Engine, "validate", lambda *args: validate(*args)._replace(loss=next(measured))
+    )
+    settings = {"save_interval": 2, "evaluation_interval": 2, "keep_last": 2, "keep_best": 1}
+    config = make_run(root, "best", **settings)
+    assert train_here(config) == 0
+    assert steps(config) == [4, 6]
 
 
 def test_ends_of_segments_are_kept(keep: Any, tmp_path: Path) -> None:

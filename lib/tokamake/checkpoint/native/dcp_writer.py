@@ -21,7 +21,7 @@ class DcpWriter(dcp.FileSystemWriter):
     """DCP's writer to a folder, with `.metadata` written by `dcp_metadata_writer`."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write `.metadata` and hashes. One rank calls it, after all ranks have written their tensors."""
+        """Write `.metadata` and hashes. One rank calls it, after all ranks have written tensors."""
         locations = {
             (result.index.fqn, result.index.offset): result.storage_data
             for rank_results in results

@@ -208,6 +208,7 @@ def _write(
             np.save(folder / PIECES, pieces)
         description = {**options, "splits": written, "largest_tokens": largest_tokens}
         description["bytes"] = sizes(folder)
+        description["sha256"] = {name: files.sha256(folder / name) for name in sizes(folder)}
         # index.json is written last: without it a folder is not an index.
         description["digest"] = files.digest(description)
         files.write_json(folder / "index.json", description)

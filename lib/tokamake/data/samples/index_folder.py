@@ -38,10 +38,17 @@ def is_complete(folder: Path, request: str) -> bool:
         description = read_index(folder)
     except UserError:
         return False
-    # Sizes, not hashes: this check must be fast for large indexes.
-    expected = {folder / name: size for name, size in description["bytes"].items()}
-    return description["request"] == request and all(
-        path.is_file() and path.stat().st_size == size for path, size in expected.items()
+    return description["request"] == request and damaged_file(folder, description) is None
+
+
+def damaged_file(folder: Path, description: dict[str, Any]) -> Path | None:
+    """First file of an index folder that is missing or has another size; None: there is none.
+
+    Sizes, not hashes: this check must be fast for large indexes. `train` compares the hashes.
+    """
+    sizes_of = {folder / name: size for name, size in description["bytes"].items()}
+    return next(
+        (p for p, size in sizes_of.items() if not p.is_file() or p.stat().st_size != size), None
     )
 
 

@@ -15,7 +15,13 @@ import numpy.typing as npt
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.index_folder import REMEDY, identity, matches, read_index
+from tokamake.data.samples.index_folder import (
+    REMEDY,
+    damaged_file,
+    identity,
+    matches,
+    read_index,
+)
 from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.errors import UserError
@@ -70,8 +76,11 @@ class SplitSamples:
             raise UserError(f"{folder}: no {split} split; run `tokamake index` with samples for it")
         self.sequence_length: int = description["sequence_length"]
         self.digest: str = description["digest"]
-        self._description = description
+        self._description, self._folder = description, folder / split
         self._descriptions = description["splits"][split]["files"]
+        if damaged := damaged_file(folder, description):
+            reason = "damaged: has another size" if damaged.is_file() else "no such file"
+            raise UserError(f"{damaged}: {reason}; {REMEDY}")
         for prefix in (dataset["prefix"] for dataset in self._descriptions if verify):
             if not matches(description["pairs"][prefix], identity(data_root, prefix)):
                 raise UserError(f"{data_root / prefix}: changed since it was indexed; {REMEDY}")
@@ -81,8 +90,11 @@ class SplitSamples:
         self._corpus_numbers = np.array([self.corpora.index(name) for name in names])
         # Thousands of ranks open thousands of datasets: open each at its first sample.
         self._datasets: dict[int, IndexedDataset] = {}
-        self._dataset_index = _open(folder / split / "dataset_index.npy")
-        self._dataset_sample_index = _open(folder / split / "dataset_sample_index.npy")
+        self._dataset_index = open_array(folder / split / "dataset_index.npy")
+        self._dataset_sample_index = open_array(folder / split / "dataset_sample_index.npy")
+        for order in (self._dataset_index, self._dataset_sample_index):
+            if order.shape != (description["splits"][split]["samples"],):
+                raise UserError(f"{folder / split}: damaged: {order.shape} samples; {REMEDY}")
 
     def __len__(self) -> int:
         return len(self._dataset_index)
@@ -112,7 +124,14 @@ class SplitSamples:
     def _dataset_number(self, sample: int) -> int:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        return int(self._dataset_index[sample])
+        number, place = int(self._dataset_index[sample]), int(self._dataset_sample_index[sample])
+        # Negative numbers would count from the end.
+        if not 0 <= number < len(self.prefixes) or place < 0:
+            raise self._damaged(sample, f"number {place} of dataset {number}")
+        return number
+
+    def _damaged(self, sample: int, reason: object) -> UserError:
+        return UserError(f"{self._folder}: damaged at sample {sample} ({reason}); {REMEDY}")
 
 
 class Samples(SplitSamples):
@@ -145,11 +164,14 @@ class Samples(SplitSamples):
         """
         number = self._dataset_number(sample)
         dataset, index = self._dataset(number), self._indexes[number]
-        (first, offset), (last, end) = self._bounds(index, sample)
-        parts = [dataset[document] for document in index.document[first : last + 1]]
-        # Cut the end first: if both bounds lie in one document, `end` counts from its beginning.
-        parts[-1] = parts[-1][: end + 1]
-        parts[0] = parts[0][offset:]
+        try:
+            (first, offset), (last, end) = self._bounds(index, sample)
+            parts = [dataset[document] for document in index.document[first : last + 1]]
+            # Cut the end first: if both bounds lie in one document, `end` counts from its start.
+            parts[-1] = parts[-1][: end + 1]
+            parts[0] = parts[0][offset:]
+        except (IndexError, ValueError) as error:
+            raise self._damaged(sample, error) from None
         missing = self.sequence_length + 1 - sum(map(len, parts))
         if missing < 0 or (missing and not self._padded):
             raise UserError(
@@ -297,7 +319,8 @@ def steps(
         consumed_samples += size
 
 
-def _open(path: Path) -> npt.NDArray[Any]:
+def open_array(path: Path) -> npt.NDArray[Any]:
+    """Map an array of an index folder into memory; UserError: it is missing or damaged."""
     try:
         # A plain array: slicing an np.memmap costs a microsecond more.
         return np.asarray(np.load(path, mmap_mode="r"))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index_folder import REMEDY
-from tokamake.data.samples.loader import DocumentSpan, SplitSamples
+from tokamake.data.samples.loader import DocumentSpan, SplitSamples, open_array
 from tokamake.data.samples.objective import KEY, PIECES, Objective
 from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.data.samples.sentence_index import SentenceIndex
@@ -61,7 +61,7 @@ class SentenceSamples(SplitSamples, ABC):
         for prefix in self.prefixes if verify else []:
             check_sentences(prefix, objective=self.objective.name)
         self._seed: int = self._description["seed"]
-        self._pieces: npt.NDArray[np.uint8] = np.load(folder / PIECES)
+        self._pieces: npt.NDArray[np.uint8] = open_array(folder / PIECES)
         arrays = ArrayFile(folder / split)
         self._indexes = [
             arrays.index(dataset["arrays"], SentenceIndex) for dataset in self._descriptions

@@ -222,7 +222,9 @@ class EngineBase(ABC):
         if num_samples is None:  # all data-parallel ranks have as many samples
             of_rank = [each.sample_labels for each in batches if each.sample_labels is not None]
             num_samples = sum(map(len, of_rank)) * self.mesh.data.size
-        return LossFactors(1 / self._num_labels(batches), 1 / max(1, num_samples))
+        num_labels = self._num_labels(batches)
+        self._has_labels = num_labels + num_samples > 0
+        return LossFactors(1 / max(1, num_labels), 1 / max(1, num_samples))
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
         """Number of tokens with a loss, over all ranks; also sets the number of rows."""
@@ -241,7 +243,7 @@ class EngineBase(ABC):
         # same rows, too.
         num_copies = mesh.tensor.size * mesh.pipeline.size
         self._num_rows = num_rows // (num_copies * mesh.context.size)
-        return max(1, num_labels // num_copies)
+        return num_labels // num_copies
 
     def _sum_over_ranks(
         self,
@@ -336,8 +338,9 @@ class EngineBase(ABC):
         dist.all_reduce(total)
         of_tokens, num_labels, of_samples, num_samples, *right = total.tolist()
         is_causal = self._run.train.objective == "causal"
+        loss = of_tokens / max(1, num_labels) + of_samples / max(1, num_samples)
         return Validation(
-            of_tokens / max(1, num_labels) + of_samples / max(1, num_samples),
+            loss if num_labels + num_samples else None,
             None if is_causal or not num_labels else right[0] / num_labels,
             right[1] / num_samples if num_samples else None,
         )

@@ -149,6 +149,7 @@ class Engine(EngineBase):
             updated=math.isfinite(loss) and math.isfinite(norm),
             corpus_losses=sums.corpora,
             sample_loss=sums.sample_loss,
+            has_labels=self._has_labels,
             num_rows=self._num_rows,
         )
 

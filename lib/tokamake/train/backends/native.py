@@ -106,6 +106,7 @@ class Engine(EngineBase):
             layer_norms=sums.layer_norms,
             corpus_losses=sums.corpora,
             sample_loss=sums.sample_loss,
+            has_labels=self._has_labels,
             num_rows=self._num_rows,
         )
 
@@ -166,7 +167,7 @@ class Engine(EngineBase):
         step = self._num_updates()
         if not self._needs_hessian(step, self._run.train.optimizer):
             return
-        num_labels, loss_scale = self._num_labels(batches), self._loss_scale.value
+        num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
         factors = LossFactors(loss_scale / num_labels)
         self.stages.forward_backward(batches, factors, draws=draws)

@@ -12,7 +12,6 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.train.bad_steps import GuardState
 
-
 HASHED = ("run.yaml", DESCRIPTION)
 """Files of a checkpoint whose hashes state.json has."""
 

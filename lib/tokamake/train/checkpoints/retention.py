@@ -41,6 +41,9 @@ class Retention:
     These are kept as well: ends of segments, checkpoints that other runs in the same results folder
     start from, those of other runs, and those later than the step at which training stands.
 
+    Attributes:
+        current: step of the newest checkpoint.
+
     Args:
         run: the resolved run.
         state: where training begins or resumes.
@@ -48,7 +51,7 @@ class Retention:
     """
 
     def __init__(self, run: Run, state: ResumeState, *, verified: bool = False) -> None:
-        self._run, self._start, self._current = run, state, state.step
+        self._run, self._start, self.current = run, state, state.step
         # Training went back before these steps: they are no checkpoints of what it does now.
         self._abandoned = {step for step in self._steps() if step > state.step}
         self._verified = state.step if verified else None
@@ -73,7 +76,7 @@ class Retention:
             TemporaryError: there is not enough room.
         """
         self.wait()
-        newest = self._folder(self._current)
+        newest = self._folder(self.current)
         needed = _MARGIN * (_size(newest) or estimate)
         problem = f"{newest} is complete" if newest.is_dir() else "the run has no checkpoint yet"
         if self._free() < needed and self._run.train.keep_last:
@@ -91,7 +94,7 @@ class Retention:
     def note_commit(self, step: int) -> None:
         """Begin to delete old checkpoints, since a new one is complete and in its place."""
         self.wait()
-        self._current = step
+        self.current = step
         self._abandoned.discard(step)
         if self._run.train.keep_last:
             self._deletion = self._thread.submit(self._delete_old, self._run.train.keep_last)
@@ -119,7 +122,7 @@ class Retention:
         """Delete all checkpoints that no setting keeps."""
         self._delete(self._deletable(keep_last))
         self._delete_replaced()
-        newest = self._folder(self._current)
+        newest = self._folder(self.current)
         if self._free() < _MARGIN * _size(newest):
             # `make_room` will have to delete more: verify beside training, not while all wait.
             with suppress(UserError):
@@ -154,11 +157,11 @@ class Retention:
         Raises:
             UserError: it is damaged.
         """
-        if self._verified != self._current:
-            newest = self._folder(self._current)
+        if self._verified != self.current:
+            newest = self._folder(self.current)
             check_files(newest)
             check_checksums(open_any(newest), workers=_WORKERS)
-            self._verified = self._current
+            self._verified = self.current
 
     def _delete(self, steps: list[int]) -> None:
         self._delete_folders([self._folder(step) for step in steps])
@@ -179,13 +182,13 @@ class Retention:
 
     def _deletable(self, keep_last: int) -> list[int]:
         """Steps of checkpoints that may be deleted, in order; none if the newest is not whole."""
-        self._whole.discard(self._current)
-        steps = [step for step in self._steps() if step <= self._current]
+        self._whole.discard(self.current)
+        steps = [step for step in self._steps() if step <= self.current]
         whole = [step for step in steps if self._is_whole(step)]
-        if self._current not in whole:
+        if self.current not in whole:
             return []
         last = [step for step in whole if step not in self._abandoned][-keep_last:]
-        kept = {*last, self._current, *self._best(whole), *self._starts_of_others()}
+        kept = {*last, self.current, *self._best(whole), *self._starts_of_others()}
         return [step for step in steps if step not in kept and not self._is_kept_for_ever(step)]
 
     def _steps(self) -> list[int]:

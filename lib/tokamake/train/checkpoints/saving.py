@@ -80,6 +80,11 @@ class CheckpointSaver:
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
 
+    def note_validation(self) -> None:
+        """Let `train.keep_best` decide again, since a validation loss was recorded."""
+        if self._retention and self._saving is None and self._run.train.keep_best:
+            self._retention.note_commit(self._retention.current)
+
     def _commit(self, state: ResumeState) -> None:
         output = self._run.output
         write_run(output / resume.SAVING / f"global_step{state.step}" / "run.yaml", self._run)

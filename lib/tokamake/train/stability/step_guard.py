@@ -56,7 +56,7 @@ class StepGuard:
             self.state = self.state._replace(rate_factor=factor)
         if result.bad and not result.bad.updates:
             self.state = self.state.after_skip(step)
-        elif result.updated and self._settings.spike != "ignore":
+        elif result.updated and result.has_labels and self._settings.spike != "ignore":
             window = self._settings.spike_window
             self.state = self.state.after_good(result.loss, result.grad_norm, window=window)
 
