@@ -22,6 +22,7 @@ KINDS = {
     "numbers that are not finite": "NaN or infinity on one rank or on all",
     "full disk": "ENOSPC for a while, in checkpoints, metrics and data stages",
     "damaged checkpoint": "bytes or files of the newest checkpoint are changed or missing",
+    "damaged file": "any kept file of a run: bits, digits, blocks, lengths, names, stale copies",
     "damaged data": "bytes of raw files or indexed datasets change, before or while they are read",
     "second trainer": "two processes train in one folder, with and without file locks",
 }

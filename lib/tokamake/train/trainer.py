@@ -187,6 +187,7 @@ class Trainer:
             start = load_newest_whole(self.engine.load, run, ranks=ranks, start=start)
         elif checkpoint:
             self.engine.load(checkpoint)
+            self.engine.check_finite(checkpoint)
         self._begin_at(start)
 
     def _begin_at(self, start: ResumePoint) -> None:

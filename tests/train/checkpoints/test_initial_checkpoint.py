@@ -181,6 +181,20 @@ def test_damaged_initial_checkpoints_are_refused(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("backend", ["native", "deepspeed"])
+def test_an_initial_checkpoint_with_nan_is_refused(
+    root: Path, tmp_path: Path, backend: str
+) -> None:
+    """Or the first step would have a bad loss, and its documents would be blamed."""
+    weights = random_tensors(TIED, 5)
+    weights["model.norm.weight"][3] = float("inf")
+    write_start(tmp_path / "start", TIED, weights)
+    run = read_run(make_run(root, f"nan-{backend}", backend=backend))
+    run = run.model_copy(update={"checkpoint": tmp_path / "start"})
+    with pytest.raises(UserError, match=r"start.*: model\.model\.norm\.weight holds NaN or infin"):
+        build(run)
+
+
 def test_an_initial_checkpoint_of_another_architecture_is_refused(root: Path) -> None:
     run = read_run(make_run(root, "other-architecture"))
     with pytest.raises(UserError, match=r"not of the architecture .* run `tokamake resolve` again"):

@@ -326,5 +326,5 @@ def open_array(path: Path) -> npt.NDArray[Any]:
         return np.asarray(np.load(path, mmap_mode="r"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {REMEDY}") from None
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header can raise anything
         raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None

@@ -139,6 +139,21 @@ class EngineBase(ABC):
             with raise_on_all_ranks():
                 training_state.check(start.path, tensors)
             training_state.fill(start.path, tensors)
+        self.check_finite(start.path)
+
+    def check_finite(self, start: Path) -> None:
+        """Check that no weight of a checkpoint that the run starts from is NaN or infinite.
+
+        Raises:
+            UserError: one is; all ranks raise it.
+        """
+        with raise_on_all_ranks():
+            for chunk, flat_chunks in self._weights():
+                if not all(values.isfinite().all() for values in flat_chunks.chunks.values()):
+                    raise UserError(
+                        f"{start}: model.{chunk.saved_name} holds NaN or infinity; name another "
+                        "checkpoint"
+                    )
 
     def _draw_weights(self) -> None:
         """Draw this rank's chunks of random weights; threads share the tensors."""
