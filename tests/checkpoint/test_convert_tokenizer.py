@@ -237,3 +237,37 @@ def test_large_models_have_the_tokenizer_beside_their_shards(native: Path, tmp_p
     assert {*FILES, "model.safetensors.index.json"} <= {*names(tmp_path / "a")}
     assert len([*(tmp_path / "a").glob("model-*-of-*.safetensors")]) > 1
     assert open_any(tmp_path / "a").tokenizer == (*(tmp_path / "a" / name for name in FILES),)
+
+
+def test_the_tokenizer_beside_a_model_is_compared_with_it(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "a"
+    convert(source=native, target=source, format="hf", tokenizer=words(tmp_path, 130))
+    capsys.readouterr()
+    convert(source=source, target=tmp_path / "b", format="hf")
+    assert f"tokenizer {source}: has 130 entries, the model of" in capsys.readouterr().err
+    for file in words(tmp_path, 132).iterdir():
+        shutil.copyfile(file, source / file.name)
+    with pytest.raises(
+        UserError, match=r"tokenizer .*/a: has 132 entries, the model of .* has 131"
+    ):
+        convert(source=source, target=tmp_path / "c", format="hf")
+    assert not (tmp_path / "c").exists()
+    # Another format leaves the tokenizer behind, and another tokenizer takes its place.
+    convert(source=source, target=tmp_path / "c", format="native")
+    convert(source=source, target=tmp_path / "d", format="hf", tokenizer=words(tmp_path, 131))
+    (source / "tokenizer.json").write_text("{}")
+    capsys.readouterr()
+    convert(source=source, target=tmp_path / "e", format="hf")
+    assert "its tokenizer is kept, but not compared with the model" in capsys.readouterr().err
+
+
+def test_files_with_a_prefix_get_the_names_that_transformers_knows(
+    native: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "bert-base-uncased-vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    convert(source=native, target=tmp_path / "a", format="hf", tokenizer=folder)
+    assert "vocab.txt" in names(tmp_path / "a")

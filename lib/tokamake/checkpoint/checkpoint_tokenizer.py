@@ -1,5 +1,6 @@
 """The tokenizer that a checkpoint is written with: its special tokens and the files to copy."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,25 +52,47 @@ def read_tokenizer(
     Raises:
         UserError: there is no tokenizer, or it has more entries than the model.
     """
-    opened, vocab_size = open_tokenizer(tokenizer), checkpoint.architecture.vocab_size
-    assert vocab_size is not None, "an open checkpoint has its vocab_size set"
-    if opened.vocab_size > vocab_size:
-        raise UserError(
-            f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
-            f"{checkpoint.path} has {vocab_size:,}; give the tokenizer that it was trained with"
-        )
+    opened = open_tokenizer(tokenizer)
+    warning = _compare_sizes(opened.vocab_size, checkpoint, f"--tokenizer {tokenizer}")
     files = tokenizer_files(tokenizer)[1]
     optional = (file for pattern in _OPTIONAL_FILES for file in files[0].parent.glob(pattern))
     copied = (*sorted({*with_configs(files), *optional}),)
-    warning = (
-        f"--tokenizer {tokenizer}: has {opened.vocab_size:,} entries, the model of "
-        f"{checkpoint.path} has {vocab_size:,}; if the others are not padding, the model was "
-        "trained with another tokenizer"
-    )
     bos, eos = opened.bos, opened.eod
     if checkpoint.architecture.has_decoder:
         bos, eos = decoder_tokens(opened) or (bos, eos)
     tokens: dict[str, Any] = {"eos_token_id": including(checkpoint.stated_end_tokens, eos)}
     if bos is not None:
         tokens["bos_token_id"] = bos
-    return tokens, copied, warning if opened.vocab_size < vocab_size else None
+    return tokens, copied, warning
+
+
+def check_kept_tokenizer(checkpoint: Checkpoint) -> str | None:
+    """Compare the size of the tokenizer beside a model with the model's; return a warning.
+
+    Raises:
+        UserError: the tokenizer has more entries than the model.
+    """
+    folder = checkpoint.tokenizer[-1].parent
+    try:
+        num_entries = open_tokenizer(folder).vocab_size
+    except UserError as error:  # transformers may know it
+        return f"{folder}: its tokenizer is kept, but not compared with the model: {error}"
+    return _compare_sizes(num_entries, checkpoint, f"tokenizer {folder}")
+
+
+def _compare_sizes(num_entries: int, checkpoint: Checkpoint, named: str) -> str | None:
+    vocab_size = checkpoint.architecture.vocab_size
+    assert vocab_size is not None, "an open checkpoint has its vocab_size set"
+    sizes = (
+        f"{named}: has {num_entries:,} entries, the model of {checkpoint.path} has {vocab_size:,}"
+    )
+    if num_entries > vocab_size:
+        raise UserError(f"{sizes}; give the tokenizer that it was trained with")
+    if num_entries == vocab_size:
+        return None
+    return f"{sizes}; if the others are not padding, the model was trained with another tokenizer"
+
+
+def exported_name(file: Path) -> str:
+    """Name by which transformers finds a file of a tokenizer: vocab.json for gpt2-vocab.json."""
+    return re.sub(r"^.*-(?=(vocab\.json|merges\.txt|vocab\.txt|tokenizer\.json)$)", "", file.name)

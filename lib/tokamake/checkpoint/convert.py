@@ -93,6 +93,7 @@ def convert(
         UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
             is too large for it.
     """
+    from tokamake.checkpoint.checkpoint_tokenizer import check_kept_tokenizer
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
     from tokamake.checkpoint.load_model import tokenizer_of_run
@@ -135,6 +136,8 @@ def convert(
         if not take_first_copy:
             check_replicas(checkpoint.source)
     copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
+    if copied_tokenizer and tokenizer is None:
+        tokenizer_warning = check_kept_tokenizer(checkpoint)
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer, model_card=model_card)
     check = _LogitsCheck(checkpoint, dtype) if compare_logits else None

@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tokamake import __version__, files
-from tokamake.checkpoint.checkpoint_tokenizer import TOKENIZER_CONFIG, exported_config
+from tokamake.checkpoint.checkpoint_tokenizer import (
+    TOKENIZER_CONFIG,
+    exported_config,
+    exported_name,
+)
 from tokamake.checkpoint.detect import load_format
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
@@ -170,7 +174,7 @@ def _write(
     for file in target.tokenizer:
         # transformers keeps further chat templates in a folder of their own.
         is_template = file.parent.name == CHAT_TEMPLATES
-        place = content / CHAT_TEMPLATES / file.name if is_template else content / file.name
+        place = content / (CHAT_TEMPLATES if is_template else "") / exported_name(file)
         place.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, place)
         if file.name == TOKENIZER_CONFIG:

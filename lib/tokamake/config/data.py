@@ -108,6 +108,9 @@ class TokenizeSettings(Settings):
     """Append the tokenizer's end-of-document token to each document."""
     prepend_bos: bool = False
     """Prepend the tokenizer's beginning-of-sequence token to each document."""
+    special_tokens_in_text: Literal["special", "plain"] = "special"
+    """Text that is the name of a special token, such as <|endoftext|>. special: it becomes that
+    token. plain: it stays ordinary text, as with `split_special_tokens` in transformers."""
     split_sentences: bool = False
     """Write each sentence as a separate sequence, for BERT, T5 and ICT data."""
     language: Annotated[str, Field(pattern=r"^[a-z]{2,3}$")] = "en"

@@ -22,7 +22,7 @@ from tokamake.train.checkpoints.changes import compare_settings, dataset_lines
 from tokamake.validation import read_yaml
 from tokamake.workflow.config import WorkflowConfig
 
-_OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences")
+_OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
 """Settings of `tokenize` that the manifest of a merged dataset states."""
 _OF_CORPUS = ("format", "text_key", "template")
 """Columns of the table of corpora that decide the tokens."""

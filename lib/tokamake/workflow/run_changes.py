@@ -26,7 +26,7 @@ from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import RUN
 
-_OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences")
+_OF_TOKENS = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
 """Settings of `tokenize` that manifests state."""
 
 

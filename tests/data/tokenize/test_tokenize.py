@@ -21,6 +21,7 @@ from tests.conftest import documents
 from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
+from tokamake.data.indexed.merge_inputs import check_consistent, open_merge_input
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
@@ -80,6 +81,32 @@ def test_prepend_bos_begins_each_document(workspace: Path, oracle: tokenizers.To
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
+def test_special_tokens_in_text_can_stay_text(
+    workspace: Path, oracle: tokenizers.Tokenizer
+) -> None:
+    text = "end<|endoftext|>start"
+    files = write_lines(workspace / "special.jsonl", [{"text": text}])
+    tokens = {}
+    for choice in ("special", "plain"):
+        prefix = workspace / choice
+        tokenize(
+            files,
+            output=prefix,
+            tokenizer=workspace / "tokenizer",
+            special_tokens_in_text=choice,  # type: ignore[arg-type]
+        )
+        tokens[choice] = read(prefix)[0][:-1]
+        assert read_manifest(prefix)["special_tokens_in_text"] == choice
+    assert tokens["special"] == oracle.encode(text).ids
+    oracle.encode_special_tokens = True
+    assert tokens["plain"] == oracle.encode(text).ids
+    assert tokens["plain"] != tokens["special"]
+    oracle.encode_special_tokens = False
+    inputs = [open_merge_input(workspace / choice) for choice in tokens]
+    with pytest.raises(UserError, match="special_tokens_in_text is plain, but special in"):
+        check_consistent(inputs)
+
+
 def test_sentences_become_sequences(
     workspace: Path, oracle: tokenizers.Tokenizer, append_eod: bool
 ) -> None:

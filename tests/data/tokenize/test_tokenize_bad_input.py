@@ -176,3 +176,25 @@ def test_an_error_is_one_line(workspace: Path, name: str) -> None:
     assert len(process.stderr.splitlines()) == 1, process.stderr
     assert expected in process.stderr
     assert not (workspace / "out").exists() or not list((workspace / "out").iterdir())
+
+
+def test_an_expression_that_never_ends_is_reported_with_the_line(
+    sampled: Path, tmp_path: Path
+) -> None:
+    """Rust panics after so many steps of an expression."""
+    definition = json.loads((sampled / "tokenizer/tokenizer.json").read_text())
+    pattern = {"Regex": "(a+)+$"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    pre_tokenizers = [split, definition["pre_tokenizer"]]
+    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": pre_tokenizers}
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    raw = tmp_path / "some.jsonl"
+    raw.write_bytes(ONE + TWO + json.dumps({"text": "a" * 40 + "b"}).encode() + b"\n" + ONE)
+    with pytest.raises(UserError, match=r"some.jsonl:3.*tokenizer\.json: cannot encode") as error:
+        tokenize((str(raw),), output=tmp_path / "out", tokenizer=folder)
+    assert "retry-limit" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out.bin").exists()

@@ -1,6 +1,7 @@
 """Each kind of tokenizer agrees with its own package and reads special tokens from its files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,79 @@ def test_missing_and_damaged_tokenizers_are_refused(sampled: Path, tmp_path: Pat
     (tmp_path / "tokenizer.json").write_text(content[:100])
     with pytest.raises(UserError, match="cannot be loaded"):
         open_tokenizer(tmp_path)
+
+
+def test_sampling_is_turned_off(
+    sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = sampled / "tokenizer/tokenizer.json"
+    content = json.loads(plain.read_text())
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    expected = open_tokenizer(plain.parent).encode_batch(TEXTS)
+    tokenizer = open_tokenizer(tmp_path)
+    assert [tokenizer.encode_batch(TEXTS) for _ in range(5)] == [expected] * 5
+    assert b'"dropout":null' in tokenizer.definition()
+    assert "its dropout is turned off" in capsys.readouterr().err
+
+
+def test_names_with_a_prefix(tmp_path: Path) -> None:
+    """GPT-2's and BERT's vocabularies have these names where Megatron's users fetch them."""
+    gpt2_vocabulary(tmp_path, ["<|endoftext|>"])
+    bert_vocabulary(tmp_path, lowercase=True)
+    texts = [*TEXTS, "end<|endoftext|>start"]
+    gpt2 = open_tokenizer(tmp_path / "vocab.json").encode_batch(texts)
+    bert = open_tokenizer(tmp_path / "vocab.txt").encode_batch(texts)
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).rename(tmp_path / f"gpt2-{name}")
+    assert open_tokenizer(tmp_path).encode_batch(texts) == bert
+    (tmp_path / "vocab.txt").rename(tmp_path / "bert-large-uncased-vocab.txt")
+    assert open_tokenizer(tmp_path / "gpt2-vocab.json").encode_batch(texts) == gpt2
+    assert open_tokenizer(tmp_path / "bert-large-uncased-vocab.txt").encode_batch(texts) == bert
+    with pytest.raises(UserError, match=r"name the file, bert-large-uncased-vocab.txt or gpt2-voc"):
+        open_tokenizer(tmp_path)
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / f"my-{name}").write_bytes((tmp_path / f"gpt2-{name}").read_bytes())
+    with pytest.raises(
+        UserError, match=r"several tokenizers; name the file, gpt2-vocab.json or my"
+    ):
+        open_tokenizer(tmp_path)
+    (tmp_path / "gpt2-merges.txt").unlink()
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json, vocab\.json with merges\.txt"):
+        open_tokenizer(tmp_path / "gpt2-vocab.json")
+
+
+def nested(depth: int) -> str:
+    return '{"type":"Sequence","normalizers":[' * depth + "]}" * depth
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        ('{"normalizer":' + nested(100_000) + "}", "cannot be loaded .recursion limit"),
+        ('{"added_tokens":[' + '{"single_word":false},' * 100_001 + "]}", "100,001 added tokens"),
+        ('{"model":{"type":"BPE","vocab":{},"merges":[]},"pre_tokenizer":{"type":"Split",'
+         '"pattern":{"Regex":"("},"behavior":"Isolated","invert":false}}', "cannot be loaded"),
+    ],
+    ids=["deep", "many", "regex"],
+)  # fmt: skip
+def test_bombs_are_refused_in_one_line(tmp_path: Path, definition: str, message: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(definition)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    with pytest.raises(UserError, match=message) as error:
+        open_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_huge_files_are_refused(tmp_path: Path, sampled: Path) -> None:
+    folder = tmp_path / "t"
+    shutil.copytree(sampled / "tokenizer", folder)
+    (folder / "chat_template.jinja").write_text("{{ 1 }}" * 200_000)
+    with pytest.raises(UserError, match=r"chat_template\.jinja: more than 1,048,576 bytes"):
+        open_tokenizer(folder)
+    with (folder / "tokenizer.json").open("ab") as file:
+        file.truncate(300 << 20)  # a sparse file
+    with pytest.raises(UserError, match=r"tokenizer\.json: 314,572,800 bytes, more than"):
+        open_tokenizer(folder)

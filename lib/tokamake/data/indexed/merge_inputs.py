@@ -19,7 +19,7 @@ from tokamake.errors import UserError
 
 SHARED_KEYS = (
     "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
-    "dtype",
+    "special_tokens_in_text", "dtype",
 )  # fmt: skip
 """Manifest keys whose values must be the same in all inputs that state them."""
 
@@ -195,7 +195,8 @@ def check_consistent(inputs: list[MergeInput]) -> None:
 def _shared_values(dataset: MergeInput) -> dict[str, Any]:
     # Floating-point tokens are converted to the type of the other inputs.
     dtype = {} if dataset.dtype.kind == "f" else {"dtype": dataset.dtype.name}
-    manifest = dataset.manifest or {}
+    # Manifests of earlier versions do not state it.
+    manifest = {"special_tokens_in_text": "special", **dataset.manifest} if dataset.manifest else {}
     return dtype | {key: value for key, value in manifest.items() if key in SHARED_KEYS}
 
 

@@ -50,6 +50,7 @@ class ShardOptions:
     format: str = ""
     append_eod: bool = True
     prepend_bos: bool = False
+    special_tokens_in_text: Literal["special", "plain"] = "special"
     split_sentences: bool = False
     language: str = "en"
     empty_documents: Literal["skip", "keep"] = "skip"
@@ -117,6 +118,7 @@ class ShardWriter:
         self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._num_read = self._num_duplicates = 0
+        self._opened: list[Input] = []
         self._input_entries: list[dict[str, Any]] = []
 
     def write(self, request: str = "") -> list[dict[str, Any]]:
@@ -186,6 +188,7 @@ class ShardWriter:
         """Yield the good documents of all inputs; stop at a bad one or quarantine it."""
         fields = self._options.fields
         for input_index, source in enumerate(self._inputs):
+            self._opened.append(source)
             for block in source.blocks(fields.read_keys):
                 texts = documents.texts(block, fields)
                 is_kept = self._is_not_duplicate(texts.kept)
@@ -241,7 +244,7 @@ class ShardWriter:
             for batch in batches:
                 # The stream position is taken here, in order: it decides which texts are checked.
                 futures = [
-                    pool.submit(self._encode, texts, self._encoder.reserve(texts))
+                    pool.submit(self._encode, batch, texts, self._encoder.reserve(texts))
                     for texts in batch.columns
                 ]
                 pending.append((batch, futures))
@@ -255,16 +258,30 @@ class ShardWriter:
             # After an error, wait only for batches that a thread is encoding.
             pool.shutdown(cancel_futures=True)
 
-    def _encode(self, texts: Sequence[str], position: range) -> EncodedBatch:
-        """Encode documents; runs in a thread and changes no state of the writer."""
+    def _encode(self, batch: DocumentBatch, texts: Sequence[str], position: range) -> EncodedBatch:
+        """Encode a column of documents; runs in a thread and changes no state of the writer."""
         parts, counts = texts, np.ones(len(texts), np.int64)
         if self._options.split_sentences:
             parts, counts = sentences.split(list(texts), self._options.language)
-        ids, lengths = self._encoder(parts, position)
+        try:
+            ids, lengths = self._encoder(parts, position)
+        except UserError:
+            self._check_each(batch, texts)
+            raise
         # Drop sequences without tokens, and count how many each document has left.
         document = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
         counts = np.bincount(document, minlength=len(texts))
         return EncodedBatch(ids, lengths[lengths > 0], counts, utf8_bytes(texts))
+
+    def _check_each(self, batch: DocumentBatch, texts: Sequence[str]) -> None:
+        """Raise UserError with the place of the first document that cannot be encoded."""
+        for index, text in enumerate(texts):
+            try:
+                self._tokenizer.encode_batch([text])
+            except UserError as error:
+                source = self._opened[batch.inputs[index]]
+                place = source.place(int(batch.numbers[index]), int(batch.offsets[index]))
+                raise UserError(f"{place}: {error}") from None
 
     def _write_manifests(
         self, outputs: "list[_Output]", quarantine: Quarantine, *, request: str, started: float

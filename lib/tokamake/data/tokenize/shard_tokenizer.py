@@ -63,6 +63,8 @@ class ShardTokenizer:
             raise UserError(f"--workers {workers}: give a number of threads, or 0 for all cores")
         if options.prepend_bos and tokenizer.bos is None:
             raise UserError("--prepend-bos: the tokenizer has no BOS token; remove the option")
+        if options.special_tokens_in_text == "plain":
+            tokenizer.read_special_tokens_as_text()
         self.options = options
         self._tokenizer = tokenizer
         self._workers = workers or len(os.sched_getaffinity(0))
@@ -135,6 +137,8 @@ class ShardTokenizer:
         """
         options = asdict(self.options)
         del options["on_bad_document"], options["max_bad_fraction"]
+        if options["special_tokens_in_text"] == "special":
+            del options["special_tokens_in_text"]  # so that shards of earlier versions stay valid
         return digest(
             {
                 "inputs": [_file_stamp(path) for path in shard.paths],

@@ -16,6 +16,7 @@ def tokenize_batch(
     format: str = "",
     append_eod: bool = True,
     prepend_bos: bool = False,
+    special_tokens_in_text: Literal["special", "plain"] = "special",
     split_sentences: bool = False,
     language: str = "en",
     empty_documents: Literal["skip", "keep"] = "skip",
@@ -40,6 +41,9 @@ def tokenize_batch(
         format: format of the files, if it cannot be detected.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
+        special_tokens_in_text: special: a special token's name in a text, such as <|endoftext|>,
+            becomes that token. plain: it stays ordinary text, as with split_special_tokens in
+            transformers.
         split_sentences: make each sentence a sequence.
         language: language of the text (ISO 639 code), for the sentence boundaries.
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
@@ -68,6 +72,7 @@ def tokenize_batch(
         format=format,
         append_eod=append_eod,
         prepend_bos=prepend_bos,
+        special_tokens_in_text=special_tokens_in_text,
         split_sentences=split_sentences,
         language=language,
         empty_documents=empty_documents,

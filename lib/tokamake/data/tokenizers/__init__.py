@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from tokamake.data.tokenizers._word_rules import WordRules
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files beside a Hugging Face tokenizer that name its special tokens."""
+"""Files beside a tokenizer that name its special tokens."""
+ADDED_TOKENS = "added_tokens.json"
+"""File beside a tokenizer with ids of tokens that its vocabulary lacks."""
+_DECODER_KEY = "added_tokens_decoder"
+"""Key of tokenizer_config.json: added tokens by their ids."""
+_MAX_BYTES = 256 << 20
+"""Size of a file of a tokenizer. The largest ones known have 35 MB."""
+_MAX_TEMPLATE_BYTES = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 BASE_KEY = "extends_tokenizer"
 """Key of tokenizer_config.json: fingerprint of the tokenizer that this one only adds tokens to."""
@@ -72,6 +79,9 @@ class Tokenizer:
     """Jinja template that turns messages into a prompt; empty if there is none."""
     special_texts: Mapping[str, str] = field(default_factory=dict)
     """Texts of special tokens by their names in the config files, such as bos_token."""
+    read_special_tokens_as_text: Callable[[], None] = lambda: None
+    """Make `encode_batch` and `definition` take special tokens in texts as plain text from now on,
+    as split_special_tokens in transformers does. sentencepiece always does."""
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a text to continue, as transformers does: `bos` comes first where it adds it."""
@@ -89,20 +99,29 @@ def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
     """
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder; fix the path")
-    kinds = plugins.names("data/tokenizers")
-    candidates = {kind: plugins.load("data/tokenizers", kind).files(path) for kind in kinds}
-    candidates = {kind: paths for kind, paths in candidates.items() if paths}
+    candidates = {}
+    # tokenizer.json comes first, because it is complete. Older files beside it may lack tokens.
+    for kind in sorted(plugins.names("data/tokenizers"), key=lambda kind: kind != "huggingface"):
+        if paths := plugins.load("data/tokenizers", kind).files(path):
+            candidates[kind] = paths
+            if kind == "huggingface":
+                break
     if not candidates:
         raise UserError(
             f"tokenizer {path}: holds no tokenizer.json, vocab.json with merges.txt, *.model or "
-            "vocab.txt; fix the path"
+            "vocab.txt (NAME-vocab.json with NAME-merges.txt and NAME-vocab.txt are known, too); "
+            "fix the path"
         )
-    # tokenizer.json is complete. Older files beside it may lack added tokens.
-    kind = "huggingface" if "huggingface" in candidates else next(iter(candidates))
-    if len(candidates) > 1 and kind != "huggingface":
-        names = " or ".join(paths[0].name for paths in candidates.values())
+    refuse_several(path, [paths[0] for paths in candidates.values()])
+    (found,) = candidates.items()
+    return found
+
+
+def refuse_several(path: Path, files: list[Path]) -> None:
+    """Raise UserError if there are several files at a path that each are a tokenizer."""
+    if len(files) > 1:
+        names = " or ".join(file.name for file in files)
         raise UserError(f"tokenizer {path}: holds several tokenizers; name the file, {names}")
-    return kind, candidates[kind]
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -112,6 +131,11 @@ def open_tokenizer(path: Path) -> Tokenizer:
         UserError: the tokenizer is missing or damaged, or has no end-of-document token.
     """
     kind, paths = tokenizer_files(path)
+    for file in paths:
+        if (size := file.stat().st_size) > _MAX_BYTES:
+            raise UserError(
+                f"tokenizer {file}: {size:,} bytes, more than {_MAX_BYTES:,}; fetch it again"
+            )
     try:
         tokenizer: Tokenizer = plugins.load("data/tokenizers", kind).load(paths)
     except UserError:
@@ -120,23 +144,25 @@ def open_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"tokenizer {path}: cannot be loaded ({failure(error)}); fetch it again"
         ) from None
+    named = settings(paths)
     return replace(
         tokenizer,
         fingerprint=fingerprint(paths),
-        base=str(setting(paths, BASE_KEY) or ""),
-        chat_template=_chat_template(paths),
-        special_texts={key: special_token(paths, key) for key in _SPECIAL},
+        base=str(named.get(BASE_KEY) or ""),
+        chat_template=_chat_template(paths[0].parent, named.get("chat_template")),
+        special_texts={key: special_token(named, key) for key in _SPECIAL},
     )
 
 
-def _chat_template(paths: list[Path]) -> str:
-    """The default chat template beside a tokenizer; empty if there is none."""
-    if (path := paths[0].parent / "chat_template.jinja").is_file():
+def _chat_template(folder: Path, stated: Any) -> str:
+    """The default chat template of a tokenizer; empty if there is none."""
+    if (path := folder / "chat_template.jinja").is_file():
+        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise UserError(f"{path}: more than {_MAX_TEMPLATE_BYTES:,} bytes; fetch it again")
         return path.read_text(encoding="utf-8")
-    found = setting(paths, "chat_template")
-    if isinstance(found, list):  # several, each with a name
-        found = {each.get("name"): each.get("template") for each in found}.get("default")
-    return found if isinstance(found, str) else ""
+    if isinstance(stated, list):  # several, each with a name
+        stated = {each.get("name"): each.get("template") for each in stated}.get("default")
+    return stated if isinstance(stated, str) else ""
 
 
 def failure(error: BaseException) -> str:
@@ -161,34 +187,64 @@ def fingerprint(paths: list[Path]) -> str:
 
 
 def in_folder(path: Path, *names: str) -> list[Path]:
-    """Return the files `names` in a folder (or beside the first file), or [] if any is missing."""
-    folder = path if path.is_dir() else path.parent
-    if not path.is_dir() and path.name != names[0]:
-        return []
-    paths = [folder / name for name in names]
-    return paths if all(file.is_file() for file in paths) else []
+    """Return the files `names` in a folder (or beside the first file), or [] if any is missing.
+
+    All may begin with one more name, such as gpt2-vocab.json and gpt2-merges.txt.
+
+    Raises:
+        UserError: the folder has several such sets.
+    """
+    first = names[0]
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.name.endswith(first))
+    found = [
+        [file.with_name(start + name) for name in names]
+        for file in files
+        if not (start := file.name.removesuffix(first)) or start.endswith("-")
+    ]
+    found = [paths for paths in found if all(file.is_file() for file in paths)]
+    refuse_several(path, [paths[0] for paths in found])
+    return found[0] if found else []
 
 
 def with_configs(paths: list[Path]) -> list[Path]:
-    """Return a tokenizer's files and the config files in the same folder."""
-    return paths + [
+    """Return a tokenizer's files and the files in the same folder that add tokens or name some."""
+    found = paths + [
         path for name in CONFIGS if paths and (path := paths[0].parent / name).is_file()
     ]
+    if not paths or _DECODER_KEY in settings(found):  # which transformers reads instead
+        return found
+    added = paths[0].parent / ADDED_TOKENS
+    return [*found, added] if added.is_file() else found
 
 
-def setting(paths: list[Path], key: str) -> Any:
-    """Return the value of a key in the config files among a tokenizer's files, or None."""
-    for path in paths:
-        if path.name in CONFIGS:
-            settings = read_json(path, "fetch the tokenizer again")
-            if not isinstance(settings, dict):
-                raise UserError(f"{path}: not a JSON object; fetch the tokenizer again")
-            if settings.get(key) is not None:
-                return settings[key]
-    return None
+def settings(paths: list[Path]) -> dict[str, Any]:
+    """Return the content of the config files among a tokenizer's files.
+
+    As in transformers, special_tokens_map.json counts more than tokenizer_config.json, unless
+    that has added_tokens_decoder.
+    """
+    config, special = (
+        _json_object(paths[0].parent / name) if paths[0].parent / name in paths else {}
+        for name in CONFIGS
+    )
+    return special | config if _DECODER_KEY in config else config | special
 
 
-def special_token(paths: list[Path], key: str) -> str:
-    """Return the text of a special token (e.g. eos_token) from the config files, or empty."""
-    value = setting(paths, key)
-    return str(value["content"] if isinstance(value, dict) else value or "")
+def _json_object(path: Path) -> dict[str, Any]:
+    content = read_json(path, "fetch the tokenizer again")
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object; fetch the tokenizer again")
+    return content
+
+
+def special_token(named: Mapping[str, Any], *keys: str) -> str:
+    """Return the text of the first special token (e.g. eos_token) that has a name, or empty."""
+    return next(filter(None, (token_text(named.get(key)) for key in keys)), "")
+
+
+def token_text(value: Any) -> str:
+    """Text of a special token in a config file, which is a string or an object; empty: neither."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""

@@ -1,10 +1,14 @@
 """Wrapper of tokenizers of the `tokenizers` package."""
 
+import json
+import sys
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokamake.data.tokenizers import Tokenizer, failure
+from tokamake.data.tokenizers import Tokenizer, failure, settings
+from tokamake.data.tokenizers._added_tokens import add_tokens
 from tokamake.data.tokenizers._word_rules import word_rules
 from tokamake.errors import UserError
 
@@ -14,40 +18,35 @@ if TYPE_CHECKING:
 
 def wrap(
     fast: "tokenizers.Tokenizer",
-    path: Path,
+    paths: list[Path],
     *,
-    eos: str,
-    bos: str = "",
-    adds_bos: bool | None = None,
+    defaults: Mapping[str, str] = {},
+    pieces: Iterable["tokenizers.AddedToken"] = (),
     has_text: bool = True,
 ) -> Tokenizer:
-    """Turn a `tokenizers.Tokenizer` into a `Tokenizer`.
+    """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`.
 
     Args:
         fast: the loaded tokenizer.
-        path: its file, for messages.
-        eos: text of the end-of-document token; must be in the vocabulary.
-        bos: text of the token that begins documents, or empty.
-        adds_bos: whether `bos` begins prompts; None: as the post-processor does.
+        paths: its files.
+        defaults: see `add_tokens`.
+        pieces: see `add_tokens`.
         has_text: False: text is token ids.
 
     Raises:
-        UserError: `eos` or `bos` is not in the vocabulary.
+        UserError: as `add_tokens`.
     """
+    end, beginning = add_tokens(fast, paths, defaults=defaults, pieces=pieces)
     vocabulary = fast.get_vocab(with_added_tokens=True)
-    for role, token in (("end", eos), ("beginning", bos)):
-        if token not in vocabulary and (token or role == "end"):
-            raise UserError(
-                f'tokenizer {path}: its {role} token "{token}" is not in its vocabulary; '
-                "fetch all of its files again"
-            )
     # A tokenizer.json may set truncation and padding. These are for model inputs, not for data.
     fast.no_truncation()
     fast.no_padding()
+    _remove_sampling(fast, paths[0])
 
     vocab_size = max(vocabulary.values()) + 1
+    adds_bos = settings(paths).get("add_bos_token")
     if adds_bos is None:
-        adds_bos = bool(bos) and fast.encode("").ids == [vocabulary[bos]]
+        adds_bos = bool(beginning) and fast.encode("").ids[:1] == [vocabulary[beginning]]
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         try:
@@ -56,13 +55,16 @@ def wrap(
             reason = failure(error)
             if not has_text:
                 reason = f"write token ids below {vocab_size:,}, separated by spaces"
-            raise UserError(f"tokenizer {path}: cannot encode a text ({reason})") from None
+            raise UserError(
+                f"tokenizer {paths[0]}: cannot encode a text ({reason}); remove the text, or "
+                "give another tokenizer"
+            ) from None
 
     return Tokenizer(
         vocab_size=vocab_size,
         has_text=has_text,
-        eod=vocabulary[eos],
-        bos=vocabulary[bos] if bos else None,
+        eod=vocabulary[end],
+        bos=vocabulary[beginning] if beginning else None,
         adds_bos=adds_bos,
         special_tokens=frozenset(
             number for number, token in fast.get_added_tokens_decoder().items() if token.special
@@ -70,7 +72,31 @@ def wrap(
         encode_batch=encode_batch,
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",
-        # Not the file's text: `tokenizers` may renumber added tokens.
-        definition=cache(lambda: fast.to_str().encode()),
+        definition=cache(lambda: _definition(fast)),
         word_rules=lambda: word_rules(fast),
+        read_special_tokens_as_text=lambda: setattr(fast, "encode_special_tokens", True),
     )
+
+
+def _remove_sampling(fast: "tokenizers.Tokenizer", path: Path) -> None:
+    """Turn off BPE dropout and the sampling of Unigram, which give other tokens each time."""
+    for name in ("dropout", "alpha"):
+        if getattr(fast.model, name, None):
+            setattr(fast.model, name, None)
+            print(
+                f"tokenizer {path}: its {name} is turned off: data must not be random",
+                file=sys.stderr,
+            )
+
+
+def _definition(fast: "tokenizers.Tokenizer") -> bytes:
+    """Text of tokenizer.json. It lacks special tokens that are read as text.
+
+    Not the file's text: `tokenizers` may renumber added tokens.
+    """
+    text = fast.to_str()
+    if not fast.encode_special_tokens:
+        return text.encode()
+    definition = json.loads(text)
+    definition["added_tokens"] = [t for t in definition["added_tokens"] if not t["special"]]
+    return json.dumps(definition).encode()

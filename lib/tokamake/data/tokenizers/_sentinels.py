@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.data.tokenizers import BASE_KEY, CONFIGS, Tokenizer
+from tokamake.data.tokenizers import BASE_KEY, Tokenizer, settings
 from tokamake.data.tokenizers._trainers import SPECIAL_TOKENS
 from tokamake.errors import UserError
 
@@ -102,10 +102,7 @@ def write_extended(
 
 def _config(paths: list[Path], vocabulary: set[str]) -> dict[str, Any]:
     """Content of the config files of a tokenizer; of a vocab.txt alone, BERT's special tokens."""
-    config: dict[str, Any] = {}
-    for path in reversed(paths):
-        if path.name in CONFIGS:
-            config |= files.read_json(path, "fetch the tokenizer again")
+    config = settings(paths)
     config.pop("added_tokens_decoder", None)  # ids of tokens, which tokenizer.json has
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if not config.keys() & {"sep_token", "eos_token"}:

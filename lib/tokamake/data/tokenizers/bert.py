@@ -6,9 +6,10 @@ unless the vocabulary has capitals.
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer, in_folder, setting, special_token, with_configs
+from tokamake.data.tokenizers import Tokenizer, in_folder, settings, special_token, with_configs
 from tokamake.data.tokenizers._fast import wrap
-from tokamake.data.tokenizers._tokenizers_internals import inner_tokenizer
+
+_NAMES = ("unk", "sep", "pad", "cls", "mask")
 
 
 def files(path: Path) -> list[Path]:
@@ -18,22 +19,23 @@ def files(path: Path) -> list[Path]:
 
 def load(paths: list[Path]) -> Tokenizer:
     """Load a WordPiece vocabulary."""
-    import tokenizers
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    words = paths[0].read_text(encoding="utf-8").splitlines()
-    lowercase = setting(paths, "do_lower_case")
+    config = settings(paths)
+    lowercase = config.get("do_lower_case")
     if lowercase is None:
+        words = paths[0].read_text(encoding="utf-8").splitlines()
         # In an uncased vocabulary, only special tokens such as [SEP] have capitals.
         lowercase = all(word == word.lower() for word in words if not word.startswith("["))
-    implementation = tokenizers.BertWordPieceTokenizer(
-        str(paths[0]),
+    defaults = {f"{name}_token": f"[{name.upper()}]" for name in _NAMES}
+    unknown = special_token(config, "unk_token") or "[UNK]"
+    fast = Fast(models.WordPiece.from_file(str(paths[0]), unk_token=unknown))
+    fast.normalizer = normalizers.BertNormalizer(
         lowercase=bool(lowercase),
-        strip_accents=setting(paths, "strip_accents"),
-        handle_chinese_chars=setting(paths, "tokenize_chinese_chars") is not False,
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars") is not False,
     )
-    return wrap(
-        inner_tokenizer(implementation),
-        paths[0],
-        eos=special_token(paths, "sep_token") or "[SEP]",
-        bos=special_token(paths, "cls_token") or ("[CLS]" if "[CLS]" in words else ""),
-    )
+    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fast.decoder = decoders.WordPiece()
+    return wrap(fast, paths, defaults=defaults)

@@ -5,11 +5,8 @@ tokenizer_config.json or special_tokens_map.json in the same folder may name oth
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import Tokenizer, in_folder, setting, special_token, with_configs
+from tokamake.data.tokenizers import Tokenizer, in_folder, settings, with_configs
 from tokamake.data.tokenizers._fast import wrap
-from tokamake.data.tokenizers._tokenizers_internals import inner_tokenizer
-
-_EOD_TOKEN = "<|endoftext|>"
 
 
 def files(path: Path) -> list[Path]:
@@ -18,13 +15,13 @@ def files(path: Path) -> list[Path]:
 
 
 def load(paths: list[Path]) -> Tokenizer:
-    """Load GPT-2's tokenizer without prefix space. Special tokens in text become one token."""
-    import tokenizers
+    """Load GPT-2's tokenizer. Special tokens in text become one token."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers
 
-    fast = inner_tokenizer(tokenizers.ByteLevelBPETokenizer(str(paths[0]), str(paths[1])))
-    vocabulary = fast.get_vocab()
-    eos = special_token(paths, "eos_token") or _EOD_TOKEN
-    bos = special_token(paths, "bos_token") or (_EOD_TOKEN if _EOD_TOKEN in vocabulary else "")
-    fast.add_special_tokens([token for token in dict.fromkeys((eos, bos)) if token in vocabulary])
-    adds_bos = setting(paths, "add_bos_token")
-    return wrap(fast, paths[0], eos=eos, bos=bos, adds_bos=adds_bos)
+    fast = Fast(models.BPE.from_file(*map(str, paths[:2])))
+    has_prefix = bool(settings(paths).get("add_prefix_space"))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix)
+    fast.decoder = decoders.ByteLevel()
+    names = ("bos_token", "eos_token", "unk_token")
+    return wrap(fast, paths, defaults=dict.fromkeys(names, "<|endoftext|>"))

@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-from tokamake.data.tokenizers import (
-    CONFIGS,
-    IDS_KEY,
-    Tokenizer,
-    in_folder,
-    setting,
-    special_token,
-    with_configs,
-)
+from tokamake.data.tokenizers import IDS_KEY, Tokenizer, in_folder, settings, with_configs
+from tokamake.data.tokenizers._added_tokens import check_number
 from tokamake.data.tokenizers._fast import wrap
-from tokamake.errors import UserError
 
 
 def files(path: Path) -> list[Path]:
@@ -27,19 +19,7 @@ def load(paths: list[Path]) -> Tokenizer:
     """
     import tokenizers
 
-    fast = tokenizers.Tokenizer.from_file(str(paths[0]))
-    eos = special_token(paths, "eos_token") or special_token(paths, "sep_token")
-    if not eos:
-        raise UserError(
-            f"tokenizer {paths[0]}: no eos_token in {' or '.join(CONFIGS)} beside it; "
-            "add the file that came with the tokenizer"
-        )
-    bos = special_token(paths, "bos_token") or special_token(paths, "cls_token")
-    return wrap(
-        fast,
-        paths[0],
-        eos=eos,
-        bos=bos,
-        adds_bos=setting(paths, "add_bos_token"),
-        has_text=not setting(paths, IDS_KEY),
-    )
+    definition = paths[0].read_bytes()
+    check_number(paths[0], definition.count(b'"single_word"'))  # before they take minutes to load
+    fast = tokenizers.Tokenizer.from_buffer(definition)
+    return wrap(fast, paths, has_text=not settings(paths).get(IDS_KEY))

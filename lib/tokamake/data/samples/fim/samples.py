@@ -67,6 +67,7 @@ class FimSamples:
         for prefix in samples.prefixes if verify else []:
             check_tokenizer(prefix, opened)
         marks = find_tokens(fim, opened, path=tokenizer)
+        opened.read_special_tokens_as_text()  # text between special tokens has none of them
         self._samples, self._seed = samples, seed
         self._rearrange = Rearranger(fim, opened, marks=marks)
         self._marks = {
