@@ -80,7 +80,6 @@ def test_prepend_bos_begins_each_document(workspace: Path, oracle: tokenizers.To
     assert read(workspace / "pair") == expected
 
 
-@pytest.mark.parametrize("append_eod", [True, False])
 def test_special_tokens_in_text_can_stay_text(
     workspace: Path, oracle: tokenizers.Tokenizer
 ) -> None:
@@ -107,6 +106,7 @@ def test_special_tokens_in_text_can_stay_text(
         check_consistent(inputs)
 
 
+@pytest.mark.parametrize("append_eod", [True, False])
 def test_sentences_become_sequences(
     workspace: Path, oracle: tokenizers.Tokenizer, append_eod: bool
 ) -> None:

@@ -131,11 +131,6 @@ def open_tokenizer(path: Path) -> Tokenizer:
         UserError: the tokenizer is missing or damaged, or has no end-of-document token.
     """
     kind, paths = tokenizer_files(path)
-    for file in paths:
-        if (size := file.stat().st_size) > _MAX_BYTES:
-            raise UserError(
-                f"tokenizer {file}: {size:,} bytes, more than {_MAX_BYTES:,}; fetch it again"
-            )
     try:
         tokenizer: Tokenizer = plugins.load("data/tokenizers", kind).load(paths)
     except UserError:
@@ -209,14 +204,22 @@ def in_folder(path: Path, *names: str) -> list[Path]:
 
 
 def with_configs(paths: list[Path]) -> list[Path]:
-    """Return a tokenizer's files and the files in the same folder that add tokens or name some."""
-    found = paths + [
-        path for name in CONFIGS if paths and (path := paths[0].parent / name).is_file()
-    ]
-    if not paths or _DECODER_KEY in settings(found):  # which transformers reads instead
-        return found
-    added = paths[0].parent / ADDED_TOKENS
-    return [*found, added] if added.is_file() else found
+    """Return a tokenizer's files and the files in the same folder that add tokens or name some.
+
+    Raises:
+        UserError: a file is huge.
+    """
+    if not paths:
+        return []
+    others = (paths[0].parent / name for name in (*CONFIGS, ADDED_TOKENS))
+    found = [*paths, *(path for path in others if path.is_file())]
+    for path in found:
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise UserError(
+                f"tokenizer {path}: {size:,} bytes, more than {_MAX_BYTES:,}; fetch it again"
+            )
+    ignored = ADDED_TOKENS if _DECODER_KEY in settings(found) else ""  # as in transformers
+    return [path for path in found if path.name != ignored]
 
 
 def settings(paths: list[Path]) -> dict[str, Any]:
