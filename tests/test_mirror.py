@@ -77,6 +77,7 @@ TESTED_THROUGH = {
     # Plug-ins of a kind and what they share, compared with packages that others wrote.
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],
     "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],
+    "data/tokenizers/test_added_tokens.py": ["data/tokenizers/sentencepiece"],
     "data/tokenizers/test_byte_level.py": [
         *("data/tokenizers/_character_classes", "data/tokenizers/_unicode_differences"),
     ],

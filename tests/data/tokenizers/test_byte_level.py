@@ -65,7 +65,7 @@ def encoders(definition: Json | str) -> tuple[Encode, Encode]:
     text = definition if isinstance(definition, str) else json.dumps(definition)
     package = tokenizers.Tokenizer.from_str(text)
     end = next(iter(package.get_vocab(with_added_tokens=True)))
-    tokenizer = wrap(package, Path("tokenizer.json"), eos=end)
+    tokenizer = wrap(package, [Path("tokenizer.json")], defaults={"eos_token": end})
     assert refusal(tokenizer) == ""
     encoder = ByteLevelEncoder(tokenizer)
     return tokenizer.encode_batch, lambda texts: rows(*encoder.encode(texts))
