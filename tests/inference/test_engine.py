@@ -175,7 +175,7 @@ def test_the_sequences_of_a_failed_step_are_dropped(
         patched.setattr(led._model, "predict", lambda *_: (_ for _ in ()).throw(MemoryError))
         running.step()
     dropped, kept = (second, first) if fails_at_a_beginning else (first, second)
-    assert running.drop_pass() == [dropped]
+    assert running.drop_pass(MemoryError()) == [dropped]
     assert dropped.finish == "failed"
     running.run([] if fails_at_a_beginning else [kept])
     alone = Generation(kept.prompt, GREEDY, 6)
@@ -197,7 +197,7 @@ def test_the_longest_sequence_gives_way_when_the_cache_cannot_grow(
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(led._model, "predict", lambda *_: (_ for _ in ()).throw(MemoryError))
         running.step()
-    assert running.drop_pass() == [cancelled, long]
+    assert running.drop_pass(MemoryError()) == [cancelled, long]
     assert [each.finish for each in (cancelled, long, short)] == ["cancelled", "failed", None]
     running.run([])
     alone = Generation(short.prompt, GREEDY, 6)
@@ -254,3 +254,52 @@ def test_predictions_that_are_not_finite_are_refused(
     monkeypatch.setattr(led, "extend", lambda *_, **__: torch.tensor([[0.0, torch.nan]]))
     with pytest.raises(UserError, match="not finite"):
         engine(led).run([Generation([1], GREEDY, 3)])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_sequence_without_finite_logits_fails_alone(
+    led: LedModel, request: pytest.FixtureRequest, value: float
+) -> None:
+    """Also its row of the cache does no harm: keys of NaN would reach a shorter sequence."""
+    weight_VD = led._model._module.embed_tokens.weight
+    before = weight_VD[99].clone()
+    request.addfinalizer(lambda: weight_VD[99].copy_(before))
+    weight_VD[99] = value
+    good = [Generation(PROMPTS[n], GREEDY, 9) for n in (2, 3, 4)]
+    bad = [
+        Generation([*prompt(1, 24), 99], GREEDY, 9),
+        Generation([*prompt(2, 24), 99], Sampling(top_p=0.5), 9),
+        Generation([*prompt(3, 9), 99, *prompt(1, 9)], GREEDY, 9, num_alternatives=2),
+        Generation([99, *prompt(3, 19)], GREEDY, 9, scores_prompt=True),
+    ]
+    running = engine(led)
+    for each in (bad[0], good[0], *bad[1:], *good[1:]):
+        running.add(each)
+    while running.num_active or running.num_waiting:
+        running.step()
+    assert [(each.finish, each.tokens) for each in bad] == [("failed", [])] * 4
+    assert all("not finite" in str(each.error) for each in bad)
+    for each in good:
+        alone = Generation(each.prompt, GREEDY, 9)
+        engine(led).run([alone])
+        assert each.tokens == alone.tokens
+
+
+def test_an_error_of_one_sequence_ends_it_alone(led: LedModel) -> None:
+    def fail(*_: object) -> Any:
+        raise ValueError("broken")
+
+    good, accepting, choosing = (Generation(PROMPTS[4], Sampling(top_p=0.9), 5) for _ in range(3))
+    accepting.accept = fail
+    choosing.chooser.choose = fail  # type: ignore[method-assign]
+    running = engine(led)
+    for each in (accepting, choosing, good):
+        running.add(each)
+    while running.num_active or running.num_waiting:
+        running.step()
+    assert [each.finish for each in (accepting, choosing, good)] == [
+        "failed", "failed", "max_new_tokens",
+    ]  # fmt: skip
+    assert choosing.tokens == []
+    with pytest.raises(ValueError, match="broken"):
+        engine(led).run([Generation([1], GREEDY, 3, accept=fail)])

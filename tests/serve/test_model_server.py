@@ -1,6 +1,7 @@
 """The queue of a server: its limits, clients that leave, and models that fail."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.served import Served, served
-from tokamake.errors import UserError
 from tokamake.inference.engine import InferenceEngine
 
 LONG = {"prompt": "The", "max_tokens": 40, "temperature": 0, "stop": None}
@@ -184,19 +185,62 @@ def test_work_that_waits_for_a_search_ends_when_its_client_leaves(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_model_fails_the_requests(tiny: Path, sampled: Path, *, stream: bool) -> None:
     def broken() -> Any:
-        raise UserError("checkpoint: its predictions are not finite")
+        raise RuntimeError("broken")
 
     threading.excepthook, before = lambda _: None, threading.excepthook
     try:
         with served({"tiny": tiny}, sampled / "tokenizer") as running:
             running.server.models[0].engine.step = broken
             reply = running.ask("POST", "/v1/completions", {**LONG, "stream": stream})
-            assert b"its predictions are not finite" in reply.content
+            assert b"the server has failed; its log says why" in reply.content
             assert reply.status == (200 if stream else 500)
             later = running.ask("POST", "/v1/completions", LONG)
             assert (later.status, later.json["message"]) == (500, "the server stops")
     finally:
         threading.excepthook = before
+
+
+@pytest.fixture(scope="module")
+def half_broken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model `tiny`, whose embedding of token 399 is NaN."""
+    folder = tmp_path_factory.mktemp("broken")
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][399] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_logits_that_are_not_finite_fail_their_request_alone(
+    tiny: Path, half_broken: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = "broken: its predictions are not finite; train or export it again"
+    bad = {"model": "broken", "prompt": [5] * 30 + [399], "max_tokens": 20}
+    search = {"prompts": ["The"], "tokens_to_generate": 2, "beam_width": 2}
+    with served({"broken": half_broken, "tiny": tiny}, sampled / "tokenizer") as running:
+        expected = [running.complete(**LONG, model=name) for name in ("broken", "tiny")]
+        replies: list[Any] = []
+
+        def ask(name: str) -> None:
+            replies.append(running.complete(**LONG, model=name))
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in ("broken", "tiny") * 3]
+        for thread in threads:
+            thread.start()
+        for extra in ({}, {"echo": True, "logprobs": 2}, {"top_p": 0.5}, {"n": 3}):
+            assert running.refusal("/v1/completions", bad | extra, status=500) == failure
+        streamed = running.ask("POST", "/v1/completions", {**bad, "stream": True})
+        assert failure.encode() in streamed.content
+        for thread in threads:
+            thread.join()
+        texts = {each["choices"][0]["text"] for each in replies}
+        assert texts == {each["choices"][0]["text"] for each in expected}
+        # Beam search takes no token ids.
+        broken = running.server.models[0]
+        with monkeypatch.context() as patched:
+            patched.setattr(type(broken), "encode", lambda *_, **__: [5, 399])
+            assert running.refusal("/api", search, method="PUT", status=500) == failure
+        assert running.ask("PUT", "/api", search).status == 200
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -206,7 +250,7 @@ def test_a_failing_search_ends_the_server_only_if_it_has_several_ranks(
     """The other ranks may wait for a call that never comes, so that the server could only hang."""
 
     def broken(*_: object, **__: object) -> Any:
-        raise RuntimeError("out of memory")
+        raise RuntimeError("broken")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(InferenceEngine, "num_ranks", num_ranks)
@@ -214,7 +258,7 @@ def test_a_failing_search_ends_the_server_only_if_it_has_several_ranks(
         running.server.models[0].engine.search = broken
         body = {"prompts": ["a"], "tokens_to_generate": 5, "beam_width": 2}
         reply = running.ask("PUT", "/api", body)
-        assert (reply.status, "out of memory" in reply.json["message"]) == (500, True)
+        assert (reply.status, "broken" in reply.json["message"]) == (500, True)
         later = running.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert later.status == (200 if num_ranks == 1 else 500)
 

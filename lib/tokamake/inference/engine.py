@@ -6,7 +6,8 @@ Shape suffixes: N sequences of a pass, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,8 +25,8 @@ from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
-"""Why a sequence ended: an end token, the caller's `accept`, a limit, nobody wants it, or a pass
-with it has failed."""
+"""Why a sequence ended: an end token, the caller's `accept`, a limit, nobody wants it, or an error.
+"""
 
 _PREFILL_TOKENS = 4096
 """Tokens of prompts in one pass, with padding, unless a single prompt is longer."""
@@ -71,6 +72,8 @@ class Generation:
     end_token: int | None = None
     """The token that ended the sequence."""
     finish: Finish | None = None
+    error: Exception | None = None
+    """Why it has failed."""
 
     def __post_init__(self) -> None:
         self.chooser = Chooser(self.sampling, self.prompt)
@@ -155,11 +158,17 @@ class InferenceEngine:
             self.renew_cache()
 
     def run(self, generations: Iterable[Generation]) -> None:
-        """Continue sequences to their ends."""
+        """Continue sequences to their ends.
+
+        Raises:
+            Exception: one has failed.
+        """
         for generation in generations:
             self.add(generation)
         while self._waiting or self._active:
-            self.step()
+            for generation in self.step():
+                if generation.error:
+                    raise generation.error
 
     def step(self) -> list[Generation]:
         """Begin waiting sequences if there is room, else give each active one a token.
@@ -168,9 +177,6 @@ class InferenceEngine:
 
         Returns:
             Sequences that got a token or ended.
-
-        Raises:
-            UserError: the logits of the model are not finite.
         """
         self._ended = [each for each in (*self._waiting, *self._active) if each.finish]
         self._has_logits = False
@@ -191,10 +197,13 @@ class InferenceEngine:
         self._remove_finished()
         return self._ended + self._in_pass
 
-    def drop_pass(self) -> list[Generation]:
+    def drop_pass(self, error: Exception) -> list[Generation]:
         """End sequences of a step that has failed for want of memory; the others can go on.
 
         Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
+
+        Args:
+            error: why the step has failed.
 
         Returns:
             Sequences that ended, also before the pass.
@@ -203,7 +212,7 @@ class InferenceEngine:
         if not self._has_logits and not self._has_begun:
             left = sorted(left, key=lambda each: len(each.prompt) + len(each.tokens))[-1:]
         for each in left:
-            each.finish = "failed"
+            each.finish, each.error = "failed", error
         self._remove_finished()
         if not self._active:
             self.renew_cache()  # frees its memory
@@ -227,7 +236,9 @@ class InferenceEngine:
             part = prompt[start : start + _SCORED_TOKENS]
             logits = self._model.extend([part], first=row, predicting=[range(len(part))])
             following = prompt[start + 1 : start + 1 + len(part)]
-            generation.prompt_scores += self._scores(logits[: len(following)], following, number)
+            with _failing(generation):
+                scores = self._scores(logits[: len(following)], following, number)
+                generation.prompt_scores += scores
         self._choose([generation], logits[-1:])
 
     def _begin(self, begun: Sequence[Generation], first: int) -> None:
@@ -242,7 +253,8 @@ class InferenceEngine:
         for each, part in zip(begun, parts, strict=True):
             if each.scores_prompt:
                 number = each.num_alternatives or 0
-                each.prompt_scores = self._scores(part[:-1], each.prompt[1:], number)
+                with _failing(each):
+                    each.prompt_scores = self._scores(part[:-1], each.prompt[1:], number)
         self._choose(begun, torch.stack([part[-1] for part in parts]))
 
     def _continue(self, active: Sequence[Generation]) -> None:
@@ -253,19 +265,28 @@ class InferenceEngine:
         """Give each sequence its next token, or end it."""
         self._has_logits = True
         known_NV = logits_NV[:, : self._vocab_size]
-        check_finite(known_NV)
+        if not known_NV.isfinite().all():
+            for row, each in enumerate(generations):
+                with _failing(each):
+                    check_finite(known_NV[row])
         choices = self._choices(generations, known_NV)
         for row, (each, token) in enumerate(zip(generations, choices, strict=True)):
-            if not each.max_new_tokens:
-                each.finish = "max_new_tokens"
-                continue
-            if each.num_alternatives is not None:
-                each.scores += self._scores(logits_NV[row, None], [token], each.num_alternatives)
-            if token in each.end_tokens:
-                each.end_token, each.finish = token, "eod"
-                continue
-            each.tokens.append(token)
-            each.finish = self._finish(each, token)
+            with _failing(each):
+                if each.finish is None:
+                    self._take(each, token, logits_NV[row, None])
+
+    def _take(self, generation: Generation, token: int, logits_1V: Tensor) -> None:
+        """Give a sequence its next token, or end it."""
+        if not generation.max_new_tokens:
+            generation.finish = "max_new_tokens"
+            return
+        if (number := generation.num_alternatives) is not None:
+            generation.scores += self._scores(logits_1V, [token], number)
+        if token in generation.end_tokens:
+            generation.end_token, generation.finish = token, "eod"
+            return
+        generation.tokens.append(token)
+        generation.finish = self._finish(generation, token)
 
     def _choices(self, generations: Sequence[Generation], logits_NV: Tensor) -> list[int]:
         """The next token of each sequence."""
@@ -283,7 +304,8 @@ class InferenceEngine:
                 tokens[row] = token
         for row, each in enumerate(generations):
             if not (each.sampling.is_plain_greedy or each.sampling.is_unfiltered):
-                tokens[row] = each.chooser.choose(logits_NV[row])
+                with _failing(each):
+                    tokens[row] = each.chooser.choose(logits_NV[row])
         return tokens
 
     def _scores(
@@ -294,6 +316,7 @@ class InferenceEngine:
         Padding entries of the model take their share, as in training.
         """
         log_probabilities = logits_NV.log_softmax(-1)[:, : self._vocab_size]
+        check_finite(log_probabilities)
         targets = torch.tensor([*tokens], device=logits_NV.device)
         chosen = log_probabilities.gather(-1, targets[:, None])[:, 0].tolist()
         values, places = log_probabilities.topk(min(num_alternatives, self._vocab_size))
@@ -316,11 +339,21 @@ class InferenceEngine:
         """Free the rows of sequences that ended; the last rows in use take their places."""
         for row in reversed(range(len(self._active))):
             if self._active[row].finish:
+                self._model.clear(row)
                 last = self._active.pop()
                 if row < len(self._active):
                     self._active[row] = last
                     self._model.move(len(self._active), row)
-                self._model.clear(len(self._active))
+                    self._model.clear(len(self._active))
+
+
+@contextmanager
+def _failing(generation: Generation) -> Iterator[None]:
+    """Context whose errors end one sequence; the first one stays."""
+    try:
+        yield
+    except Exception as error:
+        generation.finish, generation.error = "failed", generation.error or error
 
 
 def _num_scored(generation: Generation) -> int:

@@ -5,8 +5,10 @@ The thread of the HTTP server hands it sequences; the loop wakes their requests.
 
 import asyncio
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +18,7 @@ from tokamake.inference.beams import Beam
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.text_stream import TextStream
 from tokamake.runtime.device_memory import is_out_of_memory
+from tokamake.serve.served_model import ServedModel
 from tokamake.serve.server_metrics import ServerMetrics
 
 _NO_MEMORY = (
@@ -28,17 +31,31 @@ class Awaited:
     """Work that a request waits for. Only the thread of the HTTP server calls its methods.
 
     Attributes:
+        model: the model that does it.
         is_ended: whether nothing more happens to it.
         failure: why it ended without a result; empty if it did not.
         on_change: called when there may be something new.
         on_end: called at the end, before `on_change`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
         self.is_ended, self.failure = False, ""
         self.on_change: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
+
+    def fail(self, error: Exception) -> None:
+        """Note an error that ends this work alone."""
+        reason = f"the model has failed: {error}"
+        if isinstance(error, UserError):
+            reason = str(error).removeprefix("checkpoint: ")
+        elif is_out_of_memory(error):
+            reason = _NO_MEMORY
+        else:
+            traceback.print_exception(error)
+        self.failure = f"{self.model.name}: {reason}"
+        print(f"tokamake: a request has failed: {self.failure}", file=sys.stderr, flush=True)
 
     def wake(self, *, is_ended: bool) -> None:
         """Tell the request that there may be something new."""
@@ -60,7 +77,7 @@ class Continuation(Awaited):
         published: characters and tokens that the request may see.
 
     Args:
-        engine: engine of the model.
+        model: the model.
         generation: the sequence.
         text: text of its new tokens.
         is_streamed: whether each token wakes the request.
@@ -68,37 +85,29 @@ class Continuation(Awaited):
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        model: ServedModel,
         generation: Generation,
         *,
         text: TextStream,
         is_streamed: bool,
     ) -> None:
-        super().__init__()
-        self.engine, self.generation, self.text = engine, generation, text
+        super().__init__(model)
+        self.generation, self.text = generation, text
         self.is_streamed, self.latest = is_streamed, time.perf_counter()
         self.published = 0, 0
         self.is_wanted_after: Callable[[str], bool] = lambda _: not text.is_stopped
-        generation.accept = self._accept
-
-    def _accept(self, token: int) -> bool:
-        """Add a token to the text; an error of it ends this sequence alone."""
-        try:
-            return self.is_wanted_after(self.text.add(token))
-        except Exception as error:  # of the tokenizer's package
-            self.failure = f"token {token} has no text: {error}"
-            return False
-
-    def finish_text(self) -> None:
-        """Add what the text still holds back; an error of it ends this sequence alone."""
-        try:
-            self.text.finish()
-        except Exception as error:  # of the tokenizer's package
-            self.failure = f"the last tokens have no text: {error}"
+        generation.accept = lambda token: self.is_wanted_after(text.add(token))
 
     def publish(self) -> None:
         """Let the request see the tokens so far, and their text."""
         generation = self.generation
+        try:
+            if generation.finish:
+                self.text.finish()
+        except Exception as error:  # of the tokenizer's package
+            generation.error = error
+        if generation.error:
+            self.fail(generation.error)
         num_tokens = len(generation.tokens) + (generation.end_token is not None)
         self.published = len(self.text.text), num_tokens
 
@@ -111,11 +120,12 @@ class BeamSearch(Awaited):
         is_wanted: False: nobody waits for it.
 
     Args:
+        model: the model.
         run: searches, and asks its argument whether to go on.
     """
 
-    def __init__(self, run: Callable[[Callable[[], bool]], list[Beam]]) -> None:
-        super().__init__()
+    def __init__(self, model: ServedModel, run: Callable[[Callable[[], bool]], list[Beam]]) -> None:
+        super().__init__(model)
         self.beams: list[Beam] = []
         self.is_wanted = True
         self.run = run
@@ -163,16 +173,12 @@ class EngineLoop:
         """Do what requests ask for, until `stop`.
 
         Raises:
-            UserError: the logits of a model are not finite.
-            Exception: a search has failed on one of several ranks.
+            Exception: a model has failed, or a rank of it.
         """
         failure = "the server stops"
         try:
             while not self._is_stopped:
                 self._round()
-        except UserError as error:
-            failure = str(error)
-            raise
         except BaseException:
             failure = "the server has failed; its log says why"
             raise
@@ -191,7 +197,7 @@ class EngineLoop:
 
     def _cancel(self, work: Awaited) -> None:
         if isinstance(work, Continuation):
-            work.engine.cancel(work.generation)
+            work.model.engine.cancel(work.generation)
         if work in self._queue:
             self._queue.remove(work)
             _wake([work], is_ended=True)
@@ -215,11 +221,7 @@ class EngineLoop:
             # Other ranks may have done the step, and would be out of step.
             if engine.num_ranks > 1 or not is_out_of_memory(error):
                 raise
-            ended = engine.drop_pass()
-            for generation in ended:
-                if generation.finish == "failed":
-                    self._continued[generation].failure = _NO_MEMORY
-            return ended
+            return engine.drop_pass(error)
 
     def _begin(self) -> None:
         """Begin work in the order in which it came, up to a search, which needs all places."""
@@ -233,18 +235,16 @@ class EngineLoop:
             self._queue.popleft()
             if isinstance(work, Continuation):
                 self._continued[work.generation] = work
-                work.engine.add(work.generation)
+                work.model.engine.add(work.generation)
 
     def _search(self, search: BeamSearch) -> None:
         """Run a search; an error of it ends its request alone, unless ranks are out of step."""
         try:
             search.beams = search.run(lambda: search.is_wanted)
-        except UserError:  # the logits are not finite
-            search.failure = "the logits of the model are not finite"
-            raise
         except Exception as error:
-            search.failure = f"beam search has failed: {error}"
-            if any(engine.num_ranks > 1 for engine in self._engines):
+            search.fail(error)
+            # A `UserError`, logits that are not finite, comes after a pass of all ranks.
+            if search.model.engine.num_ranks > 1 and not isinstance(error, UserError):
                 raise
         finally:
             _wake([search], is_ended=True)
@@ -258,7 +258,6 @@ class EngineLoop:
             if number and generation.finish not in ("cancelled", "eod", "failed"):
                 work.latest = self._metrics.token(work.latest, is_first=number == 1)
             if generation.finish:
-                work.finish_text()
                 del self._continued[generation]
                 work.publish()
                 ended.append(work)

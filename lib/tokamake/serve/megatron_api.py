@@ -182,13 +182,14 @@ class _MegatronAnswer:
         assert body.beam_width is not None
         beams = BeamSettings(body.beam_width, body.length_penalty)
         work = BeamSearch(
+            self._model,
             lambda is_wanted: self._model.engine.search(
                 prompt,
                 beams=beams,
                 max_new_tokens=body.tokens_to_generate,
                 rules=TokenRules(self._ends, self._newline_after_colon()),
                 is_wanted=is_wanted,
-            )
+            ),
         )
         await self._server.submit(request, [work], field="beam_width").ended()
         sequences = [[*prompt, *beam.tokens] for beam in work.beams]

@@ -53,7 +53,7 @@ class ModelServer:
     ) -> Continuation:
         """A sequence that is not submitted yet."""
         text = TextStream(model.tokenizer.decode, generation.prompt, stops=stops)
-        return Continuation(model.engine, generation, text=text, is_streamed=is_streamed)
+        return Continuation(model, generation, text=text, is_streamed=is_streamed)
 
     def check_number(self, number: int, *, field: str) -> None:
         """Check that the server can take a number of sequences, before they are made.

@@ -197,4 +197,8 @@ class KeyValueCache:
 
     def clear(self, row: int) -> None:
         """Forget the sequence of a row."""
+        for layer in self.layers:
+            for tensor in layer.tensors or ():
+                # A weight of 0 would not remove NaN from the next sequence.
+                tensor[row, :, : self.lengths[row]] = 0
         self.lengths[row] = 0
