@@ -1,19 +1,22 @@
 """Filters against those of transformers; draws follow the probabilities."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from tokamake.inference.choice import Chooser, choose_unfiltered, distribution
+from tokamake.inference.choice import Chooser, biased, choose_unfiltered, distribution
 from tokamake.inference.sampling import Sampling
 
 SEEN = (3, 7, 7, 11)
@@ -45,7 +48,7 @@ def test_filters_equal_those_of_transformers(settings: dict[str, float]) -> None
     )
     for seed in range(3):
         expected = processors(torch.tensor([SEEN]), logits(seed)[None])[0].softmax(0)
-        probabilities, tokens = distribution(logits(seed), sampling, seen=set(SEEN), num_new=0)
+        probabilities, tokens = distribution(logits(seed), sampling, seen=set(SEEN), new=Counter())
         actual = torch.zeros(40).index_copy(0, tokens, probabilities)
         torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
         assert len({*tokens.tolist()}) == len(tokens)
@@ -55,7 +58,8 @@ def test_top_p_decays_to_its_bound() -> None:
     sampling = Sampling(top_p=0.8, top_p_decay=0.5, top_p_bound=0.3)
     assert [sampling.top_p_of(number) for number in range(3)] == [0.8, 0.4, 0.3]
     sizes = [
-        len(distribution(logits(0), sampling, seen=set(), num_new=number)[0]) for number in range(2)
+        len(distribution(logits(0), sampling, seen=set(), new=Counter({1: number}))[0])
+        for number in range(2)
     ]
     assert sizes[0] > sizes[1] >= 1
 
@@ -96,6 +100,8 @@ def test_tokens_chosen_at_once_are_those_chosen_one_by_one() -> None:
         {"top_p_decay": 0.5},
         {"min_p": 0.1},
         {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
     ],
     ids=str,
 )
@@ -114,7 +120,7 @@ def test_a_penalty_follows_chosen_tokens_and_changes_greedy_choices() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-300])
 def test_a_tiny_temperature_does_not_overflow(temperature: float) -> None:
     sampling = Sampling(temperature, 0)
-    probabilities, tokens = distribution(logits(1), sampling, seen=set(), num_new=0)
+    probabilities, tokens = distribution(logits(1), sampling, seen=set(), new=Counter())
     assert probabilities.max() == 1
     assert tokens[probabilities.argmax()] == logits(1).argmax()
 
@@ -136,5 +142,30 @@ def test_without_filters_a_draw_does_not_depend_on_the_order_of_logits() -> None
     ("sampling", "num_new"), [(Sampling(1.0, 0, 1e-50), 0), (Sampling(1.0, 0, 0.9, 0.5), 200)]
 )
 def test_a_tiny_top_p_keeps_the_most_likely_token(sampling: Sampling, num_new: int) -> None:
-    probabilities, tokens = distribution(logits(1), sampling, seen=set(), num_new=num_new)
+    probabilities, tokens = distribution(logits(1), sampling, seen=set(), new=Counter({1: num_new}))
     assert (probabilities.tolist(), tokens.tolist()) == ([1.0], [int(logits(1).argmax())])
+
+
+def test_biases_equal_those_of_transformers() -> None:
+    rows = torch.stack([logits(seed) for seed in range(3)])
+    bias, ends = {4: 2.5, 7: -100.0}, [5, 9]
+    texts = torch.tensor([SEEN] * 3)
+    expected = SequenceBiasLogitsProcessor([[[t], v] for t, v in bias.items()])(texts, rows)
+    short = MinNewTokensLengthLogitsProcessor(len(SEEN), 2, ends, device="cpu")
+    never = dict.fromkeys(ends, -torch.inf)
+    actual = biased(rows, [{**bias, **never}, {**never, **bias}, {**bias, **never}])
+    torch.testing.assert_close(actual, short(texts, expected))
+    assert biased(rows, [{}] * 3) is rows
+
+
+def test_new_tokens_are_penalized_as_in_openais_api() -> None:
+    """logit - count * frequency - (count > 0) * presence; prompts do not count."""
+    sampling = Sampling(0.0, presence_penalty=0.5, frequency_penalty=0.25)
+    chooser = Chooser(sampling, [0, 0, 0])
+    values = torch.tensor([1.0, 0.4, -3.0])
+    # 1 against 0.4, then 0.25 against 0.4, then 0.25 against -0.35, then 0 against -0.35.
+    assert [chooser.choose(values) for _ in range(4)] == [0, 1, 0, 0]
+    wide = Sampling(1.0, 0, presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=2.0)
+    probabilities, tokens = distribution(values, wide, seen={0, 2}, new=Counter({0: 3}))
+    expected = torch.tensor([0.5 - 0.5 - 0.75, 0.4, -6.0]).softmax(0)
+    torch.testing.assert_close(probabilities[tokens.argsort()], expected)

@@ -1,6 +1,7 @@
 """`/v1`: replies have the text and log-probabilities of transformers; bad requests name a field."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.served import TEMPLATE, Served, served
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling import Sampling
+from tokamake.serve.served_model import ServedModel
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 
@@ -181,6 +183,96 @@ def test_fields_without_an_effect_may_be_null(server: Served) -> None:
     assert again.json["choices"] == reply.json["choices"]
 
 
+def test_fields_that_clients_send_by_default_change_nothing(server: Served) -> None:
+    plain = server.complete(prompt="The", **GREEDY)["choices"]
+    defaults = {"top_k": -1, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True}
+    defaults |= {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0}
+    defaults |= {"repetition_penalty": 1.0, "use_beam_search": False, "service_tier": "auto"}
+    defaults |= {"response_format": {"type": "text"}, "spaces_between_special_tokens": True}
+    defaults |= {"include_stop_str_in_output": False, "safety_identifier": "a"}
+    defaults |= {"prompt_cache_key": "a", "add_special_tokens": True}
+    assert server.complete(prompt="The", **defaults, **GREEDY)["choices"] == plain
+
+
+def test_fields_of_sampling_have_the_effect_of_vllms(
+    server: Served, oracle: transformers.LlamaForCausalLM, chat_tokenizer: Path
+) -> None:
+    tokenizer = open_tokenizer(chat_tokenizer)
+    prompt = tokenizer.encode_batch(["The"])[0]
+
+    def continued(**fields: Any) -> Any:
+        body = {"prompt": prompt, **GREEDY, **fields}
+        (choice,) = server.complete(**body, logprobs=0)["choices"]
+        return choice
+
+    plain = continued()
+    first = int(log_probabilities(oracle, prompt)[-1].argmax())
+    assert continued(logit_bias={"9": 100})["text"].startswith(tokenizer.decode([9] * 5))
+    ended = continued(stop_token_ids=[first])
+    assert ended["finish_reason"] == "stop"
+    assert len(ended["logprobs"]["tokens"]) == 1
+    later = continued(stop_token_ids=[first], min_tokens=4)["logprobs"]["tokens"]
+    assert len(later) >= 4
+    assert tokenizer.decode([first]) not in later[:4]
+    text = plain["text"]
+    assert continued(stop=[text[0]])["text"] == ""
+    assert continued(stop=[text[0]], min_tokens=2)["text"].startswith(text[0])
+    eod = {str(tokenizer.eod): 100}
+    assert continued(logit_bias=eod)["finish_reason"] == "stop"
+    endless = continued(logit_bias=eod, ignore_eos=True)
+    assert endless["finish_reason"] == "length"
+    assert endless["text"] == tokenizer.decode([tokenizer.eod]) * GREEDY["max_tokens"]
+    hidden = continued(logit_bias=eod, ignore_eos=True, skip_special_tokens=True)
+    assert hidden["text"] == ""
+    # Bias 100 makes token 9 certain; each repetition takes 2 of it, and the first one 4.
+    repeated = continued(logit_bias={"9": 100}, presence_penalty=2, frequency_penalty=2)
+    assert repeated["text"] == tokenizer.decode([9] * GREEDY["max_tokens"])
+
+
+def test_a_conversation_has_variables_and_messages_without_content(server: Served) -> None:
+    path = "/v1/chat/completions"
+    talk = [{"role": "user", "content": "list"}, {"role": "assistant", "content": None}]
+    body = {"messages": talk, "temperature": 0, "max_tokens": 4}
+    given = server.ask("POST", path, body | {"chat_template_kwargs": {"enable_thinking": False}})
+    talk[1]["content"] = ""
+    assert given.json["choices"] == server.ask("POST", path, body).json["choices"]
+    message = server.refusal(path, body | {"chat_template_kwargs": {"messages": []}})
+    assert message == "chat_template_kwargs.messages: no variable of the chat template"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/completions", {"prompt": "The", "max_tokens": 1}),
+        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("PUT", "/api", {"prompts": ["The"], "tokens_to_generate": 1}),
+        ("POST", "/tokenize", {"prompt": "The"}),
+    ],
+)
+def test_other_requests_go_on_while_one_is_encoded(
+    server: Served, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: dict[str, Any]
+) -> None:
+    begun, may_go = threading.Event(), threading.Event()
+    encode = ServedModel.encode
+
+    def slow(*arguments: Any, **options: Any) -> list[int]:
+        begun.set()
+        assert may_go.wait(60)
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(ServedModel, "encode", slow)
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(server.ask(method, path, body).status))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        assert server.ask("GET", "/healthz").status == 200
+    finally:
+        may_go.set()
+        thread.join()
+    assert statuses == [200]
+
+
 def test_a_conversation_is_the_text_of_its_template(server: Served) -> None:
     messages = [{"role": "user", "content": "list"}, {"role": "assistant", "content": "words"}]
     assert "content" in TEMPLATE
@@ -221,7 +313,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "temperature": -1}, "temperature: -1: give a number from 0 to 100"),
     ({"prompt": "a", "temperature": "1"}, "temperature: '1': give a number from 0 to 100"),
     ({"prompt": "a", "top_p": 0}, "top_p: 0: give a number above 0, at most 1"),
-    ({"prompt": "a", "top_k": 2.5}, "top_k: 2.5: give an integer of 0, for all tokens, or more"),
+    ({"prompt": "a", "top_k": 2.5}, "top_k: 2.5: give an integer: 0 or -1 for all tokens"),
     ({"prompt": "a", "n": 0}, "n: 0: give an integer from 1 to 128"),
     ({"prompt": "a", "n": True}, "n: True: give an integer from 1 to 128"),
     ({"prompt": "a", "max_tokens": -1}, "max_tokens: -1: give an integer of 0 or more"),
@@ -230,8 +322,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "seed": 1.5}, "seed: 1.5: give an integer"),
     ({"prompt": "a", "suffix": "b"}, "suffix: 'b': give nothing: the model only continues"),
     ({"prompt": "a", "best_of": 2}, "best_of: 2: give the value of n, or nothing"),
-    ({"prompt": "a", "presence_penalty": 1}, "presence_penalty: 1: give 0 or nothing"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: {'5': 1}: give an empty object"),
+    ({"prompt": "a", "top_k": -2}, "top_k: -2: give an integer: 0 or -1 for all tokens"),
+    ({"prompt": "a", "presence_penalty": 3}, "presence_penalty: 3: give a number from -2 to 2"),
+    ({"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"400": 1}}, "logit_bias: token 400: not in the vocabulary"),
+    ({"prompt": "a", "min_tokens": 17}, "min_tokens: 17: more than the most new tokens, 16"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format.type: 'json_ob"),
+    ({"prompt": "a", "use_beam_search": True}, "use_beam_search: True: give false or nothing"),
+    ({"prompt": "a" * 100_000}, "prompt: 100000 bytes, but the model sees only 64 tokens of"),
     ({"prompt": "a", "stream_options": 1}, "stream_options: 1: give an object such as"),
     ({"prompt": []}, "prompt: []: give a text, token ids, or a list of these that is not empty"),
     ({"prompt": [[]]}, "prompt: holds no token; give at least one"),

@@ -63,7 +63,10 @@ class HarnessModel(TemplateLM):
     ) -> str:
         """A conversation as text."""
         return chat_prompt(
-            self._scorer.tokenizer, chat_history, add_generation_prompt=add_generation_prompt
+            self._scorer.tokenizer,
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
         )
 
     def _loglikelihood_tokens(

@@ -7,11 +7,12 @@ Shape suffixes: W beams, V vocabulary.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import torch
 
-from tokamake.inference.choice import check_finite, without_forbidden
+from tokamake.inference.choice import biased, check_finite
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings
 
@@ -73,11 +74,9 @@ def search(
     finished: list[Beam] = []
     for length in range(1, max_new_tokens + 1):
         check_finite(logits[:, :vocab_size])
-        logits = without_forbidden(
-            logits,
-            lasts=[(beam.tokens or prompt)[-1] for beam in running],
-            forbidden=[rules.forbidden_after] * len(running),
-        )
+        lasts = [(beam.tokens or prompt)[-1] for beam in running]
+        never = rules.forbidden_after
+        logits = biased(logits, [{never[n]: -inf} if n in never else {} for n in lasts])
         totals = torch.tensor([beam.score for beam in running], device=logits.device)
         scores = (logits.log_softmax(-1)[:, :vocab_size] + totals[:, None]).flatten()
         # Even if each beam ends with each end token, W candidates go on.

@@ -1,6 +1,6 @@
 """Prompts of conversations: messages in the chat template of a tokenizer.
 
-Templates are Jinja, with the functions that transformers gives them.
+Templates are Jinja, with the functions and tags that transformers 5.23 gives them.
 """
 
 import json
@@ -10,7 +10,9 @@ from functools import cache
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokamake.data.tokenizers import Tokenizer
@@ -22,6 +24,8 @@ def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The text that the model continues as the assistant.
 
@@ -29,6 +33,8 @@ def chat_prompt(
         tokenizer: a tokenizer with a chat template.
         messages: `role` and `content` of each, the oldest one first.
         add_generation_prompt: whether the text ends where the answer of the assistant begins.
+        continue_final_message: whether the text ends with the last message, which goes on.
+        variables: further variables of the template, such as enable_thinking or tools.
 
     Raises:
         UserError: there is no template, or it refuses the messages.
@@ -38,21 +44,32 @@ def chat_prompt(
             "chat: the tokenizer has no chat_template; continue plain text, or give the tokenizer "
             "of a chat model"
         )
+    if continue_final_message:
+        *before, final = messages
+        messages = [*before, {**final, "content": final["content"] + _END}]
+    given: dict[str, Any] = {key: text for key, text in tokenizer.special_texts.items() if text}
+    given |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
     try:
-        return _compiled(tokenizer.chat_template).render(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            **tokenizer.special_texts,
+        text = _compiled(tokenizer.chat_template).render(
+            given | {**(variables or {}), "messages": messages}
         )
+        if not continue_final_message:
+            return text
+        place = text.rindex(_END.strip())
+        # A template that trims messages removes the space after the mark, too.
+        return text[:place] if text.startswith(_END, place) else text[:place].rstrip()
     except Exception as error:  # templates are programs: any error can come
         reason = getattr(error, "message", None) or error
         raise UserError(f"messages: the chat template refuses them: {reason}") from None
 
 
+_END = "<end of the final message> "
+
+
 @cache
 def _compiled(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
@@ -60,8 +77,31 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class _Generation(Extension):
+    """The tags `generation` and `endgeneration`: training masks the text outside of them."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

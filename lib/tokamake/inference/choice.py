@@ -1,11 +1,13 @@
 """Choice of the next token from logits: greedy, or a draw from some of the likely tokens.
 
-The filters and their order are those of transformers: repetition penalty (arXiv 1909.05858),
-temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082).
+The filters and their order are those of transformers: repetition penalty (arXiv 1909.05858), with
+OpenAI's penalties of new tokens after it, temperature, top-k, top-p (arXiv 1904.09751), min-p
+(arXiv 2407.01082).
 Shape suffixes: N sequences, V vocabulary, K tokens that can be drawn.
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -27,22 +29,19 @@ def check_finite(logits: Tensor) -> None:
         raise UserError("checkpoint: its predictions are not finite; train or export it again")
 
 
-def without_forbidden(
-    logits_NV: Tensor, *, lasts: Sequence[int], forbidden: Sequence[Mapping[int, int]]
-) -> Tensor:
-    """Logits with -inf for tokens that must not follow the last ones.
+def biased(logits_NV: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
+    """Logits with the sums of values for some tokens; -inf forbids a token.
 
     Args:
         logits_NV: logits.
-        lasts: (N) the last token of each sequence.
-        forbidden: (N) the token of each sequence that must not follow a token.
+        biases: (N) value of each token in each row.
     """
-    rows = [row for row, last in enumerate(lasts) if last in forbidden[row]]
-    if rows:
-        logits_NV = logits_NV.clone()
-        for row in rows:
-            logits_NV[row, forbidden[row][lasts[row]]] = -torch.inf
-    return logits_NV
+    places = [(row, token) for row, bias in enumerate(biases) for token in bias]
+    if not places:
+        return logits_NV
+    values = logits_NV.new_tensor([value for bias in biases for value in bias.values()])
+    rows, tokens = torch.tensor(places, device=logits_NV.device).unbind(1)
+    return logits_NV.index_put((rows, tokens), values, accumulate=True)
 
 
 class Chooser:
@@ -57,20 +56,21 @@ class Chooser:
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
-        self.sampling, self._seen, self._num_new = sampling, set(prompt), 0
+        self.sampling, self._seen = sampling, set(prompt)
+        self._new = Counter[int]()
         self._random = random.Random(sampling.seed)
 
     def choose(self, logits_V: Tensor) -> int:
         """Choose the next token."""
         probabilities, tokens = distribution(
-            logits_V, self.sampling, seen=self._seen, num_new=self._num_new
+            logits_V, self.sampling, seen=self._seen, new=self._new
         )
         place = 0
         if self.sampling.temperature > 0:
             (place,) = _drawn(probabilities[None], [self])
         token = int(tokens[place])
         self._seen.add(token)
-        self._num_new += 1
+        self._new[token] += 1
         return token
 
     def next_number(self) -> float:
@@ -110,7 +110,7 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def distribution(
-    logits_V: Tensor, sampling: Sampling, *, seen: set[int], num_new: int
+    logits_V: Tensor, sampling: Sampling, *, seen: set[int], new: Counter[int]
 ) -> tuple[Tensor, Tensor]:
     """Tokens that can be drawn, and their probabilities.
 
@@ -118,7 +118,7 @@ def distribution(
         logits_V: logits in fp32.
         sampling: the settings.
         seen: tokens that occurred before.
-        num_new: tokens that were chosen before.
+        new: tokens that were chosen before, and how often.
 
     Returns:
         (K,) probabilities and (K,) tokens.
@@ -130,7 +130,12 @@ def distribution(
         logits_V = logits_V.index_copy(
             0, places, torch.where(old < 0, old * penalty, old / penalty)
         )
-    size, top_p = len(logits_V), sampling.top_p_of(num_new)
+    if new and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = logits_V.new_tensor([*new.values()])
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
+        places = torch.tensor([*new], device=logits_V.device)
+        logits_V = logits_V.index_add(0, places, -penalties)
+    size, top_p = len(logits_V), sampling.top_p_of(new.total())
     top_k = 1 if sampling.temperature == 0 else min(sampling.top_k or size, size)
     if top_k < size or top_p < 1:
         logits_K, tokens_K = logits_V.topk(top_k)

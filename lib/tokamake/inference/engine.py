@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from tokamake.inference.beams import Beam, TokenRules, search
 from tokamake.inference.choice import (
     Chooser,
+    biased,
     check_finite,
     choose_unfiltered,
-    without_forbidden,
 )
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
@@ -62,6 +63,10 @@ class Generation:
     """Called with each new token; False ends the sequence."""
     forbidden_after: Mapping[int, int] = field(default_factory=dict)
     """Token that must not follow a token."""
+    bias: Mapping[int, float] = field(default_factory=dict)
+    """Values to add to the logits of tokens."""
+    min_new_tokens: int = 0
+    """Tokens before an end token."""
 
     tokens: list[int] = field(default_factory=list)
     """New tokens."""
@@ -77,6 +82,14 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.chooser = Chooser(self.sampling, self.prompt)
+
+    @property
+    def next_bias(self) -> dict[int, float]:
+        """Values to add to the logits of the next token."""
+        never = [*(self.end_tokens if len(self.tokens) < self.min_new_tokens else ())]
+        if (last := (self.tokens or self.prompt)[-1]) in self.forbidden_after:
+            never.append(self.forbidden_after[last])
+        return {**self.bias, **dict.fromkeys(never, -inf)}
 
 
 class InferenceEngine:
@@ -290,11 +303,7 @@ class InferenceEngine:
 
     def _choices(self, generations: Sequence[Generation], logits_NV: Tensor) -> list[int]:
         """The next token of each sequence."""
-        logits_NV = without_forbidden(
-            logits_NV,
-            lasts=[(each.tokens or each.prompt)[-1] for each in generations],
-            forbidden=[each.forbidden_after for each in generations],
-        )
+        logits_NV = biased(logits_NV, [each.next_bias for each in generations])
         tokens: list[int] = logits_NV.argmax(-1).tolist()
         unfiltered = [row for row, each in enumerate(generations) if each.sampling.is_unfiltered]
         if unfiltered:

@@ -28,6 +28,10 @@ class Sampling:
     """Sample from tokens that are at least this times as likely as the most likely one."""
     repetition_penalty: float = 1.0
     """Divisor of positive logits, and factor of negative ones, of tokens that occurred before."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of new tokens that occurred before."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of new tokens as often as they occurred before."""
     seed: int = 1234
     """Seed of the draws."""
 
@@ -45,14 +49,22 @@ class Sampling:
             ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "give 0 to top_p"),
             ("min_p", 0 <= self.min_p <= 1, "give 0 to 1"),
             ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "give 0.01 to 100"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "give -2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "give -2 to 2"),
         ):
             if not is_right:
                 raise UserError(f"{name}: {getattr(self, name)}: out of range; {remedy}")
 
     @property
+    def has_penalty(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        has_differences = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return has_differences or self.repetition_penalty != 1
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Whether the choice is the maximum of the logits."""
-        return self.temperature == 0 and self.repetition_penalty == 1
+        return self.temperature == 0 and not self.has_penalty
 
     @property
     def is_unfiltered(self) -> bool:
@@ -60,7 +72,8 @@ class Sampling:
         return (
             self.temperature > 0
             and self.top_k == self.min_p == 0
-            and self.top_p == self.top_p_decay == self.repetition_penalty == 1
+            and self.top_p == self.top_p_decay == 1
+            and not self.has_penalty
         )
 
     def top_p_of(self, num_new: int) -> float:

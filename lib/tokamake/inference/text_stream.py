@@ -22,6 +22,7 @@ class TextStream:
         decode: converts token ids into text.
         prompt: tokens before the first new one.
         stops: stop strings; none is empty.
+        num_unstopped: first tokens within which no stop string ends.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class TextStream:
         prompt: Sequence[int],
         *,
         stops: Sequence[str] = (),
+        num_unstopped: int = 0,
     ) -> None:
+        self._num_unstopped = num_unstopped
         self.text, self.is_stopped = "", False
         self._decode, self._stops = decode, tuple(stops)
         self._tokens = [*prompt[-_CONTEXT:]]
@@ -41,6 +44,7 @@ class TextStream:
     def add(self, token: int) -> str:
         """Add a token; return text that is certain now."""
         self._tokens.append(token)
+        self._num_unstopped -= 1
         known = self._decode(self._tokens[self._begin : self._end])
         whole = self._decode(self._tokens[self._begin :])
         if len(whole) <= len(known) or whole.endswith(_UNFINISHED):
@@ -62,7 +66,8 @@ class TextStream:
 
     def _certain(self, new: str) -> str:
         pending = self._held + new
-        places = [place for stop in self._stops if (place := pending.find(stop)) >= 0]
+        stops = self._stops if self._num_unstopped < 0 else ()
+        places = [place for stop in stops if (place := pending.find(stop)) >= 0]
         if places:
             self.is_stopped, self._held = True, ""
             out = pending[: min(places)]

@@ -5,6 +5,7 @@ seed is an integer of any size. As there, beam search uses no field of sampling.
 adds the tokenizer's BOS, and the end-of-document token only where it has none.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from pydantic import Field
 from tokamake.inference.beams import TokenRules
 from tokamake.inference.engine import Generation
 from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
+from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import BeamSearch, Continuation
 from tokamake.serve.model_server import ModelServer
 from tokamake.serve.request_error import RequestError
@@ -141,7 +143,8 @@ class _MegatronAnswer:
                 ][: len(sequence) - 1]
                 for work, sequence in zip(works, sequences, strict=True)
             ]
-        return {**self._texts(sequences), "logprobs": logprobs}
+        texts = await asyncio.to_thread(self._texts, sequences)
+        return {**texts, "logprobs": logprobs}
 
     def _continuation(self, number: int) -> Continuation:
         body, prompt, text = self._body, self._prompts[number], self._body.prompts[number]
@@ -164,7 +167,8 @@ class _MegatronAnswer:
             scores_prompt=bool(body.logprobs),
             forbidden_after=self._newline_after_colon(),
         )
-        continuation = self._server.continuation(self._model, generation)
+        new_text = TextStream(self._model.tokenizer.decode, prompt)
+        continuation = Continuation(self._model, generation, text=new_text, is_streamed=False)
         stop = "\n\n" if body.stop_on_double_eol else "\n" if body.stop_on_eol else None
         if stop:  # unlike a stop text, line ends stay
             continuation.is_wanted_after = _until(stop, continuation, before=text[-1:])
@@ -193,7 +197,8 @@ class _MegatronAnswer:
         )
         await self._server.submit(request, [work], field="beam_width").ended()
         sequences = [[*prompt, *beam.tokens] for beam in work.beams]
-        return {**self._texts(sequences), "scores": [beam.score for beam in work.beams]}
+        texts = await asyncio.to_thread(self._texts, sequences)
+        return {**texts, "scores": [beam.score for beam in work.beams]}
 
     def _texts(self, sequences: Sequence[TokenIds]) -> dict[str, Any]:
         tokenizer = self._model.tokenizer
@@ -222,7 +227,7 @@ def megatron_routes(server: ModelServer) -> APIRouter:
     async def api(body: MegatronRequest, request: Request) -> dict[str, Any]:
         """Continue prompts, as the text generation server of Megatron-LM does."""
         _check(body, batch_size=server.limits.batch_size)
-        answer = _MegatronAnswer(server, body)
+        answer = await asyncio.to_thread(_MegatronAnswer, server, body)
         if body.beam_width is not None:
             return await answer.searched(request)
         return await answer.sampled(request)

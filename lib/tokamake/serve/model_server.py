@@ -7,8 +7,6 @@ from functools import partial
 
 from fastapi import Request
 
-from tokamake.inference.engine import Generation
-from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import Awaited, Continuation, EngineLoop
 from tokamake.serve.limits import Limits
 from tokamake.serve.request_error import RequestError
@@ -42,18 +40,6 @@ class ModelServer:
         names = ", ".join(model.name for model in self.models)
         message = f"{name!a}: not served here; give one of {names}"
         raise RequestError(message, status=404, field="model", code="model_not_found")
-
-    def continuation(
-        self,
-        model: ServedModel,
-        generation: Generation,
-        *,
-        stops: Sequence[str] = (),
-        is_streamed: bool = False,
-    ) -> Continuation:
-        """A sequence that is not submitted yet."""
-        text = TextStream(model.tokenizer.decode, generation.prompt, stops=stops)
-        return Continuation(model, generation, text=text, is_streamed=is_streamed)
 
     def check_number(self, number: int, *, field: str) -> None:
         """Check that the server can take a number of sequences, before they are made.

@@ -18,6 +18,7 @@ from tokamake.inference.chat import chat_prompt
 from tokamake.inference.engine import Generation
 from tokamake.inference.sampling import prompt_seed
 from tokamake.inference.text_stream import TextStream
+from tokamake.serve.engine_loop import Continuation
 from tokamake.serve.model_server import ModelServer, Submission
 from tokamake.serve.openai_replies import ChatStyle, Choice, Style, TextStyle
 from tokamake.serve.openai_requests import ChatRequest, CompletionRequest, OpenAIRequest
@@ -53,15 +54,23 @@ class _OpenAIAnswer:
     ) -> None:
         self._server, self._style, self._prompts = server, style, prompts
         body: OpenAIRequest = style.body
-        _check_stream(body)
+        if body.stream_options is not None and not body.stream:
+            raise RequestError("set stream to true, too", field="stream_options")
         model, seed = style.model, body.seed
         if seed is None:
             seed = secrets.randbits(64)
         stop_tokens = body.stop_token_ids or []
-        ends = model.check_stop_tokens(stop_tokens, field="stop_token_ids")
+        model.check_tokens(stop_tokens, field="stop_token_ids")
+        ends = frozenset() if body.ignore_eos else model.end_tokens
+        bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+        model.check_tokens([*bias], field="logit_bias")
+        decode = model.decoder(skips_special=bool(body.skip_special_tokens))
         self._choices: list[Choice] = []
         seen: Counter[tuple[int, ...]] = Counter()
         for prompt, limit in zip(prompts, max_new_tokens, strict=True):
+            if (least := body.min_tokens or 0) > limit:
+                message = f"{least}: more than the most new tokens, {limit}; give less"
+                raise RequestError(message, field="min_tokens")
             text, repeated = model.tokenizer.decode(prompt), seen[tuple(prompt)]
             seen[tuple(prompt)] += 1
             for sample in range(body.num_choices):
@@ -70,12 +79,15 @@ class _OpenAIAnswer:
                     prompt,
                     replace(body.sampling, seed=prompt_seed(seed, text, repetition=repetition)),
                     limit,
-                    end_tokens=ends,
+                    end_tokens=ends.union(stop_tokens),
+                    bias=bias,
+                    min_new_tokens=least,
                     num_alternatives=num_alternatives,
                     scores_prompt=scores_prompt,
                 )
-                continuation = server.continuation(
-                    model, generation, stops=body.stops, is_streamed=bool(body.stream)
+                new_text = TextStream(decode, prompt, stops=body.stops, num_unstopped=least)
+                continuation = Continuation(
+                    model, generation, text=new_text, is_streamed=bool(body.stream)
                 )
                 texts = TextStream(model.tokenizer.decode, prompt)
                 self._choices.append(Choice(len(self._choices), continuation, texts=texts))
@@ -117,12 +129,18 @@ class _OpenAIAnswer:
             yield b"data: [DONE]\n\n"
         except RequestError as error:  # the status is sent already
             yield _event(error.body)
+        except Exception:
+            yield _event(RequestError("the server has failed; its log says why", status=500).body)
+            raise
 
     async def _composed(
         self, compose: Callable[[Choice], dict[str, Any]], choice: Choice
     ) -> dict[str, Any]:
         """A choice or a part of it."""
-        if choice.continuation.generation.num_alternatives is None or choice.is_begun:
+        is_short = not getattr(self._style.body, "echo", None)
+        if choice.is_begun or (
+            is_short and choice.continuation.generation.num_alternatives is None
+        ):
             return compose(choice)
         # Texts of a whole prompt's tokens take so long that other requests would wait.
         return await asyncio.to_thread(compose, choice)
@@ -163,7 +181,7 @@ def openai_routes(server: ModelServer) -> APIRouter:
         if body.best_of not in (None, body.num_choices):
             raise RequestError(f"{body.best_of}: give the value of n, or nothing", field="best_of")
         server.check_number(len(body.prompts) * body.num_choices, field="n")
-        prompts = _prompts(model, body)
+        prompts = await asyncio.to_thread(_prompts, model, body)
         limits = [_limit(model, prompt, body=body) for prompt in prompts]
         for prompt, limit in zip(prompts, limits, strict=True):
             model.check_length(prompt, limit, field="max_tokens")
@@ -183,13 +201,7 @@ def openai_routes(server: ModelServer) -> APIRouter:
         model = server.model(body.model)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("set logprobs to true, too", field="top_logprobs")
-        try:
-            messages = [message.described for message in body.messages]
-            text = chat_prompt(model.tokenizer, messages)
-        except UserError as error:
-            reason = str(error).removeprefix("messages: ")
-            raise RequestError(reason, field="messages") from None
-        prompt = model.encode(text, field="messages")
+        prompt = await asyncio.to_thread(_chat_tokens, model, body)
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         limit = body.max_completion_tokens or body.max_tokens or _room(model, prompt)
         model.check_length(prompt, limit, field=name)
@@ -205,15 +217,28 @@ def openai_routes(server: ModelServer) -> APIRouter:
     return routes
 
 
-def _check_stream(body: OpenAIRequest) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("set stream to true, too", field="stream_options")
+def _chat_tokens(model: ServedModel, body: ChatRequest) -> TokenIds:
+    """Tokens of a conversation."""
+    variables = body.chat_template_kwargs or {}
+    for name in sorted({"messages", "chat_template", "tokenize"} & {*variables}):
+        raise RequestError("no variable of the chat template", field=f"chat_template_kwargs.{name}")
+    try:
+        text = chat_prompt(
+            model.tokenizer,
+            [message.described for message in body.messages],
+            add_generation_prompt=bool(body.add_generation_prompt),
+            continue_final_message=bool(body.continue_final_message),
+            variables=variables,
+        )
+    except UserError as error:
+        raise RequestError(str(error).removeprefix("messages: "), field="messages") from None
+    return model.encode(text, field="messages")
 
 
 def _prompts(model: ServedModel, body: CompletionRequest) -> list[TokenIds]:
     """Tokens of each prompt."""
     return [
-        model.encode(prompt, field="prompt", adds_bos=True)
+        model.encode(prompt, field="prompt", adds_bos=body.add_special_tokens is not False)
         if isinstance(prompt, str)
         else model.check(prompt, field="prompt")
         for prompt in body.prompts

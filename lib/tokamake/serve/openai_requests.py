@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tokamake.inference.sampling import Sampling
-from tokamake.serve.request_fields import Body, Temperature, TokenIds, TopP
+from tokamake.serve.request_fields import Body, Penalty, Temperature, TokenIds, TopP
 
 _MAX_CHOICES = 128
 _STOPS = "a text, or a list of at most 16; none is empty"
+_Ignored = Annotated[str | None, Field(description="a text, which is ignored")]
 _Stop = Annotated[str, Field(min_length=1)]
 
 
@@ -18,6 +19,12 @@ class StreamOptions(Body):
     include_usage: Annotated[bool | None, Field(description="true or false")] = False
 
 
+class ResponseFormat(Body):
+    """Format of a reply."""
+
+    type: Literal["text"]
+
+
 class OpenAIRequest(Body):
     """Fields of both kinds of completions."""
 
@@ -25,7 +32,7 @@ class OpenAIRequest(Body):
     temperature: Temperature = None
     top_p: TopP = None
     top_k: Annotated[
-        int | None, Field(ge=0, le=2**31, description="an integer of 0, for all tokens, or more")
+        int | None, Field(ge=-1, le=2**31, description="an integer: 0 or -1 for all tokens")
     ] = None
     min_p: Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")] = None
     repetition_penalty: Annotated[
@@ -46,27 +53,60 @@ class OpenAIRequest(Body):
     stream_options: Annotated[
         StreamOptions | None, Field(description='an object such as {"include_usage": true}')
     ] = None
-    user: Annotated[str | None, Field(description="a text, which is ignored")] = None
+    user: _Ignored = None
     # OpenAI's clients may send these; only values without effect are taken.
     store: Annotated[Literal[False] | None, Field(description="false or nothing")] = None
     metadata: Annotated[
         dict[str, str] | None, Field(description="an object of texts, which is ignored")
     ] = None
-    presence_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
-    frequency_penalty: Annotated[Literal[0] | None, Field(description="0 or nothing")] = None
-    logit_bias: Annotated[
-        dict[str, float] | None, Field(max_length=0, description="an empty object or nothing")
+    service_tier: Annotated[
+        Literal["auto", "default"] | None, Field(description="auto, default or nothing")
     ] = None
+    safety_identifier: _Ignored = None
+    prompt_cache_key: _Ignored = None
+    response_format: Annotated[
+        ResponseFormat | None, Field(description='{"type": "text"} or nothing: no other is forced')
+    ] = None
+    # vLLM's clients send these; here, too, only values without effect are taken.
+    use_beam_search: Annotated[
+        Literal[False] | None, Field(description="false or nothing; PUT /api searches beams")
+    ] = None
+    include_stop_str_in_output: Annotated[
+        Literal[False] | None, Field(description="false or nothing")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        Literal[True] | None, Field(description="true or nothing")
+    ] = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: Annotated[
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=1024),
+        ]
+        | None,
+        Field(description="an object of at most 1024 token ids and numbers from -100 to 100"),
+    ] = None
+    ignore_eos: Annotated[bool | None, Field(description="true or false")] = None
+    min_tokens: Annotated[
+        int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")
+    ] = None
+    skip_special_tokens: Annotated[bool | None, Field(description="true or false")] = None
 
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen; the seed is replaced."""
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
+            top_k=max(0, self.top_k or 0),
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
         )
 
     @property
@@ -95,6 +135,9 @@ class CompletionRequest(OpenAIRequest):
     ] = 16
     echo: Annotated[bool | None, Field(description="true or false")] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer to 20")] = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="true, for the token that begins texts, or false")
+    ] = True
     best_of: Annotated[int | None, Field(description="the value of n, or nothing")] = None
     suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
 
@@ -112,23 +155,17 @@ class TextPart(Body):
     text: str
 
 
-class ResponseFormat(Body):
-    """Format of a reply."""
-
-    type: Literal["text"]
-
-
 class ChatMessage(Body):
     """A message of a conversation."""
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None
     name: str | None = None
 
     @property
     def described(self) -> dict[str, str]:
         """The message for a chat template; a line end joins the parts of its content."""
-        content = self.content
+        content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
         name = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": text, **name}
@@ -141,8 +178,13 @@ class ChatRequest(OpenAIRequest):
         list[ChatMessage],
         Field(min_length=1, description='a list of {"role": "user", "content": "a text"}'),
     ]
-    response_format: Annotated[
-        ResponseFormat | None, Field(description='{"type": "text"} or nothing')
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="an object of variables of the chat template")
+    ] = None
+    add_generation_prompt: Annotated[bool | None, Field(description="true or false")] = True
+    continue_final_message: Annotated[bool | None, Field(description="true or false")] = None
+    modalities: Annotated[
+        list[Literal["text"]] | None, Field(description='["text"] or nothing')
     ] = None
     tools: Annotated[
         list[None] | None, Field(max_length=0, description="an empty list or nothing")

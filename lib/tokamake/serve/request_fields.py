@@ -12,6 +12,7 @@ Temperature = Annotated[
 TopP = Annotated[
     float | None, Field(gt=0, le=1, description="a number above 0, at most 1, which is the default")
 ]
+Penalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
 
 
 class Body(BaseModel):

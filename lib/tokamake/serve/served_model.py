@@ -1,8 +1,9 @@
 """A model that a server serves: its name, tokenizer and engine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tokamake.data.tokenizers import Tokenizer
@@ -44,9 +45,16 @@ class ServedModel:
             RequestError: the text is no Unicode text, or too long.
         """
         try:
-            text.encode()
+            size = len(text.encode())
         except UnicodeEncodeError:
             raise RequestError("holds half a surrogate pair; remove it", field=field) from None
+        if size > self.engine.capacity * self.token_bytes:
+            raise RequestError(
+                f"{size} bytes, but the model sees only {self.engine.capacity} tokens of at most "
+                f"{self.token_bytes} bytes; shorten it",
+                field=field,
+                code="context_length_exceeded",
+            )
         tokenizer = self.tokenizer
         tokens = tokenizer.encode_prompt(text) if adds_bos else tokenizer.encode_batch([text])[0]
         return self.check(tokens or [tokenizer.eod], field=field)
@@ -59,10 +67,7 @@ class ServedModel:
         """
         if not tokens:
             raise RequestError("holds no token; give at least one", field=field)
-        size = self.tokenizer.vocab_size
-        if wrong := [token for token in tokens if not 0 <= token < size]:
-            message = f"token {wrong[0]}: not in the vocabulary; give 0 to {size - 1}"
-            raise RequestError(message, field=field)
+        self.check_tokens(tokens, field=field)
         if len(tokens) > self.engine.capacity:
             raise RequestError(
                 f"{len(tokens)} tokens, but the model sees only {self.engine.capacity}; shorten it",
@@ -71,16 +76,29 @@ class ServedModel:
             )
         return tokens
 
-    def check_stop_tokens(self, tokens: Sequence[int], *, field: str) -> frozenset[int]:
-        """Return tokens that end a continuation: those of a request, and the model's.
+    def check_tokens(self, tokens: Sequence[int], *, field: str) -> None:
+        """Check that tokens are in the vocabulary.
 
         Raises:
-            RequestError: one is not in the vocabulary.
+            RequestError: one is not.
         """
-        if wrong := [token for token in tokens if token >= self.tokenizer.vocab_size]:
-            message = f"token {wrong[0]}: not in the vocabulary; give 0 to "
-            raise RequestError(f"{message}{self.tokenizer.vocab_size - 1}", field=field)
-        return self.end_tokens.union(tokens)
+        size = self.tokenizer.vocab_size
+        if wrong := [token for token in tokens if not 0 <= token < size]:
+            message = f"token {wrong[0]}: not in the vocabulary; give 0 to {size - 1}"
+            raise RequestError(message, field=field)
+
+    def decoder(self, *, skips_special: bool) -> Callable[[list[int]], str]:
+        """Function that makes text of tokens, without special ones if wanted."""
+        decode, special = self.tokenizer.decode, self.tokenizer.special_tokens
+        if not skips_special:
+            return decode
+        return lambda tokens: decode([token for token in tokens if token not in special])
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Most bytes of the text of a token."""
+        tokens = range(self.tokenizer.vocab_size)
+        return max(len(self.tokenizer.decode([token]).encode()) for token in tokens) + 1
 
     def check_length(self, prompt: Sequence[int], num_new: int, *, field: str) -> None:
         """Check that there is room for a continuation.

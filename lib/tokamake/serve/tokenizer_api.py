@@ -42,7 +42,7 @@ def tokenizer_routes(server: ModelServer) -> APIRouter:
         }
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Tokens of a text."""
         model = server.model(body.model)
         adds_bos = bool(body.add_special_tokens)
@@ -52,7 +52,7 @@ def tokenizer_routes(server: ModelServer) -> APIRouter:
         return {"tokens": tokens, "count": len(tokens), "max_model_len": model.max_length}
 
     @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         """Text of tokens."""
         model = server.model(body.model)
         tokens = model.check(body.tokens, field="tokens") if body.tokens else []
