@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 
 from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.served import TEMPLATE, Served, served
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling import Sampling
+from tokamake.serve.openai_requests import CompletionRequest
 from tokamake.serve.served_model import ServedModel
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -236,6 +238,13 @@ def test_a_conversation_has_variables_and_messages_without_content(server: Serve
     given = server.ask("POST", path, body | {"chat_template_kwargs": {"enable_thinking": False}})
     talk[1]["content"] = ""
     assert given.json["choices"] == server.ask("POST", path, body).json["choices"]
+    talk[1]["content"] = "words"
+    body |= {"continue_final_message": True}
+    (plain,) = server.complete(prompt="[list][words", temperature=0, max_tokens=4)["choices"]
+    (continued,) = server.ask("POST", path, body).json["choices"]
+    assert continued["message"]["content"] == plain["text"]
+    message = server.refusal(path, body | {"add_generation_prompt": True})
+    assert message == "add_generation_prompt: true: leave it out with continue_final_message"
     message = server.refusal(path, body | {"chat_template_kwargs": {"messages": []}})
     assert message == "chat_template_kwargs.messages: no variable of the chat template"
 
@@ -318,6 +327,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "n": True}, "n: True: give an integer from 1 to 128"),
     ({"prompt": "a", "max_tokens": -1}, "max_tokens: -1: give an integer of 0 or more"),
     ({"prompt": "a", "logprobs": 21}, "logprobs: 21: give an integer to 20"),
+    ({"prompt": "a", "stop": "a" * 1001}, "stop: 'aaa"),
     ({"prompt": "a", "stop": ""}, "stop: '': give a text, or a list of at most 16"),
     ({"prompt": "a", "seed": 1.5}, "seed: 1.5: give an integer"),
     ({"prompt": "a", "suffix": "b"}, "suffix: 'b': give nothing: the model only continues"),
@@ -349,13 +359,14 @@ def test_bad_requests_name_the_field(server: Served, body: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "the body is not JSON: "),
         (b"{", "the body is not JSON: "),
         (b"[1]", "the body is not a JSON object"),
         (b'{"prompt": "a", "temperature": NaN}', "temperature: nan: give a number"),
         (b"\xff", "the body is not JSON: "),
         (b"[" * 100_000, "the body is not JSON: "),
     ],
-    ids=["broken", "list", "NaN", "not UTF-8", "deep"],
+    ids=["digits", "broken", "list", "NaN", "not UTF-8", "deep"],
 )
 def test_bodies_that_are_no_objects_are_refused(server: Served, body: bytes, message: str) -> None:
     assert server.refusal("/v1/completions", body).startswith(message)
@@ -380,6 +391,13 @@ def test_a_wrong_value_within_a_field_is_named(
 ) -> None:
     body = {"messages": [message]}
     assert server.refusal("/v1/chat/completions", body).startswith(start)
+
+
+def test_a_large_wrong_prompt_is_refused_at_its_first_error() -> None:
+    """An error for each of its lists would hold the HTTP thread for seconds."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": [["a"]] * 100_000})
+    assert caught.value.error_count() < 10
 
 
 def test_bad_conversations_are_refused(server: Served) -> None:

@@ -69,7 +69,7 @@ _END = "<end of the final message> "
 @cache
 def _compiled(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _TrainedParts]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
@@ -77,7 +77,7 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-class _Generation(Extension):
+class _TrainedParts(Extension):
     """The tags `generation` and `endgeneration`: training masks the text outside of them."""
 
     tags = {"generation"}  # noqa: RUF012

@@ -91,5 +91,7 @@ async def _failed(request: Request, error: Any) -> JSONResponse:
     """Unknown paths and methods, and bodies that cannot be decoded."""
     message = f"{request.method} {ascii(request.url.path)[1:-1]}: {error.detail}"
     if error.status_code == 400:
-        message = "the body is not JSON: it is nested too deeply, or not UTF-8"
+        message = (
+            "the body is not JSON: it is nested too deeply, not UTF-8, or has an endless number"
+        )
     return await _refused(request, RequestError(message, status=error.status_code))

@@ -44,7 +44,7 @@ class HttpThread:
                 make_app(server, hosts=own, token=token),
                 http=cast("type[asyncio.Protocol]", protocol),
                 ws="none",
-                log_level="warning",
+                log_level="error",
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=round(limits.grace_seconds),

@@ -219,15 +219,18 @@ def openai_routes(server: ModelServer) -> APIRouter:
 
 def _chat_tokens(model: ServedModel, body: ChatRequest) -> TokenIds:
     """Tokens of a conversation."""
-    variables = body.chat_template_kwargs or {}
+    variables, continues = body.chat_template_kwargs or {}, bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        message = "true: leave it out with continue_final_message"
+        raise RequestError(message, field="add_generation_prompt")
     for name in sorted({"messages", "chat_template", "tokenize"} & {*variables}):
         raise RequestError("no variable of the chat template", field=f"chat_template_kwargs.{name}")
     try:
         text = chat_prompt(
             model.tokenizer,
             [message.described for message in body.messages],
-            add_generation_prompt=bool(body.add_generation_prompt),
-            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=not continues and body.add_generation_prompt is not False,
+            continue_final_message=continues,
             variables=variables,
         )
     except UserError as error:

@@ -8,9 +8,9 @@ from tokamake.inference.sampling import Sampling
 from tokamake.serve.request_fields import Body, Penalty, Temperature, TokenIds, TopP
 
 _MAX_CHOICES = 128
-_STOPS = "a text, or a list of at most 16; none is empty"
+_STOPS = "a text, or a list of at most 16; each has 1 to 1000 characters"
 _Ignored = Annotated[str | None, Field(description="a text, which is ignored")]
-_Stop = Annotated[str, Field(min_length=1)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class StreamOptions(Body):
@@ -125,9 +125,9 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: Annotated[
         str
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1)],
+        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)],
         Field(description="a text, token ids, or a list of these that is not empty"),
     ]
     max_tokens: Annotated[
@@ -181,7 +181,7 @@ class ChatRequest(OpenAIRequest):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="an object of variables of the chat template")
     ] = None
-    add_generation_prompt: Annotated[bool | None, Field(description="true or false")] = True
+    add_generation_prompt: Annotated[bool | None, Field(description="true or false")] = None
     continue_final_message: Annotated[bool | None, Field(description="true or false")] = None
     modalities: Annotated[
         list[Literal["text"]] | None, Field(description='["text"] or nothing')

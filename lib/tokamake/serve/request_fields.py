@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
-"""Token ids."""
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+"""Token ids. An error for each of a million would take seconds."""
 Temperature = Annotated[
     float | None, Field(ge=0, le=100, description="a number from 0 to 100; by default 1")
 ]
