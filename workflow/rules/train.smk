@@ -83,8 +83,8 @@ rule train:
     # Snakemake removes the log before a job. A second link keeps what earlier jobs of the run wrote.
     shell:
         "trap : TERM INT USR1;"
-        " kept=$(dirname {log:q})/.$(basename {log:q}); touch \"$kept\";"
-        " ln -f \"$kept\" {log:q} || ln -s \"$(basename \"$kept\")\" {log:q};"
+        ' kept=$(dirname {log:q})/.$(basename {log:q}); touch "$kept";'
+        ' ln -f "$kept" {log:q} || ln -s "$(basename "$kept")" {log:q};'
         " python -m tokamake.runtime.restarts {resources.restarts} results/{wildcards.run:q}/training"
         " {resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake train --config {input.run:q} {params.end:q} 2>&1 | (trap '' TERM INT USR1; exec tee -a {log:q})"

@@ -88,8 +88,8 @@ def write(
             if error.errno not in _DISK_FULL:
                 raise
             raise UserError(
-                f"{path}: {os.strerror(error.errno)} while writing; free some space and run the same command "
-                f"again to continue, or remove {growing}"
+                f"{path}: {os.strerror(error.errno)} while writing; free some space and run the "
+                f"same command again to continue, or remove {growing}"
             ) from None
 
 
