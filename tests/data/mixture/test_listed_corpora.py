@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.data.corpus.corpora import Corpus, check_rows
+from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
@@ -89,3 +90,51 @@ def test_a_table_and_a_list_have_other_names_and_one_scale(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"temperature 2, but .*mix\.txt:1 has a weight"):
         check_rows([*listed, row])
     check_rows([*listed, Corpus(corpus="books", files="x", epochs=2)])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("/old/data/web/a-0000_text_document", "new/web/a-0000_text_document"),
+        ("/old/data/web/a-0000_text_document.bin", "new/web/a-0000_text_document"),
+        ("web/a-0000_text_document", "new/web/a-0000_text_document"),
+        ("/old/missing", None),
+    ],
+)
+def test_an_absolute_prefix_of_another_machine_is_found_below_the_data_root(
+    tmp_path: Path, prefix: str, found: str | None
+) -> None:
+    (tmp_path / "new/web").mkdir(parents=True)
+    (tmp_path / "new/web/a-0000_text_document.idx").touch()
+    [corpus] = read(tmp_path, f"1 {prefix} a", data_root=tmp_path / "new")
+    assert corpus.listed[0].prefix == (f"{tmp_path}/{found}" if found else prefix)
+
+
+def test_an_absolute_prefix_that_exists_stays(tmp_path: Path) -> None:
+    for folder in ("old", "new/old"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.bin").touch()
+    [corpus] = read(tmp_path, f"1 {tmp_path}/old/a a", data_root=tmp_path / "new")
+    assert corpus.listed[0].prefix == f"{tmp_path}/old/a"
+
+
+@pytest.mark.parametrize(
+    ("name", "corpus"),
+    [
+        ("my_books_0_text_document", "my_books"),
+        ("my_books_12_title_sentence", "my_books"),
+        ("my-books_3_text_document", "my-books"),
+        ("web_2023-0007_text_document", "web_2023"),
+        ("books_text_document", "books_text_document"),
+    ],
+)
+def test_a_number_of_a_file_may_follow_an_underscore(name: str, corpus: str) -> None:
+    assert corpus_of(f"data/{name}") == corpus
+
+
+def test_an_index_named_after_the_bin_file_is_named(tmp_path: Path) -> None:
+    for name in ("a.bin", "a.bin.idx"):
+        (tmp_path / name).touch()
+    [corpus] = read(tmp_path, "1 a a")
+    with pytest.raises(UserError, match=r"a\.bin\.idx exists; rename it to .*/a\.idx"):
+        dataset_files(corpus)

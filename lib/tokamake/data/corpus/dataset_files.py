@@ -80,7 +80,7 @@ def _listed(corpus: Corpus) -> list[DatasetFiles]:
         if not any(Path(prefix + suffix).is_file() for suffix in SUFFIXES):
             raise UserError(
                 f"{where}: {prefix}: no such dataset: it has neither .bin nor .idx; fix the line, "
-                "or give the folder of the prefixes in data_root"
+                "or give the folder that has the datasets now in data_root"
             )
         first = first_lines.setdefault(Path(f"{prefix}.bin").resolve(), where)
         if first != where:
@@ -114,6 +114,10 @@ def _stamp(prefix: str, where: str) -> str:
         try:
             status = path.stat()
         except OSError as error:
+            if suffix == ".idx" and Path(f"{prefix}.bin.idx").exists():
+                raise UserError(
+                    f"{where}: {path}: missing, but {prefix}.bin.idx exists; rename it to {path}"
+                ) from None
             raise UserError(
                 f"{where}: {path}: cannot be read ({error.strerror}), but the other file of the "
                 "dataset exists; rebuild the dataset, or leave it out"

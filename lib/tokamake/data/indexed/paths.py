@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+_UNDERSCORED = re.compile(r"(.+?)_\d+(?=_[^_]+_(?:document|sentence)$)")
 _NUMBERED = re.compile(r"(.+?)-\d{4,}(?:-of-\d{4,})?(?=_|$)")
 
 
@@ -46,9 +47,10 @@ def corpus_of(prefix: str) -> str:
 
     It is the last path component up to a number of four digits or more behind a hyphen, else up to
     its first hyphen: stack-v2-0003_text_document and stack-v2-00003-of-00512 belong to stack-v2,
-    books-en to books.
+    books-en to books. A number of a file between underscores counts, too: my_books_0_text_document
+    belongs to my_books.
     """
     name = prefix.rpartition("/")[2]
-    if numbered := _NUMBERED.match(name):
+    if numbered := _NUMBERED.match(name) or _UNDERSCORED.match(name):
         return numbered[1]
     return name.partition("-")[0] or name or prefix

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.data.corpus import splits
-from tokamake.data.mixture.weights import Line, Problem, find_root, location, scan
+from tokamake.data.mixture.weights import Line, Problem, find_prefix, find_root, location, scan
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _count_tokens(
     tokens: list[int | None] = []
     problems = []
     for line in lines:
-        prefix, part = root / line.entry.prefix, line.entry.part
+        prefix, part = Path(find_prefix(line.entry.prefix, root)), line.entry.part
         try:
             if part or split:
                 choose = partial(splits.training_documents, part, split)

@@ -3,11 +3,10 @@
 The lines of one corpus become a row like those of the table of corpora, with the format indexed.
 """
 
-import os
 from pathlib import Path
 
 from tokamake.data.corpus.corpora import Corpus, ListedDataset, listed_corpus
-from tokamake.data.mixture.weights import location, scan
+from tokamake.data.mixture.weights import find_prefix, location, scan
 from tokamake.errors import UserError
 from tokamake.remote.remote_file import is_remote
 
@@ -40,7 +39,7 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
                     f"{where}: {entry.prefix}: a list takes no addresses; name raw files behind "
                     "addresses in a table of corpora"
                 )
-            prefix = os.path.normpath(root / entry.prefix)
+            prefix = find_prefix(entry.prefix, root)
             listed = ListedDataset(prefix, entry.weight, entry.part, where)
             datasets.setdefault(entry.corpus, []).append(listed)
     return [listed_corpus(corpus, listed) for corpus, listed in datasets.items()]

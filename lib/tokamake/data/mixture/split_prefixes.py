@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokamake.data.corpus import splits
 from tokamake.data.corpus.splits import NAMES, WHOLE, SplitRule
-from tokamake.data.mixture.weights import WeightedPrefix, read_weighting_file
+from tokamake.data.mixture.weights import WeightedPrefix, find_prefix, read_weighting_file
 from tokamake.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -107,10 +107,11 @@ def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:
     """Read a weighting file and normalize prefixes, so that each dataset has one spelling."""
     lines = []
     for line in read_weighting_file(path):
-        relative = os.path.relpath(data_root / line.prefix, data_root)
+        prefix = find_prefix(line.prefix, data_root)
+        relative = os.path.relpath(prefix, data_root)
         # An absolute prefix stays absolute if it is outside the data root.
         outside = Path(line.prefix).is_absolute() and relative.startswith("..")
-        lines.append(line._replace(prefix=os.path.normpath(line.prefix) if outside else relative))
+        lines.append(line._replace(prefix=prefix if outside else relative))
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.splits import FractionRange, parse_part
-from tokamake.data.indexed.paths import corpus_of
+from tokamake.data.indexed.paths import bin_path, corpus_of, idx_path
 from tokamake.errors import UserError
 from tokamake.files import is_stream, write_text
 
@@ -146,6 +146,19 @@ def find_root(path: Path, data_root: Path | None) -> Path:
     variable = os.environ.get(ROOT_VARIABLE)
     folder = Path() if is_stream(path) else path.parent
     return data_root or (Path(variable) if variable else folder)
+
+
+def find_prefix(prefix: str, root: Path) -> str:
+    """Return the path of a prefix, normalized; a missing absolute one is looked for below `root`.
+
+    A list from another machine then needs only the folder: of /old/data/web/a, this is the first
+    of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists.
+    """
+    path = root / prefix
+    parts = path.parts[1:] if Path(prefix).is_absolute() else ()
+    candidates = [path, *(root.joinpath(*parts[start:]) for start in range(len(parts)))]
+    existing = (each for each in candidates if bin_path(each).is_file() or idx_path(each).is_file())
+    return os.path.normpath(next(existing, path))
 
 
 def location(path: Path, number: int) -> str:
