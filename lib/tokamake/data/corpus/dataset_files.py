@@ -114,13 +114,12 @@ def _stamp(prefix: str, where: str) -> str:
         try:
             status = path.stat()
         except OSError as error:
+            fault = (
+                f"cannot be read ({error.strerror}), but the other file of the dataset exists; "
+                "rebuild the dataset, or leave it out"
+            )
             if suffix == ".idx" and Path(f"{prefix}.bin.idx").exists():
-                raise UserError(
-                    f"{where}: {path}: missing, but {prefix}.bin.idx exists; rename it to {path}"
-                ) from None
-            raise UserError(
-                f"{where}: {path}: cannot be read ({error.strerror}), but the other file of the "
-                "dataset exists; rebuild the dataset, or leave it out"
-            ) from None
+                fault = f"missing, but {prefix}.bin.idx exists; rename it to {path}"
+            raise UserError(f"{where}: {path}: {fault}") from None
         stamps.append(file_stamp(status.st_size, status.st_mtime_ns))
     return digest(stamps)
