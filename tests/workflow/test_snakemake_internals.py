@@ -316,6 +316,11 @@ def test_records_beside_outputs_outlive_those_of_snakemake(tmp_path: Path) -> No
     assert not reasons(tmp_path, "y")
 
 
+def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}", "--drop-metadata").returncode == 0
+    assert not reasons(tmp_path, "x")
+
+
 def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
     assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
     for content in ("", "[]", '{"params": 5}'):
@@ -323,15 +328,13 @@ def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
         assert "Params have changed" in reasons(tmp_path, "x")
 
 
-def test_records_of_earlier_versions_are_moved(tmp_path: Path) -> None:
+def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
     earlier = RECORDED.replace("SNAKEMAKE.keep_records_beside_outputs()", "")
     assert run(tmp_path, f"OPTION = 'x'{earlier}").returncode == 0
     assert "Params have changed" in reasons(tmp_path, "y")
     assert not reasons(tmp_path, "x")
-    record = tmp_path / "results/mine/.made_from/a.txt.json"
-    assert not record.exists()  # a dry run writes nothing
-    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
-    assert record.is_file()
+    assert run(tmp_path, f"OPTION = 'y'{RECORDED}").returncode == 0
+    assert (tmp_path / "results/mine/.made_from/a.txt.json").is_file()
     assert not [*(tmp_path / ".snakemake/metadata").iterdir()]
 
 

@@ -7,7 +7,6 @@ Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.2
 import ast
 import json
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +185,7 @@ class _Records(FilePersistence):
     """Keeps the records of what outputs were made from beside the outputs; see `record_path`.
 
     Another clone that shares `results/`, or one without `.snakemake`, then compares params and
-    inputs as this one does. Records of earlier versions in `.snakemake` are moved.
+    inputs as this one does. Records of earlier versions in `.snakemake` are read.
     """
 
     def started(self, job: Any, external_jobid: str | None = None) -> None:
@@ -207,11 +206,10 @@ class _Records(FilePersistence):
     async def finished(self, job: Any) -> None:
         """Complete the records; the process of a job does, too, if the main process was killed."""
         await super().finished(job)
-        if self.dag.workflow.exec_mode != ExecMode.DEFAULT:
-            for key in map(self._get_key, job.output):
-                if (record := self._read_record(key)) and record.incomplete:
-                    record.incomplete = False
-                    self._write_record(key, record)
+        for key in map(self._get_key, job.output):
+            if (record := self._read_record(key)) and record.incomplete:
+                record.incomplete = False
+                self._write_record(key, record)
 
     def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
         keys = list(keys)
@@ -220,18 +218,12 @@ class _Records(FilePersistence):
 
     def _io_read(self, subject: str, id: str) -> Any:
         path = self._beside(subject, id)
-        if path is None:
-            return super()._io_read(subject, id)
-        if path.is_file():
+        if path and path.is_file():
             try:
                 return MetadataRecord.model_validate(files.read_json(path, "")).model_dump()
             except (UserError, ValueError):
                 return {"record_format_version": RECORD_FORMAT_VERSION, "params": ["damaged"]}
-        record = super()._io_read(subject, id)
-        if record and not self.dag.workflow.dryrun:
-            with suppress(OSError):  # a folder that cannot be written, as in --report
-                self._io_write(subject, record, id)
-        return record
+        return super()._io_read(subject, id)
 
     def _io_write(self, subject: str, json_value: Any, id: str, *mode: int) -> None:
         if path := self._beside(subject, id):
