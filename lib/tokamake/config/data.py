@@ -122,6 +122,7 @@ class TokenizeSettings(Settings):
     """Action on a document that cannot be read. stop: fail the job. quarantine: write it to
     <shard>.quarantine.jsonl and continue."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Maximum share of a shard's documents in quarantine. The job fails above it."""
+    """Maximum share of documents in quarantine, of a shard and of each of its raw files. The job
+    fails above it. A raw file without good documents fails it in any case."""
     deduplicate: bool = False
     """Drop documents whose text already occurred in the same corpus."""

@@ -23,6 +23,7 @@ def progress(
     total: int | None = None,
     unit: str = "items",
     size: Callable[[Item], int] = lambda _: 1,
+    num_bytes: Callable[[Item], int] | None = None,
 ) -> Iterator[Item]:
     """Yield the items and show progress: a bar on a terminal, a line every 30 s in a log.
 
@@ -32,6 +33,7 @@ def progress(
         total: total size of all items; by default their number, if `items` has a length.
         unit: unit of `size`.
         size: function that returns the size of an item.
+        num_bytes: function that returns the bytes of an item, for the rate in MB/s.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
@@ -43,11 +45,16 @@ def progress(
                 yield item
                 bar.update(size(item))
         return
-    last, done = time.monotonic(), 0
+    start = last = time.monotonic()
+    done = bytes_done = 0
     for item in items:
         yield item
         done += size(item)
+        bytes_done += num_bytes(item) if num_bytes else 0
         if time.monotonic() - last >= _LOG_SECONDS:
             last = time.monotonic()
             share = f"/{total:,} ({done / total:.0%})" if total else ""
-            print(f"{label}: {done:,}{share} {unit}", file=sys.stderr, flush=True)
+            seconds = last - start
+            rate = f", {done / seconds:,.0f} {unit}/s" if seconds else ""
+            rate += f", {bytes_done / seconds / 1e6:,.1f} MB/s" if bytes_done and seconds else ""
+            print(f"{label}: {done:,}{share} {unit}{rate}", file=sys.stderr, flush=True)

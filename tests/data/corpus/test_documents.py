@@ -120,3 +120,17 @@ def test_read_texts_stops_at_a_bad_document(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"text": ["a", None]}), table)
     with pytest.raises(UserError, match=r'a\.parquet: row 1: "text" holds null, not text'):
         list(read_texts(table))
+
+
+def test_a_key_with_dots_names_a_nested_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"meta": {"a": {"text": "in"}}}\n{"meta.a.text": "literal", "meta": 1}\n')
+    assert list(read_texts(path, "meta.a.text")) == ["in", "literal"]
+    assert list(read_texts(path, template="<{meta.a.text}>")) == ["<in>", "<literal>"]
+    for line in ('{"meta": "x"}', '{"meta": {"a": []}}', '{"meta": null}', "{}"):
+        path.write_text(line)
+        with pytest.raises(UserError, match=r'no key "meta\.a\.text"'):
+            list(read_texts(path, "meta.a.text"))
+    path.write_text('{"meta": {"a": {"text": 3}}}')
+    with pytest.raises(UserError, match=r'"meta\.a\.text" holds a number, not text'):
+        list(read_texts(path, "meta.a.text"))

@@ -91,6 +91,7 @@ def test_the_first_of_each_text_stays(
             summary=workspace / "summary.json",
             duplicates=path,
             on_bad_document="quarantine",
+            max_bad_fraction=1,
         )
         for shard in batch.members:
             manifest = read_manifest(workspace / "shards" / shard)

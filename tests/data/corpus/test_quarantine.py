@@ -1,6 +1,7 @@
 """Each bad document goes to the quarantine with its place, or stops the stage; none is lost."""
 
 import base64
+import inspect
 import json
 import random
 from pathlib import Path
@@ -9,10 +10,14 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from tokamake.config.data import TokenizeSettings
+from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.manifest import find_fault, read_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import _input
+from tokamake.data.tokenize.shard import ShardOptions
 from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError
 
 BAD_LINES = [
@@ -48,6 +53,7 @@ def test_every_document_is_written_or_empty_or_quarantined(workspace: Path) -> N
         output=workspace / "pair",
         tokenizer=workspace / "tokenizer",
         on_bad_document="quarantine",
+        max_bad_fraction=1,
     )
     manifest = read_manifest(workspace / "pair")
     assert {key: manifest[key] for key in expected} == expected
@@ -79,6 +85,7 @@ def test_far_into_a_file_lines_count_from_the_start_of_the_range(
             output=workspace / "pair",
             tokenizer=workspace / "tokenizer",
             on_bad_document="quarantine",
+            max_bad_fraction=1,
             byte_range="15:",
         )
         entry = json.loads((workspace / "pair.quarantine.jsonl").read_text())
@@ -88,7 +95,9 @@ def test_far_into_a_file_lines_count_from_the_start_of_the_range(
 def test_too_many_bad_documents_stop_the_stage(workspace: Path) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": "a"}\n' * 8 + "bad\n" * 2)
-    with pytest.raises(UserError, match=r"2 of 10 documents are bad, more than max_bad_fraction"):
+    with pytest.raises(
+        UserError, match=r"2 of 10 documents of the file are bad, more than max_bad_fraction"
+    ):
         tokenize(
             (str(raw),),
             output=workspace / "out/pair",
@@ -115,6 +124,7 @@ def test_a_file_name_may_be_invalid_utf8(workspace: Path) -> None:
         output=workspace / "pair",
         tokenizer=workspace / "tokenizer",
         on_bad_document="quarantine",
+        max_bad_fraction=1,
     )
     assert read_manifest(workspace / "pair")["inputs"][0]["path"] == str(raw)
     assert find_fault(workspace / "pair") is None
@@ -130,7 +140,54 @@ def test_bad_values_of_tables_are_quarantined(workspace: Path) -> None:
         output=workspace / "pair",
         tokenizer=workspace / "tokenizer",
         on_bad_document="quarantine",
+        max_bad_fraction=1,
     )
     (line,) = quarantine_path(workspace / "pair").read_text().splitlines()
     entry = json.loads(line)
     assert (entry["row"], base64.b64decode(entry["raw_base64"])) == (1, b"\xff\xfe")
+
+
+@pytest.mark.parametrize("bad", ["<p>502</p>\n", '{"error": "not found"}\n', '{"a"\n' * 5])
+def test_a_file_without_good_documents_is_damaged(workspace: Path, bad: str) -> None:
+    names = [str(workspace / name) for name in ("good.jsonl", "bad.jsonl")]
+    for name, content in zip(names, ('{"text": "a"}\n' * 1000, bad), strict=True):
+        Path(name).write_text(content)
+    with pytest.raises(UserError, match=r"bad\.jsonl.*no document of the file is good"):
+        tokenize(
+            tuple(names),
+            output=workspace / "pair",
+            tokenizer=workspace / "tokenizer",
+            on_bad_document="quarantine",
+            max_bad_fraction=1,
+            format="jsonl",
+        )
+
+
+def test_the_fraction_counts_for_each_file(workspace: Path) -> None:
+    (workspace / "bad.jsonl").write_text('{"text": "a"}\n{\n')
+    (workspace / "good.jsonl").write_text('{"text": "a"}\n' * 1000)
+    (workspace / "latin.txt").write_bytes(b"\xe9")  # each text file is one document
+
+    def run(name: str, **options: float) -> None:
+        tokenize(
+            (str(workspace / "good.jsonl"), str(workspace / name)),
+            output=workspace / "pair",
+            tokenizer=workspace / "tokenizer",
+            on_bad_document="quarantine",
+            **options,
+        )
+
+    with pytest.raises(
+        UserError, match=r"bad\.jsonl:2.*; 1 of 2 documents of the file are bad, more than"
+    ):
+        run("bad.jsonl")
+    run("bad.jsonl", max_bad_fraction=0.5)
+    assert [file["quarantined"] for file in read_manifest(workspace / "pair")["inputs"]] == [0, 1]
+    run("latin.txt")
+
+
+def test_all_defaults_of_the_fraction_are_equal() -> None:
+    default = TokenizeSettings().max_bad_fraction
+    for function in (tokenize, tokenize_batch):
+        assert inspect.signature(function).parameters["max_bad_fraction"].default == default
+    assert ShardOptions(fields=Fields()).max_bad_fraction == default

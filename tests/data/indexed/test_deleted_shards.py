@@ -24,6 +24,7 @@ def pair(tmp_path: Path, sampled: Path) -> list[Path]:
             output=prefix,
             tokenizer=sampled / "tokenizer",
             on_bad_document="quarantine",
+            max_bad_fraction=1,
         )
         prefixes.append(prefix)
     (tmp_path / "merged").mkdir()

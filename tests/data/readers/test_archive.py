@@ -5,7 +5,9 @@ import gzip
 import hashlib
 import io
 import json
+import stat
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -198,6 +200,116 @@ def test_a_damaged_or_cut_zip_archive_is_an_error(tmp_path: Path, position: int)
     path.write_bytes(flipped(content, 60))
     with pytest.raises(UserError, match=r"a\.zip: .* as archive \(a\.jsonl: .*fetch it again"):
         texts(path)
+
+
+def header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.jsonl") -> bytes:
+    """A block that states a size."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)[-512:]
+
+
+def field(**fields: str) -> bytes:
+    """A pax header with fields."""
+    info = tarfile.TarInfo("x")
+    info.pax_headers = fields
+    content = info.tobuf(tarfile.PAX_FORMAT)
+    return content[: len(content) - 512]
+
+
+EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+HOSTILE = {
+    "2^87 bytes": (header(2**87), r"header of a\.jsonl at byte 0 states 154,742,504,910,672"),
+    "negative": (header(-(2**40)), r"header of a\.jsonl at byte 0 states -1,099,511,627,776"),
+    "fields of 2^87 bytes": (
+        field(size=str(2**65)) + header(3),
+        r"header of a\.jsonl .* states 36,893",
+    ),
+    **{
+        f"{kind!r} of 1.5 GB": (
+            header(3 << 29, kind),
+            r"at byte 0 states a name or fields of 1,610",
+        )
+        for kind in EXTENDED
+    },
+    "negative fields": (header(-512, tarfile.XHDTYPE), "states a name or fields of -512 bytes"),
+    "many headers": (field(a="b") * 5000 + header(0), "states a name or fields of"),
+    "no number": (field(size="9" * 5000) + header(0), "fields of the header at byte 0 are damaged"),
+    "sparse": (field(**{"GNU.sparse.major": "1"}) + header(0), "a.jsonl is a link, not a file"),
+    "old sparse": (header(0, tarfile.GNUTYPE_SPARSE), "a.jsonl is a link, not a file"),
+}
+
+
+@pytest.mark.parametrize("pack", ["", "gz"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_headers_that_state_too_much_are_one_error(tmp_path: Path, name: str, pack: str) -> None:
+    content, message = HOSTILE[name]
+    path = tmp_path / "a.tar"
+    content += bytes(4 << 20)  # what follows is not read into memory
+    path.write_bytes(gzip.compress(content, 1) if pack else content)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=message) as error:
+        texts(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 12 << 20
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_member_is_not_larger_than_a_plain_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(header(1 << 40) + bytes(1 << 20))
+    with pytest.raises(UserError, match=r"states 1,099,511,627,776 bytes"):
+        texts(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_and_other_folders_are_read(tmp_path: Path, format: int) -> None:
+    names = ["../up.jsonl", "./here.jsonl", "/root.jsonl", f"{'ü' * 90}/{'d' * 90}.jsonl"]
+    with tarfile.open(tmp_path / "a.tar", "w", format=format) as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(JSONL)
+            info.pax_headers = {"comment": "x" * 700}
+            archive.addfile(info, io.BytesIO(JSONL))
+    assert texts(tmp_path / "a.tar") == TEXTS * 4
+    assert texts(zipped(tmp_path / "a.zip", dict.fromkeys(names, JSONL))) == TEXTS * 4
+
+
+def test_zip_archives_that_do_not_fill_their_file_are_refused(tmp_path: Path) -> None:
+    one = zipped(tmp_path / "one.zip", {"a.jsonl": JSONL}).read_bytes()
+    empty = zipped(tmp_path / "empty.zip", {}).read_bytes()
+    path = tmp_path / "a.zip"
+    for content in (one + one, empty + one):
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"a\.zip: cannot .* another archive, precedes its first"
+        ):
+            texts(path)
+    for content in (one + b"rest", one + one[:60]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.zip: cannot .*other data follows its end"):
+            texts(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.jsonl", JSONL)
+        archive.comment = b"a comment"
+    assert texts(path) == TEXTS
+
+
+def test_members_of_a_zip_archive_that_share_their_data_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.jsonl", JSONL)
+        archive.filelist += archive.filelist * 9
+    with pytest.raises(UserError, match=r"a\.zip: .*its members overlap"):
+        texts(tmp_path / "a.zip")
+
+
+def test_a_link_in_a_zip_archive_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        link = zipfile.ZipInfo("a.txt")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "b.txt")
+    with pytest.raises(UserError, match=r"a\.txt is a link, not a file"):
+        texts(tmp_path / "a.zip")
 
 
 # ---- What is refused ----

@@ -1,6 +1,8 @@
 """Readers return all members of compressed files, and refuse damaged and truncated files."""
 
+import lzma
 import random
+import zlib
 from pathlib import Path
 
 import orjson
@@ -83,3 +85,30 @@ def test_blocks_stay_small_at_any_compression_ratio(tmp_path: Path, name: str) -
     for block in _compression.unpack([packed], name, path=tmp_path, block_bytes=1 << 20):
         largest = max(largest, len(block))
     assert largest <= 2 << 20
+
+
+def test_lzma_files_are_read(tmp_path: Path) -> None:
+    content = lzma.compress(LINES, format=lzma.FORMAT_ALONE)
+    (tmp_path / "a.jsonl.lzma").write_bytes(content)
+    assert read(tmp_path / "a.jsonl.lzma") == TEXTS
+    for other in (content[:-1], content + b"rest"):
+        (tmp_path / "a.jsonl.lzma").write_bytes(other)
+        with pytest.raises(UserError, match=r"a\.jsonl\.lzma: lzma data .* fetch it again"):
+            read(tmp_path / "a.jsonl.lzma")
+
+
+@pytest.mark.parametrize("format", [lzma.FORMAT_XZ, lzma.FORMAT_ALONE])
+def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path, format: int) -> None:
+    kind = lzma.FILTER_LZMA2 if format == lzma.FORMAT_XZ else lzma.FILTER_LZMA1
+    filters = [{"id": kind, "preset": 0, "dict_size": 1 << 20}]
+    content = bytearray(lzma.compress(LINES, format=format, filters=filters))
+    if format == lzma.FORMAT_ALONE:
+        content[1:5] = (3 << 29).to_bytes(4, "little")
+    else:  # the properties of LZMA2 and the checksum of the header
+        start = content.index(b"\x21\x01") + 2
+        content[start] = 39  # 3 GB
+        end = 12 + 4 * (content[12] + 1) - 4
+        content[end : end + 4] = zlib.crc32(content[12:end]).to_bytes(4, "little")
+    (tmp_path / "a.jsonl.xz").write_bytes(content)
+    with pytest.raises(UserError, match=r"need too much memory for a dictionary or window"):
+        read(tmp_path / "a.jsonl.xz")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-from tests.support.readings import small_steps
+from tests.support.readings import records, small_steps
 from tokamake.data.readers import csv as reader
 from tokamake.data.readers import open_input, sniff
 from tokamake.data.readers._records import BadRecord
@@ -92,8 +92,8 @@ def test_rows_of_another_length_and_other_encodings_are_bad_documents(tmp_path: 
     [
         (b"", r"a\.csv: is empty; a csv file begins with the names of columns"),
         (
-            b"id;text\n1;x\n",
-            r'no column "text"; its first line names the columns "id;text"; fix tex',
+            b"id:text\n1:x\n",
+            r'no column "text"; its first line names the columns "id:text"; fix tex',
         ),
         (b"text,text\n1,x\n", r'more than one column "text"'),
         (
@@ -145,3 +145,11 @@ def test_a_line_without_an_end_takes_no_memory_without_limit(
     (tmp_path / "a.csv").write_bytes(b"x" * 5000)
     with small_steps(64), pytest.raises(UserError, match="a line of more than 1,000 bytes"):
         rows(tmp_path / "a.csv", "text")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
+def test_the_header_decides_the_separator(tmp_path: Path, name: str, separator: str) -> None:
+    rows = f'id{separator}text\n1{separator}"a, b; c | d"\n'.encode()
+    (tmp_path / name).write_bytes(gzip.compress(rows) if name.endswith("gz") else rows)
+    assert records(open_input(tmp_path / name)) == [{"text": "a, b; c | d"}]

@@ -10,6 +10,7 @@ from tokamake.data.readers import open_input, sniff
 from tokamake.data.readers._detect import content_suffix
 from tokamake.errors import UserError
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 9\n" % 0
 REFUSED = {
     "mark.jsonl": ('{"text": "a"}\n'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
     "le.jsonl": ('{"text": "a"}\n'.encode("utf-16-le"), "iconv -f UTF-16LE"),
@@ -22,6 +23,19 @@ REFUSED = {
     "a.7z": (b"7z\xbc\xaf\x27\x1c...", "a 7z archive; unpack it"),
     "words": (b"Once upon a time\n", "has no known format .*name its format"),
     "random.jsonl.gz": (b"\x80\0\0\1\2\3", r"is not a \.gz file, although .* fetch it again"),
+    "text.txt.gz": (b"Once upon a time\n", r"is not a \.gz file, although .* fetch it again"),
+    "page.jsonl.zst": (b"<!DOCTYPE html><title>404</title>", r"is not a \.zst file, although"),
+    "page.txt": (b"\n<html lang=en>", "is an HTML page or an error page, not data; fetch it again"),
+    "page.jsonl": (
+        b"<!doctype html>",
+        "is an HTML page or an error page, not data; fetch it again",
+    ),
+    "store.md": (b'<?xml version="1.0"?>\n<Error><Code>', "is an HTML page or an error page"),
+    **{
+        f"pointer{end}": (POINTER, "a Git LFS pointer, not the data: git lfs pull")
+        for end in (".jsonl.zst", ".json.gz", ".txt", ".md", ".csv", ".jsonl", ".parquet", ".zip")
+    },
+    "annex.jsonl": (b"/annex/objects/SHA256E-s9--0.jsonl", "a git-annex pointer.*git annex get"),
     "empty.gz": (b"", r"is empty, but a valid \.gz file never is"),
     "empty.parquet": (b"", r"is empty, but a valid \.parquet file never is"),
 }
@@ -54,6 +68,11 @@ def test_a_given_format_overrides_detection(tmp_path: Path) -> None:
     path.write_bytes(LINES)
     assert read(path, format="text") == [LINES.decode()]
     assert sniff(path) == ("jsonl", "")
+    path.write_bytes(b"<html>")
+    assert read(path, format="text") == ["<html>"]
+    (tmp_path / "pointer").write_bytes(POINTER)
+    with pytest.raises(UserError, match="git lfs pull"):
+        read(tmp_path / "pointer", format="text")
     with pytest.raises(UserError, match="no data/readers plug-in is called 'xml'"):
         open_input(path, format="xml")
 

@@ -56,7 +56,7 @@ def test_bad_rows_are_bad_documents_with_their_content(tmp_path: Path) -> None:
         "not a JSON object with keys, as each row should be; fix or remove the row", b"3"
     )
     assert a_list.raw == b'["x"]'
-    assert "surrogates not allowed" in surrogate.reason
+    assert "a lone surrogate is no text" in surrogate.reason
     assert surrogate.raw == b'{"text": "\\ud800"}'
 
 

@@ -63,6 +63,60 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     ]
 
 
+OTHER_VALUES = ['"\\udc80"', "1e400", "-1e999", "9" * 5000, '{"a": ["\\ud800", NaN]}', '"\\u0000"']
+
+
+@pytest.mark.parametrize("other", OTHER_VALUES)
+def test_values_that_are_not_read_may_be_anything_that_python_reads(
+    tmp_path: Path, other: str
+) -> None:
+    line = f'{{"a": {other}, "text": "x\u2028", "\\ud800": 1}}'
+    for name, content in {
+        "a.jsonl": f"{line}\r\n\ufeff{line}\n",
+        "a.json": f"[{line},\n{line}]",
+        "a.seq": f"\x1e{line}\n\x1e{line}\n",
+    }.items():
+        (tmp_path / name).write_text(content)
+        assert read(tmp_path / name) == ["x\u2028"] * 2
+    (bad,) = (
+        {record.reason for record in records(open_input(tmp_path / "a.json"), "a")}
+        if ("ud" in other and other[0] == '"')
+        else {"a lone surrogate is no text"}
+    )
+    assert bad.startswith("a lone surrogate is no text")
+
+
+def test_a_line_of_columns_is_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    tables: list[Any] = [
+        {"text": TEXTS, "n": list(range(7))},
+        {"n": dict.fromkeys("abcdefg", 1), "text": dict(zip("abcdefg", TEXTS, strict=True))},
+    ]
+    for table in tables:
+        for content in (json.dumps(table), json.dumps(table, indent=1), json.dumps(table) + "\n"):
+            path.write_text(content)
+            raw = open_input(path)
+            assert [record["text"] for record in records(raw)] == TEXTS
+            assert (raw.unit, raw.documents) == ("row", 7)
+    line = json.dumps({"text": ["a", "b"]}) + "\n"
+    for content in (line * 2, '{"text": ["a"], "n": [1, 2]}', '{"text": ["a"], "n": 1}'):
+        path.write_text(content)
+        assert isinstance(records(open_input(path))[0]["text"], list)
+
+
+def test_json_text_sequences_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    values = [json.dumps({"text": text}, indent=1) for text in TEXTS]
+    path.write_text("".join(f"\x1e{value}\n" for value in [*values, '{"text": ', "3"]))
+    with small_steps(7):
+        raw = open_input(path)
+        *good, cut, number = records(raw)
+    assert [record["text"] for record in good] == TEXTS
+    assert (raw.format, raw.place(3)) == ("json_seq", f"{path}: row 3")
+    assert "not valid JSON" in cut.reason
+    assert "not a JSON object" in number.reason
+
+
 random_lines = st.one_of(
     st.text(max_size=12).map(lambda text: orjson.dumps({"text": text})),
     st.sampled_from(
@@ -143,7 +197,7 @@ def test_long_lines_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CountedBytes, "searched", 0)
     content = b"x" * 1_000_000 + b"\n" + b"y" * 500_000 + b"\n" + LINES
     chunks = [CountedBytes(content[start : start + 1000]) for start in range(0, len(content), 1000)]
-    assert b"".join(jsonl._complete_lines(chunks, Path("a"))) == content
+    assert b"".join(jsonl.complete_parts(chunks, Path("a"))) == content
     assert len(content) <= CountedBytes.searched <= 1.1 * len(content)
 
 

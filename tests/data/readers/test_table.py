@@ -225,3 +225,24 @@ def test_tables_without_rows_have_no_documents(tmp_path: Path) -> None:
     for suffix in ("parquet", "arrow", "feather"):
         path = write(TABLE.slice(0, 0), tmp_path / f"a.{suffix}")
         assert records(open_input(path)) == []
+
+
+def test_a_key_with_dots_names_a_field_of_a_struct(tmp_path: Path) -> None:
+    rows = [{"a": {"text": "one"}, "b": 1}, {"a": None, "b": 2}, None]
+    table = arrow.table({"meta": rows, "n": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    literal = table.append_column("meta.a.text", arrow.array(["x", "y", "z"]))
+    parquet.write_table(literal, tmp_path / "literal.parquet")
+    for name, texts in {
+        "a.parquet": ["one", None, None],
+        "literal.parquet": ["x", "y", "z"],
+    }.items():
+        found = records(open_input(tmp_path / name), "meta.a.text")
+        assert [record["meta.a.text"] for record in found] == texts
+    found = records(open_input(tmp_path / "a.arrow"), "meta.a.text", "n")
+    assert found[0] == {"meta.a.text": "one", "n": 1}
+    for key in ("meta.c", "n.a", "none.a"):
+        with pytest.raises(UserError, match=f'no column "{key}" among meta, n; fix text_key'):
+            records(open_input(tmp_path / "a.parquet"), key)

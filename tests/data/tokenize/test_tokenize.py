@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import random
+import re
 import shutil
 import tarfile
 import zipfile
@@ -25,6 +26,7 @@ from tokamake.data.indexed.merge_inputs import check_consistent, open_merge_inpu
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
+from tokamake.runtime import console
 
 
 def builder(prefix: Path, dtype: type = np.uint16) -> IndexedDatasetBuilder:
@@ -326,3 +328,28 @@ def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
         tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
     assert sum(sizes) == 300_000
     assert len(sizes) > 1
+
+
+def test_datasets_may_have_the_names_of_megatron(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_LOG_SECONDS", 0)
+    raw = workspace / "two.jsonl"
+    raw.write_text('{"text": "One. Two.", "title": "T"}\n')
+    for keys, split, names in (
+        ("text", False, {"my-gpt2_text_document"}),
+        ("text,title", True, {"my-gpt2_text_sentence", "my-gpt2_title_sentence"}),
+    ):
+        output = workspace / f"named-{split}/my-gpt2"
+        tokenize(
+            (str(raw),),
+            output=output,
+            tokenizer=workspace / "tokenizer",
+            text_key=(keys,),
+            split_sentences=split,
+            megatron_names=True,
+        )
+        assert {path.stem for path in output.parent.glob("*.idx")} == names
+    assert re.search(
+        r"tokenize my-gpt2: 1 documents, [\d,]+ documents/s, [\d.]+ MB/s\n", capsys.readouterr().err
+    )

@@ -48,7 +48,7 @@ def written_shards(workspace: Path, capsys: pytest.CaptureFixture[str], **option
         plan=workspace / "plan.json",
         batch="some-00000",
         summary=workspace / "summary.json",
-        **{"on_bad_document": "quarantine", **options},  # type: ignore[arg-type]
+        **{"on_bad_document": "quarantine", "max_bad_fraction": 1, **options},  # type: ignore[arg-type]
     )
     lines = capsys.readouterr().out.splitlines()
     shard_lines = [line for line in lines if line.startswith(f"{workspace}/shards/some/0000")]
@@ -76,7 +76,9 @@ def test_the_policy_for_bad_documents_keeps_shards_that_it_allows(
 ) -> None:
     assert written_shards(planned, capsys) == "012"
     assert written_shards(planned, capsys, max_bad_fraction=0.1) == ""
-    with pytest.raises(UserError, match="1 of 10 documents are bad, more than max_bad_fraction"):
+    with pytest.raises(
+        UserError, match="1 of 10 documents of the file are bad, more than max_bad_fraction"
+    ):
         written_shards(planned, capsys, max_bad_fraction=0.09)
     with pytest.raises(UserError, match=r"some/1\.jsonl:10: not valid JSON"):
         written_shards(planned, capsys, on_bad_document="stop")

@@ -39,6 +39,7 @@ def make(workspace: Path, output: Path) -> None:
         output=output,
         tokenizer=workspace / "tokenizer",
         on_bad_document="quarantine",
+        max_bad_fraction=1,
         workers=1,
     )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.readers import BadRecord, Input, RecordBlock, open_input
+from tokamake.data.readers import BadRecord, Input, RecordBlock, open_input, value_of
 from tokamake.errors import UserError
 
 _TYPE_NAMES: dict[type, str] = {
@@ -95,7 +95,7 @@ def texts(block: RecordBlock, fields: Fields) -> Texts:
         bad = [(index, reason) for index, reason in enumerate(reasons) if reason]
         kept = np.array([index for index, reason in enumerate(reasons) if not reason], np.int64)
         good: list[Any] = [records[index] for index in kept.tolist()]
-        columns = [[record[key] for record in good] for key in keys]
+        columns = [[value_of(record, key) for record in good] for key in keys]
     if fields.template:
         columns = [_join(columns, keys, template=fields.template)]
     return Texts(tuple(columns), kept, bad)
@@ -149,7 +149,11 @@ def place(source: Input, block: RecordBlock, index: int) -> str:
 def _columns(records: Sequence[Any], keys: tuple[str, ...]) -> list[Sequence[str]] | None:
     """Return the values of each key, or None if one is missing or not text."""
     try:
-        columns: list[Sequence[str]] = [[record[key] for record in records] for key in keys]
+        columns: list[Sequence[str]] = [
+            # A lookup of nested keys takes longer.
+            [value_of(record, key) if "." in key else record[key] for record in records]
+            for key in keys
+        ]
     except (KeyError, TypeError):  # TypeError: a `BadRecord`
         return None
     # A set of types is faster than isinstance on each value.
@@ -161,11 +165,15 @@ def _reason(record: dict[str, Any] | BadRecord, keys: tuple[str, ...], unit: str
     if isinstance(record, BadRecord):
         return record.reason
     for key in keys:
-        if key not in record:
-            keys_in_record = ", ".join(list(record)[:8]) or "nothing"
+        try:
+            value = value_of(record, key)
+        except KeyError:
+            # A key may be no Unicode: such reasons could not be written.
+            names = ", ".join(list(record)[:8]).encode(errors="backslashreplace").decode()
+            keys_in_record = names or "nothing"
             return f'no key "{key}" (it has {keys_in_record[:100]}); fix text_key or the {unit}'
-        if not isinstance(record[key], str):
-            kind = _TYPE_NAMES.get(type(record[key]), type(record[key]).__name__)
+        if not isinstance(value, str):
+            kind = _TYPE_NAMES.get(type(value), type(value).__name__)
             return f'"{key}" holds {kind}, not text; fix text_key or the {unit}'
     return ""
 

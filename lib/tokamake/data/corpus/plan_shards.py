@@ -21,6 +21,7 @@ _EXPANSION = {
     ".zst": 4.0,
     ".xz": 5.0,
     ".bz2": 4.5,
+    ".lzma": 4.5,
     ".parquet": 3.0,
 }
 _EXPANDED = tuple(_EXPANSION)

@@ -20,13 +20,17 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.documents = 0
-        self.first = ""  # place and reason of the first bad document
+        self.first = ""  # place and reason of the first bad document of the last file that has one
+        self._source: Input | None = None
+        self._in_file = 0
         self._stream: IO[str] | None = None
 
     def add(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
         """Write document `index` of a block."""
-        if self._stream is None:
+        if source is not self._source:
             self.first = f"{place(source, block, index)}: {reason}"
+            self._source, self._in_file = source, 0
+        if self._stream is None:
             # File names need not be UTF-8.
             self._stream = self.path.open("w", encoding="utf-8", errors="surrogateescape")
         # None: the range begins so far into the file that counting its lines would take long.
@@ -41,6 +45,11 @@ class Quarantine:
         }
         self._stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
         self.documents += 1
+        self._in_file += 1
+
+    def documents_of(self, source: Input) -> int:
+        """Return the number of bad documents of the file that is read now."""
+        return self._in_file if source is self._source else 0
 
     def close(self) -> None:
         if self._stream is not None:

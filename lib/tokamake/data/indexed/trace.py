@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.indexed.document_sources import RawLocation
 
-_DECOMPRESSORS = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "bz2": "bzcat"}
+_DECOMPRESSORS = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "lzma": "xzcat", "bz2": "bzcat"}
 
 
 def trace(

@@ -13,7 +13,7 @@ from tokamake.data.readers._compression import SUFFIXES as COMPRESSION_SUFFIXES
 from tokamake.data.readers._detect import look, sniff
 from tokamake.data.readers._file_names import expand, in_natural_order, natural_key
 from tokamake.data.readers._input import Input, readers, reading
-from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8
+from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8, value_of
 from tokamake.errors import UserError
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "open_input",
     "parse_range",
     "sniff",
+    "value_of",
 ]
 
 ByteRange = tuple[int, int | None]

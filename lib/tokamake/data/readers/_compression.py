@@ -19,14 +19,21 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-SUFFIXES = {".gz", ".zst", ".xz", ".bz2"}
+SUFFIXES = {".gz", ".zst", ".xz", ".bz2", ".lzma"}
 """File name suffixes of compressed files."""
 
-_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"\xfd7zXZ\0": "xz", b"BZh": "bz2"}
+_MAGIC = {
+    b"\x1f\x8b": "gz",
+    b"\x28\xb5\x2f\xfd": "zst",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bz2",
+    b"\x5d\0\0": "lzma",  # usual properties, and the low bytes of the size of the dictionary
+}
 # A zstd file may begin with a skippable frame (RFC 8878, section 3.1.2).
 _SKIPPABLE = {bytes([0x50 + low, 0x2A, 0x4D, 0x18]): "zst" for low in range(16)}
 # A decompressor copies its unused input when a member ends. Small inputs keep that copy cheap.
 _INPUT_BYTES = 1 << 16
+_XZ_BYTES = 1 << 28  # `xz -9` needs a quarter of it; the format permits dictionaries of 1.5 GB
 _OUTPUT_BYTES = 1 << 20  # limit of one decompress call; a member can expand a thousandfold
 
 
@@ -61,7 +68,8 @@ def _zstd_decompressor() -> Any:
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": _GzipDecompressor,
     "zst": _zstd_decompressor,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_BYTES),
+    "lzma": lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_BYTES),
     "bz2": bz2.BZ2Decompressor,
 }
 
@@ -141,10 +149,20 @@ class _Unpacker:
     def _decompress(self, member: Any, data: bytes) -> bytes:
         try:
             output: bytes = member.decompress(data, _OUTPUT_BYTES)
+        except MemoryError:
+            raise self._too_large() from None
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
+            if any(fault in str(error) for fault in ("Memory usage limit", "Allocation error")):
+                raise self._too_large() from None
             raise self._error(f"is damaged ({error})") from None
         self.has_output = self.has_output or bool(output)
         return output
+
+    def _too_large(self) -> UserError:
+        return UserError(
+            f"{self.path}: its {self.name} data need too much memory for a dictionary or window; "
+            "compress it again with a usual level"
+        )
 
     def _error(self, fault: str) -> UserError:
         # A fault before a later member's first output may just as well be trailing garbage.

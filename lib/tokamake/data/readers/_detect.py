@@ -1,5 +1,6 @@
 """Detection of a file's format and compression from its content. Unreadable formats are refused."""
 
+import re
 from codecs import BOM_UTF8
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,12 @@ _UNSUPPORTED = {
     b"\x89HDF": "HDF5; convert it to parquet",
     b"SQLite format 3\0": "an SQLite database; convert it to parquet",
     b"%PDF": "PDF; extract its text",
+    b"version https://git-lfs.github.com/spec/": "a Git LFS pointer, not the data: git lfs pull",
+    b"version https://hawser.github.com/spec/": "a Git LFS pointer, not the data: git lfs pull",
+    b"/annex/objects/": "a git-annex pointer, not the data: git annex get",
 }
+_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype html|html|error)\b", re.IGNORECASE)
+"""Beginning of an HTML page, or of an object store's error."""
 # UTF-32 first: its little-endian byte order mark begins with that of UTF-16.
 _WIDE_BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "UTF-32",
@@ -49,6 +55,8 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
+    if not packing and path.suffix.lower() in SUFFIXES:
+        _refuse_text(head, path)
     detected = find_format(head, path, magic_alone=bool(format))
     if format:  # trusted, unless magic bytes contradict it
         if detected not in (None, format):
@@ -58,11 +66,6 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
         return plugins.check("data/readers", format), packing, head
     if detected:
         return detected, packing, head
-    if not packing and path.suffix.lower() in SUFFIXES:
-        raise UserError(
-            f"{path}: is not a {path.suffix} file, although it is named so, nor in a format of raw "
-            "files; it may be damaged: fetch it again"
-        )
     raise UserError(
         f"{path}: has no known format "
         f"({', '.join(readers())}); convert it to jsonl, or name its format"
@@ -85,6 +88,11 @@ def find_format(head: bytes, path: Path, *, magic_alone: bool = False) -> str | 
     accepting = [name for name in by_magic if readers()[name].accepts(head, path)]
     if not accepting:
         _refuse_unsupported(head, path)
+        if others and _PAGE.match(head):
+            raise UserError(
+                f"{path}: is an HTML page or an error page, not data; fetch it again, or give it "
+                "the format text if such pages are the data"
+            )
         accepting = [name for name in others if readers()[name].accepts(head, path)]
     return accepting[0] if accepting else None
 
@@ -107,6 +115,18 @@ def _head(path: Path) -> tuple[str, bytes]:
             f"{path}: is empty, but a valid {path.suffix} file never is; fetch it again"
         )
     return packing, head
+
+
+def _refuse_text(head: bytes, path: Path) -> None:
+    """Refuse other content than JSON that is not compressed, although its name says so."""
+    by_magic = (reader for reader in readers().values() if reader.HAS_MAGIC)
+    is_known = any(reader.accepts(head, path) for reader in by_magic)
+    if not is_known and not first_line(head)[0].startswith((b"{", b"[")):
+        _refuse_unsupported(head, path)
+        raise UserError(
+            f"{path}: is not a {path.suffix} file, although it is named so, nor JSON; it may be an "
+            "error page or damaged: fetch it again, or rename it if it is not compressed"
+        )
 
 
 def _refuse_unsupported(head: bytes, path: Path) -> None:

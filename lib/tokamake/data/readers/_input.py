@@ -37,9 +37,9 @@ class Input:
 
     path: Path
     format: str
-    """Name of the reader: jsonl, json, parquet, arrow, csv, archive, text."""
+    """Name of the reader: jsonl, json, json_seq, parquet, arrow, csv, archive, text."""
     compression: str
-    """gz, zst, xz, bz2, or empty."""
+    """gz, zst, xz, bz2, lzma, or empty."""
     head: Bytes
     """First bytes of the decompressed content."""
     start: int

@@ -1,7 +1,9 @@
 """Output of readers: blocks of records with their positions in the raw file."""
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
@@ -20,6 +22,41 @@ class BadRecord(NamedTuple):
     """The fault and the remedy, without the position."""
     raw: bytes = b""
     """The original value, where `RecordBlock.raw` is None."""
+
+
+def value_of(record: Any, key: str) -> Any:
+    """Return the value of a key. If a record lacks `meta.text`, look for `text` in `meta`.
+
+    Raises:
+        KeyError: there is no such value.
+    """
+    if key in record or "." not in key:
+        return record[key]
+    for part in key.split("."):
+        if not isinstance(record, dict):
+            raise KeyError(key)
+        record = record[part]
+    return record
+
+
+def with_unicode(record: Any, keys: tuple[str, ...]) -> Any:
+    """Return what Python's json parsed, or a `BadRecord` if a text under a key has a surrogate."""
+    for key in keys if isinstance(record, dict) else ():
+        with suppress(KeyError):
+            if isinstance(text := value_of(record, key), str) and not text.isascii():
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    where = f'character {error.start} of "{key}"'
+                    reason = f"a lone surrogate is no text ({where}); fix or remove it"
+                    return BadRecord(reason, json.dumps(record).encode())
+    return record
+
+
+def integer(text: str) -> int | float:
+    """Parse an integer as orjson does: one of more than 64 bits becomes a float."""
+    value = int(text) if len(text) <= 20 else float(text)
+    return value if -(2**63) <= value < 2**64 else float(value)
 
 
 class LazySequence(Sequence[Item]):

@@ -40,14 +40,36 @@ def damaged(raw: "Input", fault: str) -> UserError:
     )
 
 
-def check_columns(raw: "Input", names: list[str], *, keys: tuple[str, ...]) -> None:
-    """Refuse a table unless each key is the name of exactly one column."""
+def check_columns(
+    raw: "Input", names: list[str], *, keys: tuple[str, ...], schema: Any = None
+) -> None:
+    """Refuse a table unless each key names exactly one column, or a field of a struct's column."""
     for key in keys:
-        if names.count(key) != 1:
+        if names.count(key) != 1 and not (key not in names and _is_nested(schema, key)):
             count = "more than one" if key in names else "no"
             raise UserError(
                 f'{raw.path}: {count} column "{key}" among {", ".join(names)}; fix text_key'
             )
+
+
+def _is_nested(schema: Any, key: str) -> bool:
+    """Whether `meta.text` names the field `text` of a column `meta`."""
+    import pyarrow as arrow
+
+    parent = schema and arrow.struct(schema)
+    for part in key.split("."):
+        if not (parent and arrow.types.is_struct(parent)) or parent.get_field_index(part) < 0:
+            return False
+        parent = parent.field(part).type
+    return True
+
+
+def _column(batch: Any, key: str) -> Any:
+    import pyarrow.compute
+
+    if key in batch.schema.names:
+        return batch.column(key)
+    return pyarrow.compute.struct_field(batch.to_struct_array(), key.split("."))
 
 
 def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[RecordBlock]:
@@ -56,7 +78,7 @@ def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Record
     step = min(_MAX_ROWS, max(1, BLOCK_BYTES // average_bytes))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
-        columns = [_values(part.column(key)) for key in keys]
+        columns = [_values(_column(part, key)) for key in keys]
         numbers = np.arange(part.num_rows, dtype=np.int64) + (first_row + start)
         yield RecordBlock(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
 

@@ -5,15 +5,17 @@ WebDataset (https://github.com/webdataset/webdataset), consecutive members whose
 after the first dot form a sample, and a key is such an end of a name.
 """
 
+import stat
 import tarfile
 import zipfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +25,10 @@ from tokamake.data.readers._file_names import natural_key
 from tokamake.data.readers._input import CHUNK_BYTES, Input, readers
 from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
 from tokamake.data.readers._table import BLOCK_BYTES, damaged, not_utf8
+from tokamake.data.readers._tar import TarStream
 from tokamake.errors import UserError
+
+Item = TypeVar("Item")
 
 UNIT = "row"
 HAS_MAGIC = True
@@ -31,8 +36,11 @@ HAS_BYTE_RANGES = False
 
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive with and without members."""
-_TAR_BLOCK = 512
-_FORMATS = ("jsonl", "json", "csv", "text")
+_ZIP_END_BYTES = 22
+"""Size of the record at the end of a zip archive, without its comment."""
+_LARGEST = (1 << 63) - 1
+"""Maximum size of a member of a compressed tar archive."""
+_FORMATS = ("jsonl", "json", "json_seq", "csv", "text")
 """Formats of members; parquet and Arrow need a file on disk."""
 
 
@@ -104,12 +112,13 @@ class _Member(Input):
 
 
 def _files(
-    raw: Input, keys: tuple[str, ...], members: Iterable[tuple[str, IO[bytes]]]
+    raw: Input, keys: tuple[str, ...], members: Iterable[tuple[str, Iterator[bytes]]]
 ) -> Iterator[RecordBlock]:
     """Yield the documents of members that are files of a format."""
     count = 0
-    for name, stream in members:
-        member = _Member(raw.path / name, _pieces(raw, stream, name))
+    for name, content in members:
+        # A name from the archive may be absolute; nothing is written, but messages show the path.
+        member = _Member(raw.path / name.lstrip("/"), _pieces(raw, content, name))
         for block in readers()[member.format].read(member, keys):
             yield _with_places(block, member, name=name)
         raw.blank_lines += member.blank_lines
@@ -118,12 +127,14 @@ def _files(
         raise UserError(f"{raw.path}: an archive without files; fetch it again or leave it out")
 
 
-def _pieces(raw: Input, stream: IO[bytes], name: str) -> Iterator[bytes]:
-    while True:
-        with _errors(raw, name):
-            piece = stream.read(CHUNK_BYTES)
-        if not piece:
-            return
+def _next(raw: Input, items: Iterator[Item], name: str = "") -> Item | None:
+    """Return the next item; errors name the archive and the member that is read, if any."""
+    with _errors(raw, name):
+        return next(items, None)
+
+
+def _pieces(raw: Input, content: Iterator[bytes], name: str) -> Iterator[bytes]:
+    while piece := _next(raw, content, name):
         yield piece
 
 
@@ -140,84 +151,59 @@ def _with_places(block: RecordBlock, member: Input, *, name: str) -> RecordBlock
     return block._replace(records=records)
 
 
-def _zip_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and the content of each member, in natural order."""
+def _zip_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield the name and the content of each file, in natural order."""
     with _errors(raw):
         archive = zipfile.ZipFile(raw.path)
+        entries = archive.infolist()
+        _check_zip(raw, archive)
     with archive:
         # By entry, not by name: of two members with one name, a name opens the last.
-        for member in sorted(archive.infolist(), key=lambda entry: natural_key(entry.filename)):
-            if not member.is_dir() and not _is_hidden(member.filename):
-                with _errors(raw, member.filename):
-                    stream = archive.open(member)
-                with stream:
-                    yield member.filename, stream
+        for entry in sorted(entries, key=lambda entry: natural_key(entry.filename)):
+            if entry.is_dir() or _is_hidden(entry.filename):
+                continue
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                raise _not_a_file(raw, entry.filename)
+            with _errors(raw, entry.filename):
+                stream = archive.open(entry)
+            with stream:
+                yield entry.filename, iter(partial(stream.read, CHUNK_BYTES), b"")
+
+
+def _check_zip(raw: Input, archive: zipfile.ZipFile) -> None:
+    """Raise BadZipFile if the directory at the end of a file does not cover the whole file."""
+    entries, size = archive.infolist(), raw.path.stat().st_size
+    if min((entry.header_offset for entry in entries), default=0):
+        raise zipfile.BadZipFile("other data, such as another archive, precedes its first member")
+    if sum(entry.compress_size for entry in entries) > size:
+        raise zipfile.BadZipFile("its members overlap")
+    with raw.path.open("rb") as stream:
+        stream.seek(max(0, size - _ZIP_END_BYTES - len(archive.comment)))
+        if not stream.read().startswith(_ZIP_MAGICS[1]):
+            raise zipfile.BadZipFile("other data follows its end")
+
+
+def _not_a_file(raw: Input, name: str) -> UserError:
+    return UserError(f"{raw.path}: {name} is a link, not a file; unpack the archive")
 
 
 # ---- Tar ----
 
 
-class _TarStream:
-    """Bytes of a tar archive for tarfile, which sees no damage between members.
-
-    Args:
-        chunks: decompressed content.
-    """
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest = chunks, b""
-        self.size = self.last_byte = 0
-        """Bytes so far, and those up to the last one that is not zero."""
-
-    def read(self, count: int) -> bytes:
-        parts, missing = [], count
-        while missing and (chunk := self._rest or self._next()):
-            parts.append(chunk[:missing])
-            self._rest = chunk[missing:]
-            missing -= len(parts[-1])
-        return b"".join(parts)
-
-    def drain(self) -> None:
-        while self._next():
-            pass
-
-    def _next(self) -> bytes:
-        chunk = next(self._chunks, b"")
-        if length := len(chunk.rstrip(b"\0")):
-            self.last_byte = self.size + length
-        self.size += len(chunk)
-        return chunk
-
-
-def _tar_members(raw: Input) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and the content of each member, in the order of the archive.
+def _tar_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yield the name and the content of each file, in the order of the archive.
 
     Raises:
-        UserError: a member is not a file, or anything but zeros follows the last member: tarfile
-            takes a damaged header for the end.
+        UserError: the archive is damaged, or a member is not a file.
     """
-    stream, end = _TarStream(raw.chunks()), 0
-    with _errors(raw):
-        archive = tarfile.TarFile.open(fileobj=cast(Any, stream), mode="r|", bufsize=CHUNK_BYTES)
-    with archive:
-        while True:
-            with _errors(raw):
-                member = archive.next()
-            if member is None:
-                break
-            cast(Any, archive).members.clear()  # else tarfile keeps all of them
-            end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
-            name = member.name.removeprefix("./")
-            if member.isdir() or _is_hidden(name):
-                continue
-            content = archive.extractfile(member) if member.isreg() else None
-            if content is None or member.issparse():
-                raise UserError(f"{raw.path}: {name} is a link, not a file; unpack the archive")
-            yield name, content
-        stream.drain()
-    if stream.last_byte > end or stream.size < end + _TAR_BLOCK:
-        fault = f"its members end at byte {end:,} of {stream.size:,}"
-        raise damaged(raw, f"{fault}, which is not the end of the archive")
+    largest = _LARGEST if raw.compression else raw.path.stat().st_size
+    members = TarStream(raw.chunks(), largest).members()
+    while member := _next(raw, members):
+        name = member.name.removeprefix("./")
+        if not _is_hidden(name):
+            if not member.is_file:
+                raise _not_a_file(raw, name)
+            yield name, member.content
 
 
 class _Sample(NamedTuple):
@@ -274,9 +260,9 @@ def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         yield _block(samples, keys)
 
 
-def _content(raw: Input, stream: IO[bytes], *, name: str) -> bytes:
+def _content(raw: Input, content: Iterator[bytes], *, name: str) -> bytes:
     parts, size = [], 0
-    for piece in _pieces(raw, stream, name):
+    for piece in _pieces(raw, content, name):
         parts.append(piece)
         size += len(piece)
         if size > LONGEST_BYTES:
@@ -310,7 +296,8 @@ def _is_tar(head: bytes) -> bool:
 
 def _is_hidden(name: str) -> bool:
     """Whether a member is hidden, as files in folders are: a part begins with a dot or _."""
-    return any(part.startswith((".", "_")) for part in name.split("/"))
+    parts = set(name.split("/")) - {".", ".."}
+    return any(part.startswith((".", "_")) for part in parts)
 
 
 @contextmanager

@@ -47,9 +47,13 @@ def _batches(raw: "Input", keys: tuple[str, ...]) -> Iterator[Any]:
     with arrow.OSFile(str(raw.path)) as source:
         # Columns are selected by index, so the schema comes first. Then read from the beginning.
         schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
-        check_columns(raw, schema.names, keys=keys)
+        check_columns(raw, schema.names, keys=keys, schema=schema)
         options = ipc.IpcReadOptions(
-            included_fields=[schema.get_field_index(key) for key in keys], use_threads=False
+            included_fields=[
+                schema.get_field_index(key if key in schema.names else key.partition(".")[0])
+                for key in keys
+            ],
+            use_threads=False,
         )
         source.seek(0)
         if is_file:

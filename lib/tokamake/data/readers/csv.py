@@ -8,6 +8,7 @@ import io
 import itertools
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,10 @@ HAS_MAGIC = False
 HAS_BYTE_RANGES = False
 
 NAMES = {".csv": ",", ".tsv": "\t"}
-"""Suffixes, and what separates fields. Content alone cannot identify these files."""
+"""Suffixes, and what usually separates fields. Content alone cannot identify these files."""
+_SEPARATORS = ",;\t|"
+_MAX_CHARACTERS = LONGEST_BYTES // 8
+"""Maximum size of a field, whose characters take 4 bytes each while the csv module reads it."""
 _OVERHEAD = 32
 """Bytes that a row counts for in a block beside its characters."""
 
@@ -43,9 +47,11 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     Raises:
         UserError: a column is missing, or a quote is not closed, so that no later row is certain.
     """
-    csv.field_size_limit(LONGEST_BYTES)
-    separator = NAMES.get(content_suffix(raw.path), ",")
-    rows = csv.reader(_lines(raw), delimiter=separator, strict=True)
+    csv.field_size_limit(_MAX_CHARACTERS)
+    lines = _lines(raw)
+    first = list(itertools.islice(lines, 1))
+    separator = _separator(raw, first, keys=keys)
+    rows = csv.reader(itertools.chain(first, lines), delimiter=separator, strict=True)
     number, line = 0, 1
     try:
         if (header := next(rows, None)) is None:
@@ -72,12 +78,22 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raise _broken(f"{raw.path}:{line}", error) from None
 
 
+def _separator(raw: "Input", first: list[str], *, keys: tuple[str, ...]) -> str:
+    """Return the character by which the first line names the columns; that of the name first."""
+    usual = NAMES.get(content_suffix(raw.path), ",")
+    for separator in (usual, *_SEPARATORS):
+        with suppress(csv.Error):
+            if {*keys} <= {*next(csv.reader(first, delimiter=separator, strict=True), ())}:
+                return separator
+    return usual
+
+
 def _check_header(raw: "Input", header: list[str], *, keys: tuple[str, ...]) -> None:
     if not {*keys} & {*header}:
         names = ", ".join(f'"{name}"' for name in header[:20])
         raise UserError(
             f'{raw.path}: no column "{keys[0]}"; its first line names the columns {names}; fix '
-            "text_key, or the separator: a comma in .csv, a tab in .tsv"
+            "text_key, or the separator: a comma in .csv, a tab in .tsv, or ; or |"
         )
     check_columns(raw, header, keys=keys)
 

@@ -14,7 +14,13 @@ import numpy as np
 import orjson
 
 from tokamake.data.readers._detect import content_suffix, first_line, parse_json_line
-from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
+from tokamake.data.readers._records import (
+    LONGEST_BYTES,
+    BadRecord,
+    RecordBlock,
+    integer,
+    with_unicode,
+)
 from tokamake.data.readers.csv import NAMES as TABLE_NAMES
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
@@ -53,7 +59,28 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     Raises:
         UserError: the file is not JSON, or too large.
     """
-    rows = _values(raw, _content(raw).removeprefix(BOM_UTF8))
+    yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys))
+
+
+def table_rows(record: Any, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the rows of an object of columns, as pandas writes it; none if it is no such object.
+
+    Its values are lists of one length, or objects whose keys are the labels of rows.
+    """
+    columns = list(record.values()) if isinstance(record, dict) else []
+    is_table = {type(column) for column in columns} in ({list}, {dict})
+    if not is_table or not {*keys} <= {*record} or len(set(map(len, columns))) > 1:
+        return []
+    if isinstance(columns[0], dict):
+        if any(column.keys() != columns[0].keys() for column in columns):
+            return []
+        record = {key: [record[key][label] for label in columns[0]] for key in keys}
+    rows = zip(*(record[key] for key in keys), strict=True)
+    return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def row_blocks(rows: list[Any]) -> Iterator[RecordBlock]:
+    """Yield blocks of rows that count from 0."""
     for first in range(0, len(rows), _MAX_ROWS):
         records = [_record(row) for row in rows[first : first + _MAX_ROWS]]
         numbers = np.arange(first, first + len(records), dtype=np.int64)
@@ -76,21 +103,23 @@ def _content(raw: "Input") -> bytes:
     return b"".join(chunks)
 
 
-def _values(raw: "Input", data: bytes) -> list[Any]:
-    """Return the items of an array, or the values that follow one another."""
+def _values(raw: "Input", data: bytes, keys: tuple[str, ...]) -> list[Any]:
+    """Return the items of an array, the rows of columns, or the values that follow one another."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return _values_leniently(raw, data)
-    return value if isinstance(value, list) else [value]
+        values = _values_leniently(raw, data, keys)
+    else:
+        values = value if isinstance(value, list) else table_rows(value, keys) or [value]
+    return values
 
 
-def _values_leniently(raw: "Input", data: bytes) -> list[Any]:
+def _values_leniently(raw: "Input", data: bytes, keys: tuple[str, ...]) -> list[Any]:
     """Parse what orjson refuses: several values, NaN, and texts that are no Unicode."""
     values: list[Any] = []
     try:
         text = data.decode()
-        decoder, position = json.JSONDecoder(parse_int=_integer), 0
+        decoder, position = json.JSONDecoder(parse_int=integer, parse_constant=lambda _: None), 0
         while (position := _end_of_spaces(text, position)) < len(text):
             value, position = decoder.raw_decode(text, position)
             values += value if isinstance(value, list) else [value]
@@ -106,26 +135,12 @@ def _values_leniently(raw: "Input", data: bytes) -> list[Any]:
             f"{raw.path}:{error.lineno}: not valid JSON ({error.msg}, column {error.colno}); fix "
             "the file, or fetch it again: the lost documents cannot be counted"
         ) from None
-    return [_strict(value) for value in values]
+    return [with_unicode(value, keys) for value in values]
 
 
 def _end_of_spaces(text: str, start: int) -> int:
     match = _SPACES.match(text, start)
     return match.end() if match else start
-
-
-def _integer(text: str) -> int | float:
-    """Parse an integer as orjson does: one of more than 64 bits becomes a float."""
-    value = int(text) if len(text) <= 20 else float(text)
-    return value if -(2**63) <= value < 2**64 else float(value)
-
-
-def _strict(value: Any) -> Any:
-    """Turn NaN into null; refuse what orjson refuses."""
-    try:
-        return orjson.loads(orjson.dumps(value))
-    except (TypeError, ValueError) as error:
-        return BadRecord(f"cannot be read ({error}); fix or remove the row", _original(value))
 
 
 def _record(value: Any) -> dict[str, Any] | BadRecord:

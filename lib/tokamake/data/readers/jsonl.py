@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from tokamake.data.readers._records import (
     Lines,
     RecordBlock,
     Utf8,
+    integer,
+    with_unicode,
 )
-from tokamake.data.readers.json import is_json
+from tokamake.data.readers.json import is_json, row_blocks, table_rows
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
 
@@ -53,13 +56,28 @@ def accepts(head: bytes, path: Path) -> bool:
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks."""
+    """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks.
+
+    A file with a single line may be an object of columns; then its rows are the documents.
+    """
     if is_json(raw.head):  # and its format is given
         raise UserError(f"{raw.path}: is not one JSON object per line; give it the format json")
+    blocks = _blocks(raw, keys)
+    first = list(islice(blocks, 1))
+    if not raw.start and raw.end is None and first and len(first[0].records) == 1:
+        first += islice(blocks, 1)
+        rows = table_rows(first[0].records[0], keys) if len(first) == 1 else []
+        if rows:
+            raw.unit = "row"
+            first = list(row_blocks(rows))
+    yield from chain(first, blocks)
+
+
+def _blocks(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     position, end = _line_range(raw)
     raw.first_byte = position
     number = 1
-    for chunk in _complete_lines(raw.chunks(position, end), raw.path):
+    for chunk in complete_parts(raw.chunks(position, end), raw.path):
         # The parser of lib/csrc returns None if any line is unusual: then orjson parses them all.
         texts = json_texts(chunk, keys[0]) if len(keys) == 1 else None
         lines = [] if texts else _split(chunk)
@@ -73,7 +91,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
             yield RecordBlock(_LazyRecords(views), numbers, offsets, Lines(views), Utf8(*texts[:2]))
         for first in range(0, len(lines), _MAX_LINES):
             part = slice(first, first + _MAX_LINES)
-            block = _block(lines[part], numbers[part], offsets=offsets[part])
+            block = _block(lines[part], numbers[part], offsets=offsets[part], keys=keys)
             raw.blank_lines += len(lines[part]) - len(block.records)
             if block.records:
                 yield block
@@ -104,7 +122,7 @@ class _LazyRecords(LazySequence[dict[str, Any] | BadRecord]):
         return len(self._lines)
 
     def item(self, index: int) -> dict[str, Any] | BadRecord:
-        return (_parse([self._lines[index]]) or [])[0]
+        return (parse([self._lines[index]], ()) or [])[0]
 
 
 def _line_range(raw: "Input") -> tuple[int, int | None]:
@@ -132,14 +150,16 @@ def next_line(path: Path, position: int) -> int:
     return chunk_start
 
 
-def _complete_lines(chunks: Iterable[bytes], path: Path) -> Iterator[LineBytes]:
-    """Yield chunks that end at a line feed. Each byte is searched for line feeds only once."""
+def complete_parts(
+    chunks: Iterable[bytes], path: Path, end_mark: bytes = b"\n"
+) -> Iterator[LineBytes]:
+    """Yield chunks that end at the mark of a line's end. Each byte is searched only once."""
     incomplete: list[bytes] = []  # a line without its end; joined once, for lines can be long
     incomplete_bytes = 0
     for chunk in chunks:
-        begin, end = 0, chunk.rfind(b"\n") + 1
+        begin, end = 0, chunk.rfind(end_mark) + 1
         if end and incomplete:
-            begin = chunk.find(b"\n") + 1
+            begin = chunk.find(end_mark) + 1
             yield b"".join([*incomplete, chunk[:begin]])
             incomplete, incomplete_bytes = [], 0
         if begin < end:
@@ -170,22 +190,27 @@ def _split(chunk: LineBytes) -> list[LineBytes]:
 
 
 def _block(
-    lines: list[LineBytes], numbers: NDArray[np.int64], *, offsets: NDArray[np.int64]
+    lines: list[LineBytes],
+    numbers: NDArray[np.int64],
+    *,
+    offsets: NDArray[np.int64],
+    keys: tuple[str, ...],
 ) -> RecordBlock:
-    records = _parse(lines)
+    records = parse(lines, keys)
     if records is None:
-        nonblank = [index for index, line in enumerate(lines) if not _is_blank(line)]
+        nonblank = [index for index, line in enumerate(lines) if not is_blank(line)]
         numbers, offsets = numbers[nonblank], offsets[nonblank]
         lines = [lines[index] for index in nonblank]
-        records = _parse(lines) or []
+        records = parse(lines, keys) or []
     return RecordBlock(records, numbers, offsets, Lines(lines))
 
 
-def _is_blank(line: LineBytes) -> bool:
+def is_blank(line: LineBytes) -> bool:
+    """Whether a line has only white space, after a byte order mark or not."""
     return not line or not bytes(line).removeprefix(_BOM).strip()
 
 
-def _parse(lines: list[LineBytes]) -> list[dict[str, Any] | BadRecord] | None:
+def parse(lines: list[LineBytes], keys: tuple[str, ...]) -> list[dict[str, Any] | BadRecord] | None:
     """Return the records of all lines, or None if a line is blank.
 
     A file may have a blank line after each document. An exception for each would cost too much.
@@ -198,9 +223,9 @@ def _parse(lines: list[LineBytes]) -> list[dict[str, Any] | BadRecord] | None:
             records.extend(map(orjson.loads, remaining))
         except orjson.JSONDecodeError as error:
             line = bytes(lines[len(records)])
-            if _is_blank(line):
+            if is_blank(line):
                 return None
-            records.append(_parse_leniently(line.removeprefix(_BOM), error))
+            records.append(_parse_leniently(line.removeprefix(_BOM), error, keys))
     if not set(map(type, records)) <= {dict, BadRecord}:
         records = [_require_object(record) for record in records]
     return records
@@ -212,13 +237,18 @@ def _require_object(record: Any) -> dict[str, Any] | BadRecord:
     return BadRecord("not a JSON object with keys, as each line should be; fix or remove the line")
 
 
-def _parse_leniently(line: bytes, error: orjson.JSONDecodeError) -> Any:
-    """Parse what orjson refuses: a line after a byte order mark, or the NaN that Python writes."""
-    with suppress(ValueError, TypeError, RecursionError):
+def _parse_leniently(
+    line: bytes, error: orjson.JSONDecodeError, keys: tuple[str, ...]
+) -> dict[str, Any] | BadRecord | Any:
+    """Parse what orjson refuses and Python's json reads: a byte order mark, NaN, 1e400, surrogates.
+
+    Only a text that is read must be Unicode. NaN and Infinity become null.
+    """
+    with suppress(ValueError, RecursionError):
         return orjson.loads(line)
-    if b"NaN" in line or b"Infinity" in line:
-        with suppress(ValueError, TypeError, RecursionError):
-            return orjson.loads(orjson.dumps(json.loads(line)))  # NaN becomes null
+    with suppress(ValueError, RecursionError):
+        value = json.loads(line.decode(), parse_int=integer, parse_constant=lambda _: None)
+        return with_unicode(value, keys)
     return BadRecord(_reason(line, error))
 
 
@@ -232,8 +262,6 @@ def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:
             "convert the file to UTF-8, or fix or remove the line"
         )
     where = f"{error.msg} at character {error.pos}"
-    if "surrogate" in error.msg:
-        return f"a lone surrogate is no text ({where}); fix or remove the line"
     if "depth" in error.msg or "ecursion" in error.msg:
         return f"nested too deep ({where}); fix or remove the line"
     if "content after" in error.msg and b"\r" in line.rstrip():

@@ -31,7 +31,8 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         with parquet.ParquetFile(
             raw.path, buffer_size=1 << 20, page_checksum_verification=True
         ) as source:
-            check_columns(raw, source.schema_arrow.names, keys=keys)
+            schema = source.schema_arrow
+            check_columns(raw, schema.names, keys=keys, schema=schema)
             first_row = 0
             for group in range(source.metadata.num_row_groups):
                 metadata = source.metadata.row_group(group)

@@ -55,7 +55,8 @@ class ShardOptions:
     language: str = "en"
     empty_documents: Literal["skip", "keep"] = "skip"
     on_bad_document: Literal["stop", "quarantine"] = "stop"
-    max_bad_fraction: float = 1.0
+    max_bad_fraction: float = 0.01
+    megatron_names: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z]{2,3}", self.language):
@@ -65,17 +66,23 @@ class ShardOptions:
                 f"--max-bad-fraction {self.max_bad_fraction:g}: give a fraction from 0 to 1"
             )
         names = self.fields.names
-        if len(names) > 1 and any("/" in name for name in names):
+        if (len(names) > 1 or self.megatron_names) and any("/" in name for name in names):
             raise UserError(
                 f"--text-key {','.join(names)}: keys become parts of file names; use keys without /"
             )
 
 
-def dataset_prefixes(output: Path, fields: documents.Fields) -> list[Path]:
-    """Return the prefixes of a shard: PREFIX, or PREFIX_<key> for each of several keys."""
-    if len(fields.names) == 1:
+def dataset_prefixes(output: Path, options: ShardOptions) -> list[Path]:
+    """Return the prefixes of a shard: PREFIX, or PREFIX_<key> for each of several keys.
+
+    Megatron's preprocess_data.py always adds the key, and `document` or `sentence`.
+    """
+    names = options.fields.names
+    if len(names) == 1 and not options.megatron_names:
         return [output]
-    return [output.with_name(f"{output.name}_{name}") for name in fields.names]
+    level = "_sentence" if options.split_sentences else "_document"
+    end = level if options.megatron_names else ""
+    return [output.with_name(f"{output.name}_{name}{end}") for name in names]
 
 
 def dataset_files(prefix: Path) -> tuple[Path, ...]:
@@ -135,7 +142,7 @@ class ShardWriter:
             encoder.Mismatch: the fast encoder is wrong for this text.
         """
         started = time.monotonic()
-        prefixes = dataset_prefixes(self._output, self._options.fields)
+        prefixes = dataset_prefixes(self._output, self._options)
         quarantine_file = quarantine_path(prefixes[0])
         # Manifests are last: `atomic` renames in this order, and a manifest vouches for the rest.
         paths = [path for prefix in prefixes for path in dataset_files(prefix)[:-1]]
@@ -158,7 +165,7 @@ class ShardWriter:
                     for prefix in prefixes
                 ]
                 self._write_documents(outputs, quarantine)
-            self._check_bad_fraction(quarantine)
+            self._check_bad_fraction(quarantine, quarantine.documents, self._num_read)
             return self._write_manifests(outputs, quarantine, request=request, started=started)
 
     def _bos_and_eod(self) -> tuple[int | None, int | None]:
@@ -180,6 +187,7 @@ class ShardWriter:
                 label=f"tokenize {self._output.name}",
                 unit="documents",
                 size=lambda item: len(item[0].inputs),
+                num_bytes=lambda item: sum(encoded.text_bytes for encoded in item[1]),
             ):
                 for output, encoded in zip(outputs, columns, strict=True):
                     output.add(batch, encoded, keep_empty=keep_empty)
@@ -208,7 +216,9 @@ class ShardWriter:
                     block.numbers[indices],
                     block.offsets[indices],
                 )
-            self._input_entries.append(_input_entry(source))
+            self._check_file(source, quarantine)
+            entry = _input_entry(source) | {"quarantined": quarantine.documents_of(source)}
+            self._input_entries.append(entry)
 
     def _is_not_duplicate(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return a mask of a block's good documents that are not duplicates, and count the rest."""
@@ -226,12 +236,28 @@ class ShardWriter:
             raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
         quarantine.add(source, block, index, reason)
 
-    def _check_bad_fraction(self, quarantine: Quarantine) -> None:
-        num_bad, limit = quarantine.documents, self._options.max_bad_fraction
-        if num_bad > limit * self._num_read:
+    def _check_file(self, source: Input, quarantine: Quarantine) -> None:
+        """Refuse a file without good documents, or with too many bad ones.
+
+        A text file is one document: the fraction of the shard counts those.
+        """
+        if source.format == "text" or not (num_bad := quarantine.documents_of(source)):
+            return
+        if num_bad == source.documents and not source.start and source.end is None:
             raise UserError(
-                f"{quarantine.first}; {num_bad:,} of {self._num_read:,} documents are bad, more "
-                f"than max_bad_fraction {limit:g}: fix them or raise it"
+                f"{quarantine.first}; no document of the file is good: it is damaged, or its "
+                "text_key or format is wrong; fetch it again or leave it out"
+            )
+        self._check_bad_fraction(quarantine, num_bad, source.documents, " of the file")
+
+    def _check_bad_fraction(
+        self, quarantine: Quarantine, num_bad: int, num_documents: int, where: str = ""
+    ) -> None:
+        limit = self._options.max_bad_fraction
+        if num_bad > limit * num_documents:
+            raise UserError(
+                f"{quarantine.first}; {num_bad:,} of {num_documents:,} documents{where} are bad, "
+                f"more than max_bad_fraction {limit:g}: fix them or raise it"
             )
 
     def _encode_ahead(
@@ -304,6 +330,7 @@ class ShardWriter:
     def _common_manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
         options = asdict(self._options)
         del options["fields"]  # text_key and template stand for it
+        del options["megatron_names"]
         return {
             "tokamake": __version__,
             "request": request,

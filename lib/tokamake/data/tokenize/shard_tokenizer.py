@@ -74,7 +74,7 @@ class ShardTokenizer:
     def write_if_needed(self, shard: ShardRequest) -> None:
         """Write a shard unless it is complete and made from the same inputs and options."""
         request = self._request_digest(shard)
-        prefixes = dataset_prefixes(shard.output, self.options.fields)
+        prefixes = dataset_prefixes(shard.output, self.options)
         if job_batch.finished(prefixes, request) and self._is_tolerable(prefixes[0]):
             print(f"{shard.output}: already complete")
         else:
@@ -87,7 +87,7 @@ class ShardTokenizer:
             shard: what to read and where to write.
             request: digest for the manifests.
         """
-        _check_output(shard, dataset_prefixes(shard.output, self.options.fields))
+        _check_output(shard, dataset_prefixes(shard.output, self.options))
         manifests, mismatch = [], ""
         try:
             manifests = self._write_once(shard, request)
@@ -124,10 +124,13 @@ class ShardTokenizer:
     def _is_tolerable(self, prefix: Path) -> bool:
         """Whether a finished shard has no more bad documents than the options allow."""
         manifest = read_manifest(prefix)
-        num_bad = manifest["quarantined_documents"]
+        num_bad, limit = manifest["quarantined_documents"], self.options.max_bad_fraction
         if self.options.on_bad_document == "stop":
             return num_bad == 0
-        return num_bad <= self.options.max_bad_fraction * manifest["documents_in"]
+        return num_bad <= limit * manifest["documents_in"] and all(
+            file["format"] == "text" or file.get("quarantined", 0) <= limit * file["documents"]
+            for file in manifest["inputs"]
+        )
 
     def _request_digest(self, shard: ShardRequest) -> str:
         """Digest of everything that decides the content of a shard.
@@ -136,7 +139,7 @@ class ShardTokenizer:
         document keeps all shards that have none.
         """
         options = asdict(self.options)
-        del options["on_bad_document"], options["max_bad_fraction"]
+        del options["on_bad_document"], options["max_bad_fraction"], options["megatron_names"]
         if options["special_tokens_in_text"] == "special":
             del options["special_tokens_in_text"]  # so that shards of earlier versions stay valid
         return digest(

@@ -25,8 +25,9 @@ def tokenize(
     language: str = "en",
     empty_documents: Literal["skip", "keep"] = "skip",
     on_bad_document: Literal["stop", "quarantine"] = "stop",
-    max_bad_fraction: float = 1.0,
+    max_bad_fraction: float = 0.01,
     byte_range: str = "",
+    megatron_names: bool = False,
     corpora: Path | None = None,
     workers: int = 0,
 ) -> None:
@@ -36,17 +37,18 @@ def tokenize(
     nothing if a file is damaged.
 
     Args:
-        files: jsonl, JSON, parquet, Arrow (as `datasets` saves), csv, zip and tar archives, or
-            plain text, compressed or not; folders of them; glob patterns; or the name of one corpus
-            in the table of corpora.
+        files: jsonl, JSON, JSON-seq, parquet, Arrow (as `datasets` saves), csv, zip and tar
+            archives, or plain text, compressed or not; folders of them; glob patterns; or the name
+            of one corpus in the table of corpora.
         output: prefix of the indexed dataset: PREFIX.bin, PREFIX.idx, PREFIX.sources and
             PREFIX.json (the manifest). Several keys give one dataset each, PREFIX_KEY.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
             SentencePiece .model, or vocab.txt.
-        text_key: key or column that holds the text (default "text"). Repeat the option or separate
+        text_key: key or column that holds the text (default "text"); `meta.text` is the key `text`
+            in the object `meta`, unless a key has this name. Repeat the option or separate
             keys with commas to write one dataset per key.
         template: text of a document as a combination of keys: "{title}\\n\\n{text}".
-        format: format of the files, if it cannot be detected: jsonl, json, csv or text.
+        format: format of the files, if it cannot be detected: jsonl, json, json_seq, csv or text.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
         special_tokens_in_text: special: a special token's name in a text, such as <|endoftext|>,
@@ -57,9 +59,12 @@ def tokenize(
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
         on_bad_document: stop at a document that cannot be read, or write it to
             PREFIX.quarantine.jsonl with the reason and continue.
-        max_bad_fraction: largest fraction of documents that may be quarantined.
+        max_bad_fraction: largest fraction of all documents, and of those of each file, that may be
+            quarantined. A file without good documents is always an error.
         byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
             empty.
+        megatron_names: name the datasets as Megatron's preprocess_data.py does:
+            PREFIX_KEY_document, or PREFIX_KEY_sentence with `split_sentences`.
         corpora: table of corpora, such as config/corpora.tsv.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
 
@@ -98,6 +103,7 @@ def tokenize(
         empty_documents=empty_documents,
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
+        megatron_names=megatron_names,
     )
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
     shard_tokenizer.write(ShardRequest(output, readers.expand(files), byte_range))

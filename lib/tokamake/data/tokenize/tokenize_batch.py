@@ -21,7 +21,7 @@ def tokenize_batch(
     language: str = "en",
     empty_documents: Literal["skip", "keep"] = "skip",
     on_bad_document: Literal["stop", "quarantine"] = "stop",
-    max_bad_fraction: float = 1.0,
+    max_bad_fraction: float = 0.01,
     duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
@@ -49,7 +49,8 @@ def tokenize_batch(
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
         on_bad_document: stop at a document that cannot be read, or write it to
             SHARD.quarantine.jsonl with the reason and continue.
-        max_bad_fraction: largest fraction of documents of a shard that may be quarantined.
+        max_bad_fraction: largest fraction of a shard's documents, and of those of each file, that
+            may be quarantined.
         duplicates: file of `find-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
 
@@ -90,9 +91,7 @@ def tokenize_batch(
         for shard in batch_shards(plan, batch)
     ]
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
-    prefixes = [
-        prefix for shard in shards for prefix in dataset_prefixes(shard.output, options.fields)
-    ]
+    prefixes = [prefix for shard in shards for prefix in dataset_prefixes(shard.output, options)]
     with alone(summary):
         job_batch.make_each(shards, shard_tokenizer.write_if_needed)
         job_batch.write_batch(summary, batch, folder=output, prefixes=prefixes)

@@ -1,0 +1,38 @@
+"""Reader of JSON text sequences (RFC 7464), as `jq --seq` writes them.
+
+A record separator, byte 0x1e, precedes each value, which may span lines.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokamake.data.readers._records import Lines, RecordBlock
+from tokamake.data.readers.jsonl import complete_parts, is_blank, parse
+
+if TYPE_CHECKING:
+    from tokamake.data.readers._input import Input
+
+UNIT = "row"
+HAS_MAGIC = True
+HAS_BYTE_RANGES = False
+
+_SEPARATOR = b"\x1e"
+
+
+def accepts(head: bytes, path: Path) -> bool:
+    """Accept content that begins with a record separator."""
+    return head.startswith(_SEPARATOR)
+
+
+def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+    """Yield the values as blocks."""
+    first_row = 0
+    for chunk in complete_parts(raw.chunks(), raw.path, _SEPARATOR):
+        parts = [part for part in bytes(chunk).split(_SEPARATOR) if not is_blank(part)]
+        if records := parse([*parts], keys):
+            numbers = np.arange(len(records), dtype=np.int64) + first_row
+            yield RecordBlock(records, numbers, np.full_like(numbers, -1), Lines(parts))
+            first_row += len(records)
