@@ -75,6 +75,7 @@ TESTED_THROUGH = {
     "report/test_plot.py": ["report/html_pages", "report/tables"],
     "status/test_status.py": ["status/training"],
     # Plug-ins of a kind and what they share, compared with packages that others wrote.
+    "data/readers/test_archive.py": ["data/readers/_tar"],
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],
     "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],
     "data/tokenizers/test_added_tokens.py": ["data/tokenizers/sentencepiece"],
