@@ -375,7 +375,7 @@ def test_a_commit_that_is_none_is_refused(hub: Server, info: object) -> None:
 
 def test_a_listing_ends(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokamake.remote.hub._MAX_ENTRIES", len(FILES) - 1)
-    with pytest.raises(UserError, match="lists more than 6 files and folders"):
+    with pytest.raises(UserError, match="lists more than 6 files; download"):
         list_files(f"{NAME}/en")
 
 

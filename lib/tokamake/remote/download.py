@@ -23,14 +23,14 @@ def list_files(address: str) -> list[RemoteFile]:
     return hub.list_files(address) if address.startswith("hf://") else [https.list_file(address)]
 
 
-def download(file: RemoteFile) -> None:
-    """Download a file into the cache, unless it is there, and link to it.
+def download(file: RemoteFile, *, link: Path | None = None) -> None:
+    """Download a file into the cache, unless it is there, and link to it, by default at its path.
 
     Raises:
         UserError: it cannot be downloaded, or differs from what was listed.
     """
     cached = _source(file).download(file).absolute()
-    link = Path(file.path)
+    link = link or Path(file.path)
     if not (link.is_symlink() and link.readlink() == cached):
         write_link(link, cached)
 

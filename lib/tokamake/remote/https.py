@@ -314,7 +314,8 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
         coding = response.headers.get("Content-Encoding", "identity").lower()
         if coding != "identity" and not urlsplit(url).path.endswith(_COMPRESSED):
             response.close()
-            raise ValueError(f"the server compresses it ({coding}), although asked not to")
+            reason = f"the server compresses it ({coding}), although asked not to"
+            raise UserError(f"{address}: {reason}; download it by hand")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _TEMPORARY:
@@ -325,7 +326,9 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
         if error.code == 416:
             raise _RangeError(f"{address}: the server answers 416; download it by hand") from None
         if error.code in (301, 302, 303, 307, 308):
-            raise UserError(f"{address}: is redirected without end; fix the address") from None
+            raise UserError(
+                f"{address}: is redirected without end or target; fix the address"
+            ) from None
         remedy = "set HF_TOKEN, if it is the Hub" if error.code in (401, 403) else "fix the address"
         kind = AbsentError if error.code in (403, 404, 410) else UserError
         raise kind(f"{address}: the server answers {error.code} {error.reason}; {remedy}") from None

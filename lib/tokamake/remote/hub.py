@@ -137,11 +137,7 @@ def pinned_path(address: str) -> Path | None:
 
 
 def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int, str]]]:
-    """Return the commit of a revision, and the size and version of each file by its path.
-
-    Raises:
-        UserError: the answer is not that of a Hub, or lists too many files.
-    """
+    """Return the commit of a revision, and the size and version of each file by its path."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
@@ -157,10 +153,7 @@ def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int
         )
         for number, entry in enumerate(entries):
             if number == _MAX_ENTRIES:
-                raise UserError(
-                    f"{address}: lists more than {_MAX_ENTRIES:,} files and folders; download it "
-                    "by hand"
-                )
+                raise UserError(f"{address}: lists more than {number:,} files; download it by hand")
             if isinstance(entry, RepoFile):
                 files[entry.path] = _facts(entry)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:

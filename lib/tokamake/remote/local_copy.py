@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tokamake.errors import UserError
-from tokamake.files import digest, write_link
+from tokamake.files import digest
 from tokamake.remote import https
 from tokamake.remote.download import download
 from tokamake.remote.hub_models import fetched_path, pin, unfetched
@@ -14,8 +14,6 @@ from tokamake.remote.remote_file import FOLDER, is_remote
 
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that may lie beside a tokenizer, unless its name says that others share its folder."""
-_CHECKPOINTS = ("checkpoint", "source", "path")
-"""Arguments of commands that are checkpoints."""
 
 
 def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Path:
@@ -34,14 +32,10 @@ def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Pa
     if not tokenizer_only:
         raise UserError(f"{address}: no model of the Hub; write hf://ORG/NAME, or download it")
     path = _tokenizer_path(address)
-    if not path.exists():
-        if not online:
-            raise UserError(
-                f"{address}: not fetched yet; run `tokamake fetch --tokenizer {address}` on a node "
-                "with a network"
-            )
-        fetch_tokenizer(address)
-    return path
+    if not (path.exists() or online):
+        remedy = f"run `tokamake fetch --tokenizer {address}` on a node with a network"
+        raise UserError(f"{address}: not fetched yet; {remedy}")
+    return path if path.exists() else fetch_tokenizer(address)[0]
 
 
 def fetch_tokenizer(address: str) -> list[Path]:
@@ -49,29 +43,21 @@ def fetch_tokenizer(address: str) -> list[Path]:
 
     Returns:
         Links to its files, in one folder.
-
-    Raises:
-        UserError: it cannot be downloaded.
     """
-    path, links = _tokenizer_path(address), []
-    parts = urlsplit(address)
-    beside = dict.fromkeys(_CONFIGS, False) if "-" not in path.name else {}
+    path, links, url = _tokenizer_path(address), [], urlsplit(address)
+    needs = {path.name: True, **dict.fromkeys(_CONFIGS if "-" not in path.name else (), False)}
     if path.name.endswith("vocab.json"):
-        beside[f"{path.name.removesuffix('vocab.json')}merges.txt"] = True
-    for name, is_needed in {path.name: True, **beside}.items():
-        folder = parts.path.rpartition("/")[0]
-        own = parts._replace(path=f"{folder}/{quote(name)}").geturl()
+        needs[f"{path.name.removesuffix('vocab.json')}merges.txt"] = True
+    for name, is_needed in needs.items():
+        beside = f"{url.path.rpartition('/')[0]}/{quote(name)}"
         try:
-            file = https.list_file(address if name == path.name else own)
+            file = https.list_file(url._replace(path=beside).geturl())
         except https.AbsentError:
             if is_needed:
                 raise
             continue
-        cached = https.download(file).absolute()
-        link = path.with_name(name)
-        if not (link.is_symlink() and link.readlink() == cached):
-            write_link(link, cached)
-        links.append(link)
+        links.append(path.with_name(name))
+        download(file, link=links[-1])
     return links
 
 
@@ -80,31 +66,27 @@ def _tokenizer_path(address: str) -> Path:
     return Path(FOLDER, "tokenizers", place, digest(address)[:12], name)
 
 
-def replace_addresses(arguments: dict[str, Any]) -> None:
-    """Replace addresses among the arguments of a command by local copies, with weights.
-
-    Raises:
-        UserError: an argument takes no address, or nothing can be downloaded.
-    """
-    for name, value in arguments.items():
-        for each in value if isinstance(value, list | tuple) else [value]:
-            text = str(each).replace(":/", "://", 1)  # a Path has one slash
-            if isinstance(each, Path) and is_remote(text):
-                if name not in ("tokenizer", *_CHECKPOINTS):
-                    raise UserError(
-                        f"{name}: {text}: takes no address; run `tokamake fetch {text}`"
-                    )
-                arguments[name] = bring(text, tokenizer_only=name == "tokenizer")
-
-
 def bring(address: str, *, tokenizer_only: bool = False) -> Path:
-    """Return the path of a tokenizer, or of a model with its weights; download what is missing.
-
-    Raises:
-        UserError: as `local_copy`.
-    """
+    """Return the path of a tokenizer, or of a model with its weights; download what is missing."""
     path = local_copy(address, tokenizer_only=tokenizer_only)
     for file in [] if tokenizer_only else unfetched(path):
         download(file)
         print(f"{file.path}: {file.size:,} bytes", file=sys.stderr, flush=True)
     return path
+
+
+def replace_addresses(arguments: dict[str, Any]) -> None:
+    """Replace addresses of tokenizers and checkpoints among a command's arguments by their copies.
+
+    Raises:
+        UserError: another argument is an address, or nothing can be downloaded.
+    """
+    for name, value in arguments.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            text = str(each).replace(":/", "://", 1)  # a Path has one slash
+            if isinstance(each, Path) and is_remote(text):
+                if name not in ("tokenizer", "checkpoint", "source", "path"):
+                    raise UserError(
+                        f"{name}: {text}: takes no address; run `tokamake fetch {text}`"
+                    )
+                arguments[name] = bring(text, tokenizer_only=name == "tokenizer")
