@@ -314,8 +314,8 @@ def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[
         coding = response.headers.get("Content-Encoding", "identity").lower()
         if coding != "identity" and not urlsplit(url).path.endswith(_COMPRESSED):
             response.close()
-            reason = f"the server compresses it ({coding}), although asked not to"
-            raise UserError(f"{address}: {reason}; download it by hand")
+            coded = f"the server compresses it ({coding}), although asked not to"
+            raise UserError(f"{address}: {coded}; download it by hand")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _TEMPORARY:
