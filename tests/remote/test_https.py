@@ -271,7 +271,9 @@ def test_a_compressed_answer_is_refused_unless_the_file_is_compressed(server: Se
     coded = [{"Content-Encoding": "gzip"}]
     file = listed(server)
     server.stated = coded
-    with pytest.raises(UserError, match=r"the server compresses it \(gzip\), although asked not to; down"):
+    with pytest.raises(
+        UserError, match=r"the server compresses it \(gzip\), although asked not to; down"
+    ):
         download(file)
     file = listed(server, "/raw/a.jsonl.gz")
     server.stated = coded
