@@ -7,6 +7,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.validation import parse_json, parse_yaml, read_table, read_yaml, unknown_key, validate
 
@@ -61,6 +62,18 @@ def test_each_mistake_is_a_line_with_its_place(value: Any, lines: list[str]) -> 
     with pytest.raises(UserError) as caught:
         validate(Outer, value, "f")
     assert str(caught.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [
+        ("evaluation_interval", "evaluation_steps: 0 turns them off"),
+        ("save_interval", "train_steps turns others off"),
+    ],
+)
+def test_a_refused_0_says_what_turns_it_off(name: str, switch: str) -> None:
+    with pytest.raises(UserError, match=rf"train: {name}: 0: input should be .*; {switch}"):
+        validate(TrainSettings, {name: 0}, "train")
 
 
 def test_a_key_that_is_a_number_comes_from_commas() -> None:

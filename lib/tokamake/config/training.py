@@ -195,7 +195,7 @@ class TrainSettings(Settings):
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
-    """Steps between checkpoints. The last step always saves one."""
+    """Steps between checkpoints. The last step always saves one; train_steps turns others off."""
     keep_last: Annotated[int, Field(ge=2)] | None = None
     """Number of newest checkpoints to keep; older ones are deleted once a new one is complete. At
     least 2, because training goes back to the one before if the newest is damaged. Ends of segments

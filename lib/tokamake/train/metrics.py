@@ -133,6 +133,9 @@ class RecordFile:
 class Metrics:
     """Writer of `folder`/metrics.jsonl and `folder`/tensorboard.
 
+    Attributes:
+        has_records: whether records of earlier jobs stay.
+
     Args:
         folder: output folder of the run.
         done: finished steps in the checkpoint that training resumes from; records of later steps
@@ -145,6 +148,7 @@ class Metrics:
     ) -> None:
         self.path = folder / FILE
         self._file = RecordFile(self.path, lambda record: 0 < done >= record["step"])
+        self.has_records = bool(self._file.kept)
         self._unsynced = list[Record]()
         self._scalars = scalars
         self._folder = folder / "tensorboard"

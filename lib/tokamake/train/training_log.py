@@ -99,6 +99,8 @@ class TrainingLog:
         scalars = megatron_log.scalars if self._is_megatron else metrics.record_scalars
         with raise_on_all_ranks():
             self._metrics = None if ranks.rank else Metrics(run.output, done=done, scalars=scalars)
+        if self._metrics and done > run.step and not self._metrics.has_records:
+            print(f"{self._metrics.path}: has no records of the {done} steps before", flush=True)
         self._tracking = None if ranks.rank else Tracking(run)
 
     def count_step(
