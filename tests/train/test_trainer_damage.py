@@ -150,7 +150,8 @@ def outcome(config: Path, path: Path, expected: Any) -> str:
         return "refused" if is_named else f"unnamed: {error}"
     if changed:
         return changed
-    if said:
+    # A person may let `latest` name an earlier checkpoint: the same steps follow again.
+    if said or (path.name == "latest" and found[0]["step"] < expected[0]["step"]):
         return "goes back"
     return "harmless" if found == expected else "silent"
 
