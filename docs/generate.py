@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import cli
+from tokamake.checkpoint.from_megatron_args import flag_table
 from tokamake.config.root import Config
 
 REFERENCE = Path(__file__).parent / "reference"
+FLAGS, HEAD = Path(__file__).parent / "howto/existing-datasets.md", "| Megatron | tokamake |"
 
 
 def commands_page() -> str:
@@ -32,6 +34,21 @@ def commands_page() -> str:
             lines += ["", text.replace("\n\n\n", "\n\n").strip()]
             example = f"tokamake {name} {cli.COMMANDS[name].example}"
             lines += ["", "**Example**", "", "```sh", example, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def flags_table() -> str:
+    """Megatron's flags with their settings, as the guide to existing datasets has them."""
+    lines = [HEAD, "|---|---|"]
+    for row in flag_table():
+        paths = [re.split(r"[=|]", target)[0] for target in row.targets]
+        shown = dict.fromkeys(
+            "`model.architecture`" if path.startswith("args.") else f"`{path}`" for path in paths
+        )
+        flags = ", ".join(f"`--{flag}`" for flag in row.flags if not flag.startswith("deepspeed."))
+        settings = ", ".join(shown)
+        meaning = f"{settings}; {row.remark}" if settings and row.remark else settings or row.remark
+        lines.append(f"| {flags} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -120,3 +137,4 @@ if __name__ == "__main__":
     REFERENCE.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page(), encoding="utf-8")
+    FLAGS.write_text(FLAGS.read_text("utf-8").split(HEAD)[0] + flags_table(), encoding="utf-8")

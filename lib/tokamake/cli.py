@@ -156,6 +156,11 @@ TOOLS = {
         "mix": Command("data.mixture", "0.7 a/weights.txt 0.3 b/weights.txt --output weights.txt"),
     },
     "Checkpoints": {
+        "from-megatron-args": Command(
+            "checkpoint",
+            "--output my.yaml -- --num-layers 24 --hidden-size 1024 --num-attention-heads 16"
+            " --seq-length 1024 --data-path my-gpt2_text_document --lr 1.5e-4 --train-iters 500000",
+        ),
         "init-model": Command(
             "checkpoint",
             "--architecture config/models/llama2-7b.yaml --tokenizer tokenizer --seed 1"
@@ -271,6 +276,9 @@ def _run(stage: str, arguments: list[str]) -> None:
     from tokamake.errors import UserError, note_failure, of_system
 
     app = make_app(stage)
+    if stage == "from-megatron-args" and "--" not in arguments:
+        lines = [each for each in arguments if re.match(r"-\S*\s", each)]  # quoted, with all flags
+        arguments = [*(each for each in arguments if each not in lines), "--", *lines]
     for option in ("--output", "--to"):
         if (option, "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
             index = arguments.index(option)

@@ -1,0 +1,281 @@
+"""The tool `from_megatron_args`: a config from a command line of Megatron-LM or Megatron-DeepSpeed.
+
+`megatron_flags.tsv` lists the flags. Their settings are paths of the config, or, after `model.`,
+Megatron's arguments of the model; `=` gives a fixed value, `|` the values that have another name.
+`deepspeed.` begins keys of DeepSpeed's JSON file.
+"""
+
+import os
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake import files, plugins
+from tokamake.errors import UserError
+
+_OF_ALL = ("name", "learning_rate", "start_weight_decay", "end_weight_decay")
+_OBJECTIVES = {"pretrain_bert": ("bert", "masked"), "pretrain_t5": ("t5", "span_corruption")}
+_NEEDED = ("num_layers", "hidden_size", "num_attention_heads")
+
+
+def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron.yaml")) -> None:
+    """Turn a command line of Megatron-LM or Megatron-DeepSpeed into a config.
+
+    The config begins with comments that name each flag that it does not carry over, and why. Beside
+    it are the shape of the model, NAME.model.yaml, and the list of --data-path, NAME.weights.txt.
+    Missing flags have Megatron's defaults.
+
+    Args:
+        arguments: the command line, as one quoted text, as words after `--`, or as a file. A
+            launcher before the script is left out.
+        output: file to write.
+
+    Raises:
+        UserError: a word is no flag, or tokamake has no such model or setting.
+    """
+    import yaml
+
+    from tokamake.config.root import Config
+    from tokamake.validation import validate
+
+    program, flags = read_flags(arguments)
+    paths = flags.pop("data-path", [])
+    settings, model, notes = _settings(flags)
+    base = "megatron" if files.is_stream(output) else str(output.with_suffix(""))
+    written: dict[str, str] = {}
+    if paths:
+        has_weights = not isinstance(_parsed(paths[0]), str)
+        pairs = (
+            zip(paths[::2], paths[1::2], strict=False) if has_weights else (("1", p) for p in paths)
+        )
+        written["weights"] = "".join(f"{weight} {prefix}\n" for weight, prefix in pairs)
+        settings["weights"] = f"{base}.weights.txt"
+    if program in _OBJECTIVES:
+        settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize.append_eod": False}
+        settings["tokenize.split_sentences"] = True
+    if model or "model.checkpoint" not in settings:
+        written["model"] = yaml.safe_dump(_architecture(program, model, flags), sort_keys=False)
+        settings["model.architecture"] = f"{base}.model.yaml"
+    values: dict[str, Any] = {"run": "megatron", "data_set": "megatron"}
+    for path, value in settings.items():
+        section = values
+        for name in path.split(".")[:-1]:
+            section = section.setdefault(name, {})
+        section[path.rpartition(".")[2]] = value
+    validate(Config, values, "config of these flags")
+    for name, text in written.items():
+        files.write_text(Path(f"{base}.{name}.{'txt' if name == 'weights' else 'yaml'}"), text)
+    notes = [" ".join(f"# {note}".split()) for note in notes]
+    head = [f"# From a command line of Megatron.{' Not carried over:' * bool(notes)}", *notes]
+    config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    files.write_text(output, "\n".join([*head, config]))
+
+
+class FlagRow(NamedTuple):
+    """Flags with the same meaning."""
+
+    flags: list[str]
+    targets: list[str]
+    default: str
+    """Megatron's default, if tokamake has another one."""
+    remark: str
+    """Equivalent, or reason for none, if there is no setting; else what differs."""
+
+
+def flag_table() -> list[FlagRow]:
+    """Rows of all flags."""
+    text = Path(__file__).with_name("megatron_flags.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()[1:]]
+    return [FlagRow(flags.split(), to.split(), *rest) for flags, to, *rest in rows]
+
+
+def read_flags(arguments: list[str]) -> tuple[str, dict[str, list[str]]]:
+    """Name of the script, and the values of each flag. The last of several counts, as in Megatron.
+
+    Raises:
+        UserError: a quote is open, a word is no flag, or a variable of the shell has no value.
+    """
+    words = arguments
+    if len(words) == 1:
+        text = words[0]
+        if os.path.isfile(text):  # noqa: PTH113  # Path.is_file fails for long texts
+            text = Path(text).read_text(encoding="utf-8")
+        try:
+            words = shlex.split(text.replace("\\\n", " "), comments=True)
+        except ValueError as error:
+            raise UserError(f"command line: {error}; quote it as for a shell") from None
+    if variable := re.search(r"\$[{(]?\w*", " ".join(words)):
+        raise UserError(
+            f"{variable[0]}: a variable of the shell; write its value, or put echo before the "
+            "command in the script, run it, and give what it prints"
+        )
+    start = next((place + 1 for place, word in enumerate(words) if word.endswith(".py")), 0)
+    flags: dict[str, list[str]] = {}
+    for word in words[start:]:
+        if re.match(r"\d?[|&;<>]", word):  # what follows is the shell's
+            break
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            values = flags[name.replace("_", "-")] = [value] if has_value else []
+        elif not flags:
+            raise UserError(f"{word}: no flag of Megatron; begin with its script, or with a flag")
+        else:
+            values.append(word)
+    if not flags:
+        raise UserError("command line: has no flags; give those of Megatron's script")
+    script = Path(words[start - 1]).stem if start else ""
+    return script, _of_deepspeed(flags.get("deepspeed-config", [])) | flags
+
+
+def _of_deepspeed(paths: list[str]) -> dict[str, list[str]]:
+    """Settings of DeepSpeed's JSON file as flags."""
+    from tokamake.config.fields import dotted
+
+    for path in paths:
+        settings = dotted(
+            files.read_json(Path(path), "give DeepSpeed's file, or leave the flag out")
+        )
+        return {
+            f"deepspeed.{name}".replace("_", "-"): [] if value is True else [str(value)]
+            for name, value in settings.items()
+            if value not in (None, False, "auto")
+        }
+    return {}
+
+
+def _settings(
+    flags: dict[str, list[str]],
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Settings by path, Megatron's arguments of the model, and what is not carried over."""
+    settings, notes, unknown = _derived(flags), [], {**flags}
+    for row in flag_table():
+        names = {flag.replace("_", "-") for flag in row.flags}
+        if given := [name for name in flags if name in names]:
+            values, reason = flags[given[-1]], row.remark
+        elif row.default:
+            values, reason = [row.default], ""
+        else:
+            continue
+        for target in row.targets:
+            path, value = _value(target, values, flag=row.flags[0])
+            is_used = _is_used(path, settings)
+            settings |= {path: value} if is_used else {}
+            reason = "" if is_used else "without effect beside the other settings"
+        for name in given:
+            del unknown[name]
+            if reason:
+                notes.append(f"--{' '.join([name, *flags[name]])}: {reason}")
+    notes += [
+        f"--{' '.join([name, *values])}: not known"
+        for name, values in unknown.items()
+        if not name.startswith("deepspeed.")  # train.deepspeed takes them as they are
+    ]
+    if "model.checkpoint" in settings:
+        settings.setdefault("train.finetune", False)
+    model = {path[5:]: settings.pop(path) for path in [*settings] if path.startswith("args.")}
+    return settings, model, notes
+
+
+def _value(target: str, values: list[str], *, flag: str) -> tuple[str, Any]:
+    """Path and value of a setting."""
+    target, *names = target.split("|")
+    path, is_fixed, fixed = target.partition("=")
+    if not (texts := [fixed] if is_fixed else values):
+        raise UserError(f"--{flag}: has no value; add it")
+    renamed = dict(name.split(":") for name in names)
+    parsed = [_parsed(renamed.get(text, text)) for text in texts]
+    return path, parsed[0] if len(parsed) == 1 else parsed
+
+
+def _parsed(text: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
+    """Settings that follow from several flags; flags that have no meaning then are removed."""
+    parsed = {name: _parsed(values[0]) for name, values in flags.items() if values}
+    number = {name: value for name, value in parsed.items() if not isinstance(value, str)}
+    settings: dict[str, Any] = {}
+    if number.get("loss-scale") == 0:
+        del flags["loss-scale"]
+    if flags.get("load") == flags.get("save", ()):
+        del flags["load"]
+    if "train-tokens" in flags and flags.keys() & {"train-iters", "train-samples"}:
+        del flags["train-tokens"]  # Megatron-DeepSpeed's scripts derive the others from it
+    if "deepspeed.train-batch-size" not in flags:
+        flags.setdefault("global-batch-size", flags.get("micro-batch-size", ["1"]))
+    for unit, setting in (("iters", "steps"), ("samples", "samples")):
+        total = number.get(f"lr-decay-{unit}", number.get(f"train-{unit}"))
+        if total and (share := number.get("lr-warmup-fraction")):
+            settings[f"train.schedule.warmup_{setting}"] = int(total * share)
+            del flags["lr-warmup-fraction"]
+            break
+    if virtual := number.get("num-layers-per-virtual-pipeline-stage"):
+        stages = number.get("num-layers", 0) // number.get("pipeline-model-parallel-size", 1)
+        del flags["num-layers-per-virtual-pipeline-stage"]
+        settings["train.parallel.virtual_pipeline_size"] = stages // virtual
+        settings["train.parallel.pipeline_schedule"] = "interleaved_1f1b"
+    if flags.get("tokenizer-type") == ["NullTokenizer"] and (size := number.get("vocab-size")):
+        values = {"kind": "ids", "vocab_size": size + 1, "eod": size}
+        settings |= {f"tokenizer.{name}": value for name, value in values.items()}
+        del flags["tokenizer-type"], flags["vocab-size"]
+    return settings
+
+
+def _is_used(path: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting has an effect beside those of the rows above it."""
+    from tokamake.config.optimization import OptimizerSettings
+    from tokamake.config.plugin_settings import PlugInSettings
+    from tokamake.config.schedule import ScheduleSettings
+
+    section, _, name = path.rpartition(".")
+    if section == "train.loss_scaling":
+        is_static = settings.get("train.loss_scaling.static")
+        of_static = name in ("initial_scale", "static")
+        return settings.get("train.precision") == "fp16" and (of_static or not is_static)
+    if path in ("train.finetune", "train.load_optimizer"):
+        is_continued = path == "train.finetune" or not settings.get("train.finetune")
+        return "model.checkpoint" in settings and is_continued
+    kinds: dict[str, type[PlugInSettings]] = {
+        "train.optimizer": OptimizerSettings,
+        "train.schedule": ScheduleSettings,
+    }
+    if section not in kinds or name in _OF_ALL:
+        return True
+    kind = kinds[section]
+    known = plugins.constant(kind.folder, settings[f"{section}.name"], "SETTINGS")
+    quantity = kind.quantities.get
+    return quantity(name, name) in {quantity(each, each) for each in known}
+
+
+def _architecture(
+    program: str, model: dict[str, Any], flags: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    """Fields of the architecture, by the code that reads Megatron's checkpoints."""
+    from tokamake.checkpoint.megatron_model.args_reader import architecture_of
+
+    for name in _NEEDED:
+        if not isinstance(model.get(name), int):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag}: {model.get(name, 'missing')}: not a number; give one")
+    width = model["hidden_size"]
+    gated = width * 8 // 3 // 64 * 64  # Megatron's default with --swiglu
+    defaults = {
+        "add_bias_linear": True,
+        "position_embedding_type": "learned_absolute",
+        "normalization": "LayerNorm",
+        "max_position_embeddings": _parsed(flags.get("seq-length", ["2048"])[0]),
+        "ffn_hidden_size": gated if model.get("swiglu") else 4 * width,
+    }
+    family = _OBJECTIVES.get(program, ("",))[0]
+    tensors = plugins.constant("models/*/megatron", family, "TENSORS") if family else ()
+    args, where = Namespace(**defaults | model), Path("flags")
+    shape = architecture_of(args, where, padded_vocab_size=1, names=frozenset(tensors))
+    return shape.model_dump(exclude={"vocab_size"}, exclude_none=True)
