@@ -1,11 +1,12 @@
 """Settings of an architecture: those of its family, and those that earlier versions wrote."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture
+from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.errors import UserError
 from tokamake.validation import validate
 
@@ -65,7 +66,11 @@ def llama_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     known = plugins.constant("models/*/model", "llama", "SETTINGS")
     gpt = plugins.constant("models/*/model", "gpt", "SETTINGS")
     settings = {"llama": {**known, "num_experts": 8}, "gpt": gpt}
-    monkeypatch.setattr(plugins, "constant", lambda _, family, __: settings[family])
+    monkeypatch.setattr(
+        plugins,
+        "constant",
+        lambda _, family, name, **__: settings[family] if name == "SETTINGS" else (),
+    )
 
 
 @pytest.mark.usefixtures("llama_with_experts")
@@ -91,3 +96,39 @@ def test_head_dim_follows_from_the_rest_unless_stated() -> None:
     assert Architecture(**odd, head_dim=8).query_size == 64
     with pytest.raises(UserError, match="hidden_size is not a multiple of num_attention_heads"):
         validate(Architecture, odd, "x")
+
+
+@pytest.mark.parametrize(
+    ("family", "hidden_size", "width"),
+    [("llama", 4096, 11008), ("llama", 5120, 13824), ("llama", 64, 256), ("gpt", 1024, 4096)]
+    + [(family, 768, 3072) for family in ("bert", "t5")],
+)
+def test_the_family_decides_the_width_of_mlps_and_the_key_heads(
+    family: str, hidden_size: int, width: int
+) -> None:
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": 2, "num_attention_heads": 16}
+    for empty in ({}, {"intermediate_size": None, "num_key_value_heads": None, "head_dim": None}):
+        shape = Architecture.model_validate({"family": family, **sizes, **empty})
+        assert (shape.intermediate_size, shape.num_key_value_heads) == (width, 16)
+    stated = Architecture.model_validate({"family": family, **sizes, "intermediate_size": 99})
+    assert stated.intermediate_size == 99
+
+
+@pytest.mark.parametrize("family", ["qwen3", "hf_t5"])
+def test_families_without_a_rule_ask_for_the_width(family: str) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16}
+    with pytest.raises(UserError, match="intermediate_size: missing"):
+        validate(Architecture, {"family": family, **sizes}, "shape")
+
+
+def test_settings_after_the_name_of_a_file_replace_its_settings(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("{hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4}")
+    read = read_architecture(Path(f"{file}:num_hidden_layers=7:tie_word_embeddings=true"))
+    assert (read.num_hidden_layers, read.tie_word_embeddings, read.hidden_size) == (7, True, 64)
+    for text, message in (
+        ("layers=7", r"a.yaml:layers=7: .*unknown key"),
+        ("hidden_size=wide", "hidden_size: 'wide'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_architecture(Path(f"{file}:{text}"))

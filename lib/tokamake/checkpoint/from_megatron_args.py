@@ -57,7 +57,7 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
     if program in _OBJECTIVES:
         settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize.append_eod": False}
         settings["tokenize.split_sentences"] = True
-    if model or "model.checkpoint" not in settings:
+    if "num_layers" in model or "model.checkpoint" not in settings:
         written["model"] = yaml.safe_dump(_architecture(program, model, flags), sort_keys=False)
         settings["model.architecture"] = f"{base}.model.yaml"
     values: dict[str, Any] = {"run": "megatron", "data_set": "megatron"}

@@ -6,6 +6,7 @@ their default: files of earlier versions state all of them.
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from pydantic import (
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml, unknown_key, validate
+from tokamake.validation import parse_yaml, read_yaml, unknown_key, validate
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -37,7 +38,9 @@ SCALING = {
 }
 """Settings of each `rope_type` beside its factor: required ones, optional ones."""
 _KIND = "models/*/model"
-_NO_HEAD_DIM = ("head_dim", None)
+_SETTINGS_FOLLOW = r":(?=\w+=)"
+_FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
+"""Fields that follow from others if they are empty."""
 
 
 class RopeScaling(Settings):
@@ -106,13 +109,13 @@ class Architecture(Settings):
     hidden_size: Annotated[int, Field(ge=1)]
     """Width of the residual stream."""
     intermediate_size: Annotated[int, Field(ge=1)]
-    """Width inside the MLP."""
+    """Width inside the MLP; empty: by the rule INTERMEDIATE_SIZE of the family, if it has one."""
     num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
     """Transformer layers."""
     num_attention_heads: Annotated[int, Field(ge=1)]
     """Query heads."""
     num_key_value_heads: Annotated[int, Field(ge=1)]
-    """Key and value heads: as many as query heads for MHA, 1 for MQA."""
+    """Key and value heads: 1 for MQA; empty: as many as query heads (MHA)."""
     head_dim: Annotated[int, Field(ge=1)] = None  # type: ignore[assignment]  # see _whole_heads
     """Width of an attention head; empty: hidden_size / num_attention_heads."""
     max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
@@ -152,7 +155,19 @@ class Architecture(Settings):
         known = [*cls.model_fields, *(name for name in settings if name not in cls.model_fields)]
         if unknown := [name for name in values if name not in known]:
             raise ValueError(unknown_key(unknown[0], known))
-        stated = {name: value for name, value in values.items() if (name, value) != _NO_HEAD_DIM}
+        stated = {
+            name: value
+            for name, value in values.items()
+            if value is not None or name not in _FOLLOW
+        }
+        hidden = stated.get("hidden_size")
+        rule: tuple[int, ...] = plugins.constant(_KIND, family, "INTERMEDIATE_SIZE", default=())
+        if rule and isinstance(hidden, int):
+            factor, divisor, multiple = rule
+            width = -(-(hidden * factor // divisor) // multiple) * multiple
+            stated.setdefault("intermediate_size", width)
+        if "num_attention_heads" in stated:
+            stated.setdefault("num_key_value_heads", stated["num_attention_heads"])
         return {name: _default(choices) for name, choices in settings.items()} | stated
 
     @model_validator(mode="after")
@@ -327,7 +342,18 @@ def _default(choices: Any) -> Any:
     return choices[0] if isinstance(choices, tuple) else choices
 
 
+def architecture_file(path: Path) -> Path:
+    """File of an architecture, without settings after its name."""
+    return Path(re.split(_SETTINGS_FOLLOW, str(path))[0])
+
+
 def read_architecture(path: Path) -> Architecture:
-    """Read a file of config/models."""
-    value = read_yaml(path, "fix the path, or choose a file of config/models")
+    """Read a file of config/models; for settings after its name, see `model.architecture`."""
+    settings = re.split(_SETTINGS_FOLLOW, str(path))[1:]
+    value = read_yaml(architecture_file(path), "fix the path, or choose a file of config/models")
+    if isinstance(value, dict):
+        value |= {
+            name: parse_yaml(text, str(path))
+            for name, _, text in (s.partition("=") for s in settings)
+        }
     return validate(Architecture, value, str(path))

@@ -8,6 +8,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.detect import list_files
 from tokamake.checkpoint.native.folder import find as find_native
+from tokamake.config.architecture import architecture_file
 from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
@@ -105,9 +106,17 @@ class CheckpointRules:
         return self.starts[name] if name in self._native else f"results/import/{name}"
 
     def start_options(self, wildcards: Any) -> list[str]:
-        """The native checkpoint that a run starts from, as an option of `resolve`."""
-        folder = self._native_folder(wildcards.run)
-        return [f"--checkpoint={folder}"] if folder else []
+        """The native checkpoint that a run starts from, as an option of `resolve`.
+
+        The architecture is here, too, if its name has settings: Snakemake compares these params.
+        """
+        folder, stated = self._native_folder(wildcards.run), self._stated(wildcards)
+        options = [f"--checkpoint={folder}"] if folder else []
+        has_settings = stated and architecture_file(stated) != stated
+        return [*options, f"--architecture={stated}"] if has_settings else options
+
+    def _stated(self, wildcards: Any) -> Path | None:
+        return self._config.runs[wildcards.run].model.stated
 
     def start_inputs(self, wildcards: Any) -> list[str] | str:
         """The native checkpoint that a run starts from, as files.
@@ -125,8 +134,8 @@ class CheckpointRules:
 
     def stated_architecture(self, wildcards: Any) -> list[Path]:
         """File of the architecture, of a new model or to compare a checkpoint with, if any."""
-        stated = self._config.runs[wildcards.run].model.stated
-        return [stated] if stated else []
+        stated = self._stated(wildcards)
+        return [architecture_file(stated)] if stated else []
 
     def model_options(self, wildcards: Any, input: Any) -> list[str]:
         """Stated architecture, and the run of the table to start from, as options of `resolve`.
@@ -135,7 +144,8 @@ class CheckpointRules:
         resolve nothing again.
         """
         parent = self._config.runs[wildcards.run].model.parent
-        stated = [f"--architecture={path}" for path in input.architecture]
+        plain = [path for path in input.architecture if Path(path) == self._stated(wildcards)]
+        stated = [f"--architecture={path}" for path in plain]
         return [*stated, f"--parent={parent}"] if parent else stated
 
     def _origin(self, run: str) -> Path | None:

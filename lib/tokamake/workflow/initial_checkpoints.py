@@ -135,10 +135,6 @@ def initial_model(run: Config) -> InitialModel:
         _decide_schedule(run, initial)
         return InitialModel(initial.architecture, str(model.folder))
     assert isinstance(model.architecture, Path), "checked by ModelSettings"
-    if not model.architecture.is_file():
-        raise UserError(
-            f"{model.architecture}: no such file; fix the path, or choose a file of config/models"
-        )
     return InitialModel(read_architecture(model.architecture), str(model.architecture))
 
 

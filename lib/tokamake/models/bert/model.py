@@ -90,6 +90,10 @@ class MaskedTokenHead(nn.Module):
         return linear(x, embedding_VD).add_(self.bias)
 
 
+INTERMEDIATE_SIZE = (4, 1, 1)
+"""Width of the MLP by default: 4 times hidden_size."""
+
+
 class Model(LanguageModel):
     """A BERT; layers have the names of Hugging Face's Llama, see `tensor_name`."""
 

@@ -30,6 +30,9 @@ SETTINGS = {
 }
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
+INTERMEDIATE_SIZE = (4, 1, 1)
+"""Width of the MLP by default: 4 times hidden_size."""
+
 
 class Model(LanguageModel):
     """A GPT whose parameters have the names of Hugging Face's Llama, see `tensor_name`."""

@@ -25,6 +25,9 @@ SETTINGS = {
 }
 """Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
+INTERMEDIATE_SIZE = (8, 3, 256)
+"""Width of the MLP by default: 8/3 of hidden_size, rounded up to a multiple of 256."""
+
 
 class Model(LanguageModel):
     """A Llama; its parameters have Hugging Face's names, see `tensor_name`."""

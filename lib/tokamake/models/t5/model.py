@@ -50,6 +50,10 @@ class VocabularyBias(nn.Module):
         return logits.add_(self.bias)
 
 
+INTERMEDIATE_SIZE = (4, 1, 1)
+"""Width of the MLP by default: 4 times hidden_size."""
+
+
 class Model(EncoderDecoder):
     """A T5; layers of its stacks have the names of Hugging Face's Llama, see `tensor_name`."""
 
