@@ -188,6 +188,13 @@ def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
     assert states["adamw_8bit"] < 0.26 * states["adamw"]
 
 
+def test_the_startup_log_names_all_settings_on_request(run: Run) -> None:
+    train = run.train.model_copy(update={"log_settings": True})
+    lines = startup_log(run.model_copy(update={"train": train}), ONE, device=CPU).splitlines()
+    settings = [line.removeprefix("setting").strip() for line in lines if line[:7] == "setting"]
+    assert {"zero_stage: 1", "optimizer.learning_rate: 0.01", "compile: False"} <= {*settings}
+
+
 def test_the_startup_log_names_changed_settings(run: Run) -> None:
     job, *lines = startup_log(run, ONE, device=CPU).splitlines()
     assert re.fullmatch(r"job +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d on \S+(, \S+)?", job)

@@ -9,7 +9,7 @@ ADDED_SETTINGS = (
     *("init_timeout_seconds", "train_timeout_seconds"),
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
     *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer"),
-    *("deepspeed", "dropout", "objective", "masking", "pack_samples"),
+    *("deepspeed", "dropout", "objective", "masking", "pack_samples", "log_settings"),
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
 rules, and `train` out of the run's digest, where they have their default; otherwise, an update

@@ -177,6 +177,8 @@ class TrainSettings(Settings):
     """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
     its logs. metrics.jsonl is the same. As in Megatron-LM, a line has the learning rate of the next
     step; TensorBoard has that of the step."""
+    log_settings: bool = False
+    """Print all settings of training as a job begins; by default those that are changed."""
     trackers: TrackerSettings = TrackerSettings()
     """Trackers such as Weights & Biases."""
     log_layer_norms: bool = False

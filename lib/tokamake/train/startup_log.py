@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from tokamake.checkpoint import model_tensors
+from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.runtime.console import counted
@@ -43,9 +44,15 @@ def startup_log(
             ("start", f"{resumed}, where this run continues" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
             ("changed", ", ".join(changed_settings(run.train, defaults)) or "no setting"),
+            *(("setting", line) for line in _all_settings(run)),
             *_memory(run, ranks, device=device),
         )
     )
+
+
+def _all_settings(run: Run) -> list[str]:
+    settings = dotted(run.train.model_dump(mode="json")) if run.train.log_settings else {}
+    return [f"{name}: {value}" for name, value in settings.items()]
 
 
 def num_parameters(run: Run) -> int:

@@ -32,6 +32,7 @@ from tokamake.train.checks import check_run, check_until_step, check_updated, st
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.packages import check_packages
+from tokamake.train.run_environment import write_environment
 from tokamake.train.stability.heartbeat import Heartbeat, watched
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.stability.stragglers import Stragglers
@@ -103,6 +104,8 @@ def train_run(
                     ranks.print_once(
                         startup_log(current, ranks, device=device, resumed=start.resumed)
                     )
+                    if ranks.rank == 0:
+                        write_environment(run)
                 deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
                 trainer = Trainer(
                     run,

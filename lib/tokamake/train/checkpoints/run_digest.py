@@ -30,6 +30,7 @@ WITHOUT_EFFECT = {
     "verify_data",
     "log_interval",
     "log_style",
+    "log_settings",
     "trackers",
     "profile_steps",
     "log_layer_norms",
