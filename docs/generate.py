@@ -40,14 +40,16 @@ def commands_page() -> str:
 def flags_table() -> str:
     """Megatron's flags with their settings, as the guide to existing datasets has them."""
     lines = [HEAD, "|---|---|"]
-    for row in flag_table():
-        paths = [re.split(r"[=|]", target)[0] for target in row.targets]
+    for names, targets, _, remark in flag_table():
+        paths = [re.split(r"[=|]", target)[0] for target in targets.split()]
         shown = dict.fromkeys(
             "`model.architecture`" if path.startswith("args.") else f"`{path}`" for path in paths
         )
-        flags = ", ".join(f"`--{flag}`" for flag in row.flags if not flag.startswith("deepspeed."))
+        flags = ", ".join(
+            f"`--{flag}`" for flag in names.split() if not flag.startswith("deepspeed.")
+        )
         settings = ", ".join(shown)
-        meaning = f"{settings}; {row.remark}" if settings and row.remark else settings or row.remark
+        meaning = f"{settings}; {remark}" if settings and remark else settings or remark
         lines.append(f"| {flags} | {meaning} |")
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,7 @@ Megatron's arguments of the model; `=` gives a fixed value, `|` the values that 
 `deepspeed.` begins keys of DeepSpeed's JSON file.
 """
 
+import functools
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokamake import files, plugins
 from tokamake.errors import UserError
@@ -49,48 +50,41 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
     written: dict[str, str] = {}
     if paths:
         has_weights = not isinstance(_parsed(paths[0]), str)
-        pairs = (
-            zip(paths[::2], paths[1::2], strict=False) if has_weights else (("1", p) for p in paths)
+        weights, prefixes = (
+            (paths[::2], paths[1::2]) if has_weights else (["1"] * len(paths), paths)
         )
-        written["weights"] = "".join(f"{weight} {prefix}\n" for weight, prefix in pairs)
+        pairs = zip(weights, prefixes, strict=False)
+        written["weights.txt"] = "".join(f"{weight} {prefix}\n" for weight, prefix in pairs)
         settings["weights"] = f"{base}.weights.txt"
     if program in _OBJECTIVES:
-        settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize.append_eod": False}
-        settings["tokenize.split_sentences"] = True
+        of_sentences = {"split_sentences": True, "append_eod": False}
+        settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize": of_sentences}
     if "num_layers" in model or "model.checkpoint" not in settings:
-        written["model"] = yaml.safe_dump(_architecture(program, model, flags), sort_keys=False)
+        architecture = _architecture(program, model, flags)
+        written["model.yaml"] = yaml.safe_dump(architecture, sort_keys=False)
         settings["model.architecture"] = f"{base}.model.yaml"
     values: dict[str, Any] = {"run": "megatron", "data_set": "megatron"}
     for path, value in settings.items():
-        section = values
-        for name in path.split(".")[:-1]:
-            section = section.setdefault(name, {})
-        section[path.rpartition(".")[2]] = value
+        *sections, name = path.split(".")
+        functools.reduce(lambda into, each: into.setdefault(each, {}), sections, values)[name] = (
+            value
+        )
     validate(Config, values, "config of these flags")
     for name, text in written.items():
-        files.write_text(Path(f"{base}.{name}.{'txt' if name == 'weights' else 'yaml'}"), text)
+        files.write_text(Path(f"{base}.{name}"), text)
     notes = [" ".join(f"# {note}".split()) for note in notes]
-    head = [f"# From a command line of Megatron.{' Not carried over:' * bool(notes)}", *notes]
+    head = f"# From a command line of Megatron.{' Not carried over:' * bool(notes)}"
     config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    files.write_text(output, "\n".join([*head, config]))
+    files.write_text(output, "\n".join([head, *notes, config]))
 
 
-class FlagRow(NamedTuple):
-    """Flags with the same meaning."""
+def flag_table() -> list[list[str]]:
+    """Rows of all flags: names, settings, Megatron's default if tokamake has another one, remark.
 
-    flags: list[str]
-    targets: list[str]
-    default: str
-    """Megatron's default, if tokamake has another one."""
-    remark: str
-    """Equivalent, or reason for none, if there is no setting; else what differs."""
-
-
-def flag_table() -> list[FlagRow]:
-    """Rows of all flags."""
+    A remark without a setting is the equivalent, or the reason for none.
+    """
     text = Path(__file__).with_name("megatron_flags.tsv").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in text.splitlines()[1:]]
-    return [FlagRow(flags.split(), to.split(), *rest) for flags, to, *rest in rows]
+    return [line.split("\t") for line in text.splitlines()[1:]]
 
 
 def read_flags(arguments: list[str]) -> tuple[str, dict[str, list[str]]]:
@@ -152,16 +146,13 @@ def _settings(
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Settings by path, Megatron's arguments of the model, and what is not carried over."""
     settings, notes, unknown = _derived(flags), [], {**flags}
-    for row in flag_table():
-        names = {flag.replace("_", "-") for flag in row.flags}
-        if given := [name for name in flags if name in names]:
-            values, reason = flags[given[-1]], row.remark
-        elif row.default:
-            values, reason = [row.default], ""
-        else:
+    for names, targets, default, reason in flag_table():
+        given = [name for name in flags if name in names.replace("_", "-").split()]
+        if not given and not default:
             continue
-        for target in row.targets:
-            path, value = _value(target, values, flag=row.flags[0])
+        values = flags[given[-1]] if given else [default]
+        for target in targets.split():
+            path, value = _value(target, values, flag=names.split()[0])
             is_used = _is_used(path, settings)
             settings |= {path: value} if is_used else {}
             reason = "" if is_used else "without effect beside the other settings"
