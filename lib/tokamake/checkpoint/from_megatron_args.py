@@ -209,7 +209,7 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
             del flags["lr-warmup-fraction"]
             break
     if virtual := number.get("num-layers-per-virtual-pipeline-stage"):
-        stages = number.get("num-layers", 0) // number.get("pipeline-model-parallel-size", 1)
+        stages = number.get("num-layers", 0) // (number.get("pipeline-model-parallel-size") or 1)
         del flags["num-layers-per-virtual-pipeline-stage"]
         settings["train.parallel.virtual_pipeline_size"] = stages // virtual
         settings["train.parallel.pipeline_schedule"] = "interleaved_1f1b"
