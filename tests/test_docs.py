@@ -33,7 +33,7 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)")
 TUTORIAL = "docs/tutorial.md"
 PLANNED = {
     "aurora": ("nodes=20, tasks=240", "export_hf"),
-    "slurm": ("nodes=4", "gpus_per_node=4", "tasks=16"),
+    "slurm": ("nodes=4", "tasks=16"),
     "hub": (
         "gpt2/main: hf://openai-community/gpt2, files: 2",
         "4 files behind addresses",

@@ -225,6 +225,11 @@ def test_mistakes_are_named(line: str, message: str) -> None:
     assert not Path("my.yaml").exists()
 
 
+def test_a_warmup_that_is_not_finite_is_not_carried_over() -> None:
+    converted(f"{T5} --lr-warmup-fraction nan")
+    assert "# --lr-warmup-fraction nan: a share of" in Path("my.yaml").read_text()
+
+
 def test_a_file_words_and_a_quoted_text_are_the_same(folder: Path) -> None:
     (folder / "train.sh").write_text(f"#!/bin/sh\n# GPT-2\n{GPT2}")
     expected = read_flags([GPT2])

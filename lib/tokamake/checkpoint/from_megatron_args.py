@@ -6,6 +6,7 @@ Megatron's arguments of the model; `=` gives a fixed value, `|` the values that 
 """
 
 import functools
+import math
 import os
 import re
 import shlex
@@ -192,7 +193,11 @@ def _parsed(text: str) -> Any:
 def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
     """Settings that follow from several flags; flags that have no meaning then are removed."""
     parsed = {name: _parsed(values[0]) for name, values in flags.items() if values}
-    number = {name: value for name, value in parsed.items() if not isinstance(value, str)}
+    number = {
+        name: value
+        for name, value in parsed.items()
+        if not isinstance(value, str) and math.isfinite(value)
+    }
     settings: dict[str, Any] = {}
     if number.get("loss-scale") == 0:
         del flags["loss-scale"]
