@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
 
 
+_MORE_MEMORY = "give it more memory, or fewer workers or smaller micro batches, and rerun"
+
+
 class Command(NamedTuple):
     """A subcommand; its function has its name, and is in a module of its name."""
 
@@ -330,6 +333,13 @@ def _run(stage: str, arguments: list[str]) -> None:
         os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         _fail(stage, f"{of_system(error)}; fix it and rerun", status=1)
+    except (MemoryError, RuntimeError) as error:
+        from tokamake.runtime.device_memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        reason, _, _ = str(error).partition("\n")
+        _fail(stage, f"out of memory: {reason or 'of this host'}; {_MORE_MEMORY}", status=1)
 
 
 def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:

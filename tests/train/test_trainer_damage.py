@@ -4,20 +4,17 @@ Each fault damages one file. Then everything is read that a job reads before it 
 data, index and checkpoints. The outcome is one of `OUTCOMES`; `silent` fails.
 """
 
-import os
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.damage import sweep, table, tensor_bytes
 from tests.support.faults import Inject
 from tests.support.runs import make_run, prepare, train_here
-from tokamake.checkpoint.native.folder import check_files
-from tokamake.checkpoint.native.training_state import fill, saved_in
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.open_samples import open_samples
@@ -29,68 +26,10 @@ from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import with_precision
 
-OUTCOMES = ("refused", "goes back", "says so", "starts again", "harmless", "silent")
-"""With the name of the file; to the checkpoint before, in a line; a changed setting, which
-`train.on_change` decides; training begins at step 0; the same weights follow; other weights follow.
-"""
-FAULTS_A_FILE = 91
+FAULTS_A_FILE = 70
 ALONE = Ranks(0, 1, 0, 1)
-Damage = Callable[[random.Random, Path, list[Path]], None]
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
-
-
-def bit_flipped(rng: random.Random, path: Path, _: list[Path]) -> None:
-    content = bytearray(path.read_bytes())
-    if content:
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
-def truncated(rng: random.Random, path: Path, _: list[Path]) -> None:
-    size = path.stat().st_size
-    os.truncate(path, rng.randrange(size) if size else 0)
-
-
-def zeroed(rng: random.Random, path: Path, _: list[Path]) -> None:
-    content = bytearray(path.read_bytes())
-    start = rng.randrange(max(len(content), 1))
-    content[start : start + 64] = bytes(len(content[start : start + 64]))
-    path.write_bytes(content)
-
-
-def digit_changed(rng: random.Random, path: Path, everything: list[Path]) -> None:
-    content = bytearray(path.read_bytes())
-    places = [place for place, byte in enumerate(content) if chr(byte).isdecimal() and byte < 128]
-    if not places:
-        return bit_flipped(rng, path, everything)
-    place = rng.choice(places)
-    content[place] = ord(rng.choice([d for d in "0123456789" if ord(d) != content[place]]))
-    path.write_bytes(content)
-    return None
-
-
-def removed(_: random.Random, path: Path, __: list[Path]) -> None:
-    path.unlink()
-
-
-def exchanged(rng: random.Random, path: Path, everything: list[Path]) -> None:
-    """The content of a file with the same suffix takes its place."""
-    others = [other for other in everything if other.suffix == path.suffix and other != path]
-    if others:
-        path.write_bytes(rng.choice(others).read_bytes())
-
-
-def stale(rng: random.Random, path: Path, everything: list[Path]) -> None:
-    """The content of a file with the same name takes its place: of an earlier step."""
-    others = [other for other in everything if other.name == path.name and other != path]
-    if others:
-        path.write_bytes(rng.choice(others).read_bytes())
-
-
-DAMAGES: list[Damage] = [
-    *(bit_flipped, truncated, zeroed, digit_changed, removed, exchanged, stale)
-]
 
 
 @pytest.fixture(scope="module")
@@ -121,17 +60,11 @@ def outlook(config: Path) -> tuple[Any, str, str]:
     while state:
         folder = run.output / f"global_step{state.step}"
         try:
-            check_files(folder)
-            tensors = {
-                key: torch.empty(value.size, dtype=value.dtype.torch)
-                for key, value in saved_in(folder).items()
-            }
-            fill(folder, tensors, alone=True)
+            values = tensor_bytes(folder)
         except UserError as error:
             said += f"{error}"
             state = state_before(run.output, state)
             continue
-        values = {key: tensor.numpy().tobytes() for key, tensor in tensors.items()}
         changed = "says so" if digest != state.digest else ""
         return (state.to_json(), values, index["digest"]), said, changed
     if said:
@@ -172,38 +105,20 @@ def group(path: Path, root: Path) -> str:
     return name
 
 
-def sweep(config: Path, faults_a_file: int, inject: Inject) -> dict[str, Counter[str]]:
-    root, rng = config.parents[1], random.Random(53)
-    expected, said, changed = outlook(config)
-    assert not said + changed
-    everything = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    counts = dict[str, Counter[str]]()
-    for path in [*kept_files(root)]:
-        content, stat = path.read_bytes(), path.stat()
-        for number in range(faults_a_file):
-            inject()
-            damage = DAMAGES[(number + len(counts)) % len(DAMAGES)]
-            damage(rng, path, everything)
-            found = outcome(config, path, expected)
-            assert found in OUTCOMES[:-1], f"{path}: {damage.__name__}, {number}: {found}"
-            counts.setdefault(group(path, root), Counter())[found] += 1
-            path.write_bytes(content)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    return counts
-
-
-def table(counts: dict[str, Counter[str]]) -> str:
-    lines = [f"| file | faults | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * (len(OUTCOMES) + 1)]
-    for name, outcomes in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
-        numbers = (outcomes.total(), *(outcomes[each] for each in OUTCOMES))
-        lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
-    return "\n".join(lines)
-
-
 @pytest.mark.fault("damaged file")
 @pytest.mark.parametrize("faults_a_file", [2, pytest.param(FAULTS_A_FILE, marks=pytest.mark.grid)])
 def test_no_damage_is_silent(config: Path, faults_a_file: int, inject: Inject) -> None:
-    counts = sweep(config, faults_a_file, inject)
+    root = config.parents[1]
+    expected, said, changed = outlook(config)
+    assert not said + changed
+    counts = sweep(
+        [path for path in kept_files(root) if path.stat().st_size],
+        lambda path: outcome(config, path, expected),
+        everything=[path for path in sorted(root.rglob("*")) if path.is_file()],
+        group=lambda path: group(path, root),
+        faults_a_file=faults_a_file,
+        inject=inject,
+    )
     print(table(counts))
     assert sum(counts.values(), Counter()).total() >= faults_a_file * 22
     decisive = counts["checkpoint: state.json"] + counts["index/index.json"] + counts["corpus.idx"]

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 _OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|out of memory|STATUS_ALLOC_FAILED|OUT_OF_(HOST|DEVICE)_MEMORY"
+    r"can't (allocate memory|start new thread)|Resource temporarily unavailable|out of memory"
+    r"|STATUS_ALLOC_FAILED|OUT_OF_(HOST|DEVICE)_MEMORY"
 )
-"""Messages of PyTorch's allocator for hosts, of CUDA and its libraries, and of Level Zero."""
+"""Messages of PyTorch's allocator for hosts, of threads without room for their stacks, of CUDA and
+its libraries, and of Level Zero."""
 
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
@@ -32,10 +34,8 @@ def device_memory(device: "torch.device", ranks: Ranks) -> float:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device of a rank, or its host, has too little memory."""
-    import torch
-
     is_stated = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-    return is_stated or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_stated or isinstance(error, MemoryError)
 
 
 def _cgroup_limits(root: Path = Path("/")) -> list[float]:

@@ -12,8 +12,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.train.bad_steps import GuardState
 
-HASHED = ("run.yaml", DESCRIPTION)
-"""Files of a checkpoint whose hashes state.json has."""
+HASHED = ("run.yaml", DESCRIPTION, "finetune.json")
+"""Files of a checkpoint whose hashes state.json has, if they are there."""
 
 
 class LineageEntry(NamedTuple):

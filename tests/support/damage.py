@@ -1,0 +1,140 @@
+"""Random damage to one file at a time, and the count of what follows.
+
+A test gives the files and a function that reads what a job reads; see `sweep`.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from tests.support.faults import Inject
+from tokamake.checkpoint.native.folder import check_files
+from tokamake.checkpoint.native.training_state import fill, saved_in
+
+OUTCOMES = ("refused", "goes back", "says so", "starts again", "harmless", "silent")
+"""With the name of the file; to the checkpoint before, or the file is made again; a changed
+setting, which `train.on_change` decides; from the beginning; the same follows; another result.
+"""
+Damage = Callable[[random.Random, Path, list[Path]], None]
+Counts = dict[str, Counter[str]]
+"""How often each outcome followed, by row of the table."""
+
+
+def bit_flipped(rng: random.Random, path: Path, _: list[Path]) -> None:
+    content = bytearray(path.read_bytes())
+    if content:
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def truncated(rng: random.Random, path: Path, _: list[Path]) -> None:
+    size = path.stat().st_size
+    os.truncate(path, rng.randrange(size) if size else 0)
+
+
+def zeroed(rng: random.Random, path: Path, _: list[Path]) -> None:
+    content = bytearray(path.read_bytes())
+    start = rng.randrange(max(len(content), 1))
+    content[start : start + 64] = bytes(len(content[start : start + 64]))
+    path.write_bytes(content)
+
+
+def digit_changed(rng: random.Random, path: Path, everything: list[Path]) -> None:
+    content = bytearray(path.read_bytes())
+    places = [place for place, byte in enumerate(content) if chr(byte).isdecimal() and byte < 128]
+    if not places:
+        return bit_flipped(rng, path, everything)
+    place = rng.choice(places)
+    content[place] = ord(rng.choice([d for d in "0123456789" if ord(d) != content[place]]))
+    path.write_bytes(content)
+    return None
+
+
+def removed(_: random.Random, path: Path, __: list[Path]) -> None:
+    path.unlink()
+
+
+def exchanged(rng: random.Random, path: Path, everything: list[Path]) -> None:
+    """The content of a file with the same suffix takes its place."""
+    others = [other for other in everything if other.suffix == path.suffix and other != path]
+    if others:
+        path.write_bytes(rng.choice(others).read_bytes())
+
+
+def stale(rng: random.Random, path: Path, everything: list[Path]) -> None:
+    """The content of a file with the same name takes its place: of an earlier step."""
+    others = [other for other in everything if other.name == path.name and other != path]
+    if others:
+        path.write_bytes(rng.choice(others).read_bytes())
+
+
+DAMAGES: list[Damage] = [
+    *(bit_flipped, truncated, zeroed, digit_changed, removed, exchanged, stale)
+]
+
+
+def sweep(
+    files: Iterable[Path],
+    outcome: Callable[[Path], str],
+    *,
+    everything: list[Path],
+    group: Callable[[Path], str],
+    faults_a_file: int,
+    inject: Inject,
+) -> Counts:
+    """Damage each file several times, in all ways in turn; restore it after each fault.
+
+    Args:
+        files: files to damage.
+        outcome: reads what a job reads after a file was damaged; one of `OUTCOMES`.
+        everything: files whose content may take the place of another one's.
+        group: row of the table that a file belongs to.
+        faults_a_file: number of faults.
+        inject: counts a fault.
+
+    Raises:
+        AssertionError: another result followed, or an error that does not name the file.
+    """
+    rng, counts = random.Random(53), Counts()
+    for place, path in enumerate(files):
+        content, stat = path.read_bytes(), path.stat()
+        for number in range(faults_a_file):
+            damage = DAMAGES[(number + place) % len(DAMAGES)]
+            damage(rng, path, everything)
+            if path.is_file() and path.read_bytes() == content:  # no other file, or zeros already
+                damage = bit_flipped
+                damage(rng, path, everything)
+            inject()
+            found = outcome(path)
+            assert found in OUTCOMES[:-1], f"{path}: {damage.__name__}, {number}: {found}"
+            counts.setdefault(group(path), Counter())[found] += 1
+            path.write_bytes(content)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return counts
+
+
+def table(counts: Counts) -> str:
+    lines = [f"| file | faults | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * (len(OUTCOMES) + 1)]
+    for name, outcomes in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
+        numbers = (outcomes.total(), *(outcomes[each] for each in OUTCOMES))
+        lines.append(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    return "\n".join(lines)
+
+
+def tensor_bytes(folder: Path) -> dict[str, bytes]:
+    """Read all tensors of a native checkpoint as a job does that continues from it.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    check_files(folder)
+    tensors = {
+        key: torch.empty(value.size, dtype=value.dtype.torch)
+        for key, value in saved_in(folder).items()
+    }
+    fill(folder, tensors, alone=True)
+    return {key: tensor.numpy().tobytes() for key, tensor in tensors.items()}

@@ -1,0 +1,121 @@
+"""Stages after training that are killed at random instants: whole or absent, then the same bytes.
+
+Training, `tokenize` and file operations of conversions have tests of their own.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import finetunes, hf_folder
+from tests.support.families import FAMILIES
+from tests.support.faults import Inject
+from tests.support.finished_run import make_inputs
+from tests.support.killed_stages import contents, run_stage, timed
+from tests.support.random_tensors import random_tensors
+from tokamake import files
+from tokamake.checkpoint.latest import latest
+
+NUM_KILLS = 8
+"""Kills of each stage."""
+
+
+def export(root: Path) -> Callable[[str], list[str]]:
+    """Arguments of `convert` to Hugging Face's format, by the name of the target."""
+    shape = FAMILIES["llama"].model_copy(update={"num_hidden_layers": 1})
+    hf_folder.write(root / "hf", shape, random_tensors(shape, 5))
+    paths = [f"--from={root / 'hf'}", "--format=mds", f"--to={root / 'mds'}"]
+    assert run_stage(["convert", *paths], root / "log") == 0, (root / "log").read_text()
+    options = [f"--from={root / 'mds'}", "--format=hf", "--workers=2"]
+    return lambda name: ["convert", *options, f"--to={root / name}"]
+
+
+def report(root: Path) -> Callable[[str], list[str]]:
+    options = [f"--{name}={path}" for name, path in make_inputs(root).items()]
+    return lambda name: ["plot", *options, f"--output={root / name}"]
+
+
+def card(root: Path) -> Callable[[str], list[str]]:
+    names = ("config", "train", "metadata", "index")
+    options = [f"--{name}={path}" for name, path in make_inputs(root).items() if name in names]
+    return lambda name: ["model-card", *options, f"--output={root / name}"]
+
+
+STAGES = {"export": export, "report": report, "model card": card}
+
+
+def survives(
+    arguments: Callable[[str], list[str]], root: Path, *, num_kills: int, inject: Inject
+) -> None:
+    timed(arguments("first"), root / "log")  # the server of the forks starts
+    seconds = timed(arguments("calm"), root / "log")
+    expected, chance, killed = contents(root / "calm"), random.Random(53), 0
+    assert expected
+    for number in range(8 * num_kills):
+        instant = chance.uniform(0, seconds)
+        code = run_stage(arguments(f"{number}"), root / "log", seconds=instant)
+        assert code in (0, -9), (root / "log").read_text()
+        assert contents(root / f"{number}") in ({}, expected)
+        if code:
+            inject()
+            killed += 1
+            again = [] if contents(root / f"{number}") else arguments(f"{number}")
+            assert not again or run_stage(again, root / "log") == 0, (root / "log").read_text()
+            left = [path.name for path in root.iterdir() if path.name.startswith(f".{number}.")]
+            assert not again or all(name.endswith(".lock") for name in left), left
+        assert contents(root / f"{number}") == expected
+        if killed == num_kills:
+            return
+    raise AssertionError(f"{killed} kills")
+
+
+@pytest.mark.fault("kill of a stage")
+@pytest.mark.parametrize(
+    ("stage", "num_kills"),
+    [
+        ("model card", 2),
+        *(pytest.param(stage, NUM_KILLS, marks=pytest.mark.grid) for stage in STAGES),
+    ],
+)
+def test_a_killed_stage_is_whole_or_absent(
+    stage: str, num_kills: int, tmp_path: Path, inject: Inject
+) -> None:
+    survives(STAGES[stage](tmp_path), tmp_path, num_kills=num_kills, inject=inject)
+
+
+def finetuned(folder: Path) -> dict[str, Any]:
+    """What a finished run decides: scores, and the bytes of its tensors."""
+    checkpoint = latest(folder / "finetuned")
+    tensors = {path.name: files.sha256(path) for path in checkpoint.glob("*.distcp")}
+    result = files.read_json(folder / "finetune.json", "")
+    return {"tensors": tensors, **{key: result[key] for key in ("epochs", "best", "digest")}}
+
+
+@pytest.mark.grid
+@pytest.mark.fault("kill of a stage")
+def test_a_killed_finetuning_ends_as_one_without_kills(tmp_path: Path, inject: Inject) -> None:
+    settings = {"dropout": {"hidden": 0.1}, "save_interval": 2}
+
+    def arguments(name: str) -> list[str]:
+        folder = finetunes.prepare(tmp_path, name, rows=(17, 8), **settings).output.parent
+        outputs = [f"--output={folder / 'finetune.json'}", f"--model={folder / 'finetuned'}"]
+        return ["finetune", f"--config={folder / 'run.yaml'}", *outputs]
+
+    log, chance, killed, number = tmp_path / "log", random.Random(53), 0, 0
+    timed(arguments("first"), log)
+    seconds = timed(arguments("calm"), log)
+    expected = finetuned(tmp_path / "calm")
+    while killed < NUM_KILLS:
+        number += 1
+        halted, code = arguments(f"{number}"), -9
+        while code:  # each run is killed until it ends
+            instant = chance.uniform(0, seconds) if killed < NUM_KILLS else 600
+            code = run_stage(halted, log, seconds=instant)
+            assert code in (0, -9), log.read_text()
+            if code:
+                inject()
+                killed += 1
+        assert finetuned(tmp_path / f"{number}") == expected
