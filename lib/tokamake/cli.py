@@ -272,13 +272,8 @@ def _refuse_empty_paths(stage: str, bound: inspect.BoundArguments, *, arguments:
             _fail(stage, f"{option}: empty; give a path", status=EXIT_USER_ERROR)
 
 
-def _run(stage: str, arguments: list[str]) -> None:
-    gc.disable()  # Imports leave no garbage, and the search for it takes a tenth of the start.
-    from cyclopts import CycloptsError
-
-    from tokamake.errors import UserError, note_failure, of_system
-
-    app = make_app(stage)
+def _for_cyclopts(stage: str, arguments: list[str]) -> list[str]:
+    """Arguments in forms that cyclopts does not take for options."""
     if stage == "from-megatron-args" and "--" not in arguments:
         lines = [each for each in arguments if re.match(r"-\S*\s", each)]  # quoted, with all flags
         arguments = [*(each for each in arguments if each not in lines), "--", *lines]
@@ -286,6 +281,17 @@ def _run(stage: str, arguments: list[str]) -> None:
         if (option, "-") in pairwise(arguments):  # cyclopts takes a lone - for an option
             index = arguments.index(option)
             arguments = [*arguments[:index], f"{option}=-", *arguments[index + 2 :]]
+    return arguments
+
+
+def _run(stage: str, arguments: list[str]) -> None:
+    gc.disable()  # Imports leave no garbage, and the search for it takes a tenth of the start.
+    from cyclopts import CycloptsError
+
+    from tokamake.errors import UserError, note_failure, of_system
+
+    app = make_app(stage)
+    arguments = _for_cyclopts(stage, arguments)
     try:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
@@ -338,8 +344,7 @@ def _run(stage: str, arguments: list[str]) -> None:
 
         if not is_out_of_memory(error):
             raise
-        reason, _, _ = str(error).partition("\n")
-        _fail(stage, f"out of memory: {reason or 'of this host'}; {_MORE_MEMORY}", status=1)
+        _fail(stage, f"out of memory: {str(error) or 'of this host'}; {_MORE_MEMORY}", status=1)
 
 
 def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:

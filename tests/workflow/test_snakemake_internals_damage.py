@@ -45,7 +45,7 @@ def test_a_damaged_record_is_read(
 
     def outcome(_: Path) -> str:
         found = read()
-        if found is None:  # as if an earlier version had made it
+        if not found:  # as if an earlier version had made it
             return "starts again"
         decisive = ("params", "input", "code", "incomplete", "record_format_version")
         is_same = all(found[key] == expected[key] for key in decisive)

@@ -121,6 +121,8 @@ def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -
         return f"{path} is missing"
     except UserError as error:
         return str(error).partition(";")[0]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return f"{path} is damaged"
     return None
 
 
