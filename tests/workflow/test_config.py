@@ -46,17 +46,15 @@ def test_one_run_has_its_tables_corpora_and_sample_files() -> None:
 
 
 def test_shards_merged_datasets_and_batches_are_found_by_name() -> None:
-    config = read_config(plan={"shard_bytes": 50_000, "merged_bytes": 45_000, "max_jobs": 1})
+    config = read_config(plan={"shard_bytes": 50_000, "merged_bytes": 45_000, "max_jobs": 2})
     assert list(config.shards) == [f"{name}/0000{n}" for name in ("code", "docs") for n in range(3)]
     assert config.shards["docs/00001"].byte_range == "30000:"
     assert config.merged["docs-0000_text_document"].shards == ("docs/00000", "docs/00001")
     assert config.tokenize_batches == {
         f"{name}-00000": tuple(f"{name}/0000{n}" for n in range(3)) for name in ("code", "docs")
     }
-    assert config.merge_batches == {
-        f"{name}-00000": tuple(f"{name}-000{n}_text_document" for n in range(2))
-        for name in ("code", "docs")
-    }
+    merged = tuple(f"{name}-000{n}_text_document" for name in ("code", "docs") for n in range(2))
+    assert config.merge_batches == {"code-00000": merged}  # a quarter as many jobs
 
 
 def test_splits_are_those_that_corpora_name_once_and_in_order() -> None:

@@ -53,7 +53,7 @@ def read_tokenizer(
         UserError: there is no tokenizer, or it has more entries than the model.
     """
     opened = open_tokenizer(tokenizer)
-    warning = _compare_sizes(opened.vocab_size, checkpoint, f"--tokenizer {tokenizer}")
+    warning = _compare_sizes(opened.vocab_size, checkpoint, named=f"--tokenizer {tokenizer}")
     files = tokenizer_files(tokenizer)[1]
     optional = (file for pattern in _OPTIONAL_FILES for file in files[0].parent.glob(pattern))
     copied = (*sorted({*with_configs(files), *optional}),)
@@ -77,10 +77,10 @@ def check_kept_tokenizer(checkpoint: Checkpoint) -> str | None:
         num_entries = open_tokenizer(folder).vocab_size
     except UserError as error:  # transformers may know it
         return f"{folder}: its tokenizer is kept, but not compared with the model: {error}"
-    return _compare_sizes(num_entries, checkpoint, f"tokenizer {folder}")
+    return _compare_sizes(num_entries, checkpoint, named=f"tokenizer {folder}")
 
 
-def _compare_sizes(num_entries: int, checkpoint: Checkpoint, named: str) -> str | None:
+def _compare_sizes(num_entries: int, checkpoint: Checkpoint, *, named: str) -> str | None:
     vocab_size = checkpoint.architecture.vocab_size
     assert vocab_size is not None, "an open checkpoint has its vocab_size set"
     sizes = (

@@ -61,7 +61,7 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
         of_sentences = {"split_sentences": True, "append_eod": False}
         settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize": of_sentences}
     if "num_layers" in model or "model.checkpoint" not in settings:
-        architecture = _architecture(program, model, flags)
+        architecture = _architecture(program, model, flags=flags)
         written["model.yaml"] = yaml.safe_dump(architecture, sort_keys=False)
         settings["model.architecture"] = f"{base}.model.yaml"
     values: dict[str, Any] = {"run": "megatron", "data_set": "megatron"}
@@ -252,7 +252,7 @@ def _is_used(path: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _architecture(
-    program: str, model: dict[str, Any], flags: Mapping[str, list[str]]
+    program: str, model: dict[str, Any], *, flags: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     """Fields of the architecture, by the code that reads Megatron's checkpoints."""
     from tokamake.checkpoint.megatron_model.args_reader import architecture_of

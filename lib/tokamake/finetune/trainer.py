@@ -138,7 +138,7 @@ class FinetuneTrainer:
                 if self.state.step % self.run.train.save_interval == 0:
                     self.save()
         if self.stopped and not self.is_finished:
-            job_progress.say_stopped(self.stopped, self.state.step, self._job.ranks)
+            job_progress.say_stopped(self.stopped, self.state.step, ranks=self._job.ranks)
         return self.state
 
     @property

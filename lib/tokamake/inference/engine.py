@@ -286,9 +286,9 @@ class InferenceEngine:
         for row, (each, token) in enumerate(zip(generations, choices, strict=True)):
             with _failing(each):
                 if each.finish is None:
-                    self._take(each, token, logits_NV[row, None])
+                    self._take(each, token, logits_1V=logits_NV[row, None])
 
-    def _take(self, generation: Generation, token: int, logits_1V: Tensor) -> None:
+    def _take(self, generation: Generation, token: int, *, logits_1V: Tensor) -> None:
         """Give a sequence its next token, or end it."""
         if not generation.max_new_tokens:
             generation.finish = "max_new_tokens"

@@ -33,7 +33,7 @@ def progress(
         total: total size of all items; by default their number, if `items` has a length.
         unit: unit of `size`.
         size: function that returns the size of an item.
-        num_bytes: function that returns the bytes of an item, for the rate in MB/s.
+        num_bytes: function that returns the bytes of an item; log lines have rates then.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
@@ -55,6 +55,9 @@ def progress(
             last = time.monotonic()
             share = f"/{total:,} ({done / total:.0%})" if total else ""
             seconds = last - start
-            rate = f", {done / seconds:,.0f} {unit}/s" if seconds else ""
-            rate += f", {bytes_done / seconds / 1e6:,.1f} MB/s" if bytes_done and seconds else ""
-            print(f"{label}: {done:,}{share} {unit}{rate}", file=sys.stderr, flush=True)
+            rate = f", {done / seconds:,.0f} {unit}/s, {bytes_done / seconds / 1e6:,.1f} MB/s"
+            print(
+                f"{label}: {done:,}{share} {unit}{rate if num_bytes else ''}",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -29,7 +29,7 @@ def note(step: int, *, stopped: str = "") -> None:
             Path(path).write_text(f"{stopped and f'stopped {stopped}, '}saved at step {step}\n")
 
 
-def say_stopped(reason: Stopped, step: int, ranks: Ranks) -> None:
+def say_stopped(reason: Stopped, step: int, *, ranks: Ranks) -> None:
     """Print why training stopped and how it continues; note it if that was planned."""
     in_time = reason is Stopped.TIME and bool(os.environ.get(_VARIABLE))
     if in_time and ranks.rank == 0:

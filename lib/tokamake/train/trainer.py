@@ -261,7 +261,7 @@ class Trainer:
                     break
             self.saver.finish()
             if self.stopped and self.state.step < self.last_step:
-                job_progress.say_stopped(self.stopped, self.state.step, self.ranks)
+                job_progress.say_stopped(self.stopped, self.state.step, ranks=self.ranks)
             else:
                 self.log.sync()  # for a validation after the save
         return self.state

@@ -116,7 +116,7 @@ class CheckpointRules:
         return [*options, f"--architecture={stated}"] if has_settings else options
 
     def _stated(self, wildcards: Any) -> Path | None:
-        return self._config.runs[wildcards.run].model.stated
+        return self._config.all_runs[wildcards.run].model.stated
 
     def start_inputs(self, wildcards: Any) -> list[str] | str:
         """The native checkpoint that a run starts from, as files.

@@ -78,7 +78,7 @@ def extended_plan(
         )
     if previous:
         merged = Path(DataSet(shared.data_set).folder, "merged")
-        plan = _keep_same_bytes(previous, plan, merged)
+        plan = _keep_same_bytes(previous, plan, merged=merged)
         plan = _keep_while_training(previous, plan, runs=runs)
     return plan
 
@@ -137,7 +137,7 @@ def check_repeated(tables: Iterable[Iterable[Corpus]], plan: Plan) -> None:
                     )
 
 
-def _keep_same_bytes(previous: Plan, plan: Plan, merged: Path) -> Plan:
+def _keep_same_bytes(previous: Plan, plan: Plan, *, merged: Path) -> Plan:
     """Keep the stamps of shards whose raw files have new times but the bytes that were tokenized.
 
     Jobs compare the disk with the stamps of single files, which are the new ones.

@@ -22,6 +22,7 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.torch_files import dcp_metadata, dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
+from tokamake.files import write_sealed_json
 
 MODULE = "torch.distributed.checkpoint.metadata"
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
@@ -197,6 +198,8 @@ def test_the_writer_writes_the_same_metadata_as_dcp(tmp_path: Path) -> None:
     tensors = {"model.a": torch.ones(3, 4), "model.b.c": torch.tensor(1, dtype=torch.bfloat16)}
     make: dict[str, Callable[[Path], Any]] = {"ours": DcpWriter, "theirs": dcp.FileSystemWriter}
     metadata = {}
+    (tmp_path / "ours").mkdir()
+    write_sealed_json(tmp_path / "ours/tokamake.json", {})  # the writer adds hashes to it
     for name, writer in make.items():
         dcp.save(tensors, storage_writer=writer(tmp_path / name))
         metadata[name] = dcp.FileSystemReader(tmp_path / name).read_metadata()

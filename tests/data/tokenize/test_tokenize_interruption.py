@@ -39,7 +39,7 @@ def make(workspace: Path, output: Path) -> None:
         output=output,
         tokenizer=workspace / "tokenizer",
         on_bad_document="quarantine",
-        max_bad_fraction=1,
+        max_bad_fraction=1.0,
         workers=1,
     )
 
@@ -48,7 +48,7 @@ def command(workspace: Path, when: str) -> list[str]:
     return [
         sys.executable, str(FAULTY), when, "tokenize", str(workspace / "raw/docs/docs-00.jsonl"),
         "--output", str(workspace / "out/pair"), "--tokenizer", str(workspace / "tokenizer"),
-        "--on-bad-document", "quarantine", "--workers", "1",
+        "--on-bad-document", "quarantine", "--max-bad-fraction", "1", "--workers", "1",
     ]  # fmt: skip
 
 

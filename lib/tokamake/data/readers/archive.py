@@ -127,14 +127,14 @@ def _files(
         raise UserError(f"{raw.path}: an archive without files; fetch it again or leave it out")
 
 
-def _next(raw: Input, items: Iterator[Item], name: str = "") -> Item | None:
+def _next(raw: Input, items: Iterator[Item], *, name: str = "") -> Item | None:
     """Return the next item; errors name the archive and the member that is read, if any."""
     with _errors(raw, name):
         return next(items, None)
 
 
 def _pieces(raw: Input, content: Iterator[bytes], name: str) -> Iterator[bytes]:
-    while piece := _next(raw, content, name):
+    while piece := _next(raw, content, name=name):
         yield piece
 
 

@@ -59,7 +59,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     Raises:
         UserError: the file is not JSON, or too large.
     """
-    yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys))
+    yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys=keys))
 
 
 def table_rows(record: Any, keys: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -103,18 +103,18 @@ def _content(raw: "Input") -> bytes:
     return b"".join(chunks)
 
 
-def _values(raw: "Input", data: bytes, keys: tuple[str, ...]) -> list[Any]:
+def _values(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
     """Return the items of an array, the rows of columns, or the values that follow one another."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        values = _values_leniently(raw, data, keys)
+        values = _values_leniently(raw, data, keys=keys)
     else:
         values = value if isinstance(value, list) else table_rows(value, keys) or [value]
     return values
 
 
-def _values_leniently(raw: "Input", data: bytes, keys: tuple[str, ...]) -> list[Any]:
+def _values_leniently(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
     """Parse what orjson refuses: several values, NaN, and texts that are no Unicode."""
     values: list[Any] = []
     try:

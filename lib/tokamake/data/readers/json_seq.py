@@ -30,7 +30,7 @@ def accepts(head: bytes, path: Path) -> bool:
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the values as blocks."""
     first_row = 0
-    for chunk in complete_parts(raw.chunks(), raw.path, _SEPARATOR):
+    for chunk in complete_parts(raw.chunks(), raw.path, end_mark=_SEPARATOR):
         parts = [part for part in bytes(chunk).split(_SEPARATOR) if not is_blank(part)]
         if records := parse([*parts], keys):
             numbers = np.arange(len(records), dtype=np.int64) + first_row

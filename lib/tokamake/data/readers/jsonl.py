@@ -151,7 +151,7 @@ def next_line(path: Path, position: int) -> int:
 
 
 def complete_parts(
-    chunks: Iterable[bytes], path: Path, end_mark: bytes = b"\n"
+    chunks: Iterable[bytes], path: Path, *, end_mark: bytes = b"\n"
 ) -> Iterator[LineBytes]:
     """Yield chunks that end at the mark of a line's end. Each byte is searched only once."""
     incomplete: list[bytes] = []  # a line without its end; joined once, for lines can be long
@@ -225,7 +225,7 @@ def parse(lines: list[LineBytes], keys: tuple[str, ...]) -> list[dict[str, Any] 
             line = bytes(lines[len(records)])
             if is_blank(line):
                 return None
-            records.append(_parse_leniently(line.removeprefix(_BOM), error, keys))
+            records.append(_parse_leniently(line.removeprefix(_BOM), error, keys=keys))
     if not set(map(type, records)) <= {dict, BadRecord}:
         records = [_require_object(record) for record in records]
     return records
@@ -238,7 +238,7 @@ def _require_object(record: Any) -> dict[str, Any] | BadRecord:
 
 
 def _parse_leniently(
-    line: bytes, error: orjson.JSONDecodeError, keys: tuple[str, ...]
+    line: bytes, error: orjson.JSONDecodeError, *, keys: tuple[str, ...]
 ) -> dict[str, Any] | BadRecord | Any:
     """Parse what orjson refuses and Python's json reads: a byte order mark, NaN, 1e400, surrogates.
 

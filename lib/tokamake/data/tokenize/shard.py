@@ -165,7 +165,9 @@ class ShardWriter:
                     for prefix in prefixes
                 ]
                 self._write_documents(outputs, quarantine)
-            self._check_bad_fraction(quarantine, quarantine.documents, self._num_read)
+            self._check_bad_fraction(
+                quarantine, num_bad=quarantine.documents, num_documents=self._num_read
+            )
             return self._write_manifests(outputs, quarantine, request=request, started=started)
 
     def _bos_and_eod(self) -> tuple[int | None, int | None]:
@@ -248,10 +250,12 @@ class ShardWriter:
                 f"{quarantine.first}; no document of the file is good: it is damaged, or its "
                 "text_key or format is wrong; fetch it again or leave it out"
             )
-        self._check_bad_fraction(quarantine, num_bad, source.documents, " of the file")
+        self._check_bad_fraction(
+            quarantine, num_bad=num_bad, num_documents=source.documents, where=" of the file"
+        )
 
     def _check_bad_fraction(
-        self, quarantine: Quarantine, num_bad: int, num_documents: int, where: str = ""
+        self, quarantine: Quarantine, *, num_bad: int, num_documents: int, where: str = ""
     ) -> None:
         limit = self._options.max_bad_fraction
         if num_bad > limit * num_documents:
