@@ -91,6 +91,21 @@ def test_requests_in_flight_end_after_a_signal(
         assert running.process.wait(60) == 0
 
 
+def test_streams_that_outlast_the_grace_end_with_an_event(tiny: Path, chat_tokenizer: Path) -> None:
+    body = {"prompt": "The", "n": 64, "temperature": 1, "seed": 1, "ignore_eos": True}
+    with started(
+        tiny, "--tokenizer", chat_tokenizer, "--grace-seconds", 0, "--batch-size", 2
+    ) as running:
+        content = json.dumps({**body, "stream": True, "max_tokens": 40}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{running.url}/v1/completions", content, headers)
+        streams = [urllib.request.urlopen(request, timeout=60) for _ in range(3)]
+        running.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert "the server stops" in stream.read().decode().strip().splitlines()[-1]
+        assert running.process.wait(60) == 0
+
+
 @pytest.mark.slow
 def test_a_kill_under_load_loses_only_the_requests_in_flight(
     tiny: Path, chat_tokenizer: Path

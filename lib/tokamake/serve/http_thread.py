@@ -13,6 +13,9 @@ from tokamake.serve.gate import BODY_SECONDS
 from tokamake.serve.model_server import ModelServer
 from tokamake.serve.uvicorn_internals import BoundedProtocol
 
+_LAST_EVENT_SECONDS = 5
+"""Time after the grace in which the last events reach their clients."""
+
 
 class HttpThread:
     """The HTTP server of a `ModelServer`. At its end, it stops the engine loop.
@@ -47,7 +50,7 @@ class HttpThread:
                 log_level="error",
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=round(limits.grace_seconds),
+                timeout_graceful_shutdown=round(limits.grace_seconds) + _LAST_EVENT_SECONDS,
             )
         )
         self._thread = threading.Thread(target=self._answer, name="http")
@@ -64,7 +67,13 @@ class HttpThread:
         """
         if self._uvicorn.should_exit:
             self._uvicorn.force_exit = True
+            return
         self._uvicorn.should_exit = True
+        # uvicorn would cut the connections without a word. The engine loop gives a reason.
+        loop = self._server.engine_loop
+        end_of_grace = threading.Timer(self._server.limits.grace_seconds, loop.stop)
+        end_of_grace.daemon = True  # the process may end before
+        end_of_grace.start()
 
     def end(self) -> None:
         """Stop, and wait for the end.
