@@ -184,7 +184,7 @@ def test_a_tokenizer_with_fewer_entries_than_the_model_is_reported(
     message = capsys.readouterr().err
     assert message.startswith(f"--tokenizer {tmp_path}/words130: has 130 entries, the model of ")
     assert message.endswith(
-        "has 131; if the others are not padding, the model was trained with another tokenizer\n"
+        "has 131; if the other rows are not padding, the model was trained with another tokenizer\n"
     )
 
 

@@ -361,7 +361,7 @@ GOOD = {"type": "file", "path": "a", "size": 1, "oid": "0" * 40}
 )
 def test_an_answer_that_is_not_that_of_a_hub_is_one_line(hub: Server, entries: object) -> None:
     hub.answers[f"/api/datasets/org/texts/tree/{hub.commit('datasets/org/texts')}"] = entries
-    with pytest.raises(UserError, match=rf"^{NAME}/a: the answer is not that of a Hub") as caught:
+    with pytest.raises(UserError, match=rf"^{NAME}/a: no answer of a Hub") as caught:
         list_files(f"{NAME}/a")
     assert "\n" not in str(caught.value)
 
@@ -369,7 +369,7 @@ def test_an_answer_that_is_not_that_of_a_hub_is_one_line(hub: Server, entries: o
 @pytest.mark.parametrize("info", [None, [], {}, {"sha": None}, {"sha": "../../x"}, {"sha": 1}])
 def test_a_commit_that_is_none_is_refused(hub: Server, info: object) -> None:
     hub.answers["/api/datasets/org/texts/revision/main"] = info
-    with pytest.raises(UserError, match="the answer is not that of a Hub"):
+    with pytest.raises(UserError, match="no answer of a Hub"):
         list_files(f"{NAME}/a")
 
 

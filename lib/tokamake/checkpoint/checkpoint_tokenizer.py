@@ -90,7 +90,9 @@ def _compare_sizes(num_entries: int, checkpoint: Checkpoint, *, named: str) -> s
         raise UserError(f"{sizes}; give the tokenizer that it was trained with")
     if num_entries == vocab_size:
         return None
-    return f"{sizes}; if the others are not padding, the model was trained with another tokenizer"
+    return (
+        f"{sizes}; if the other rows are not padding, the model was trained with another tokenizer"
+    )
 
 
 def exported_name(file: Path) -> str:

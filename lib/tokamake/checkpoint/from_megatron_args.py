@@ -121,7 +121,7 @@ def read_flags(arguments: list[str]) -> tuple[str, dict[str, list[str]]]:
         else:
             values.append(word)
     if not flags:
-        raise UserError("command line: has no flags; give those of Megatron's script")
+        raise UserError("command line: has no flags; give the flags of Megatron's script")
     script = Path(words[start - 1]).stem if start else ""
     return script, _of_deepspeed(flags.get("deepspeed-config", [])) | flags
 
@@ -226,7 +226,7 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _is_used(path: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a setting has an effect beside those of the rows above it."""
+    """Whether a setting has an effect, given the settings of earlier rows."""
     from tokamake.config.optimization import OptimizerSettings
     from tokamake.config.plugin_settings import PlugInSettings
     from tokamake.config.schedule import ScheduleSettings

@@ -1,7 +1,7 @@
 """Choice of the next token from logits: greedy, or a draw from some of the likely tokens.
 
-The filters and their order are those of transformers: repetition penalty (arXiv 1909.05858), with
-OpenAI's penalties of new tokens after it, temperature, top-k, top-p (arXiv 1904.09751), min-p
+The filters and their order are the same as in transformers: repetition penalty (arXiv 1909.05858),
+then OpenAI's penalties of new tokens, temperature, top-k, top-p (arXiv 1904.09751), min-p
 (arXiv 2407.01082).
 Shape suffixes: N sequences, V vocabulary, K tokens that can be drawn.
 """

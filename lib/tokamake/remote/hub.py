@@ -158,7 +158,7 @@ def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int
                 files[entry.path] = _facts(entry)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{address}: the answer is not that of a Hub ({_first_line(error)}); check HF_ENDPOINT"
+            f"{address}: no answer of a Hub ({_first_line(error)}); check HF_ENDPOINT"
         ) from None
     return commit, files
 

@@ -266,7 +266,7 @@ def _plan_batches(
     """Keep earlier batches without members that are gone; add new ones, about `max_jobs` at most.
 
     A new batch holds neighbours of one corpus, or with more corpora than jobs, of corpora that are
-    read in the same way. Its name is that of its first corpus.
+    read in the same way. It has the name of its first corpus.
 
     Args:
         members: shards or merged datasets.

@@ -79,7 +79,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 
 
 def _separator(raw: "Input", first: list[str], *, keys: tuple[str, ...]) -> str:
-    """Return the character by which the first line names the columns; that of the name first."""
+    """Return the character that separates the names of columns in the first line."""
     usual = NAMES.get(content_suffix(raw.path), ",")
     for separator in (usual, *_SEPARATORS):
         with suppress(csv.Error):

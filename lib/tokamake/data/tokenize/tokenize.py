@@ -59,7 +59,7 @@ def tokenize(
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
         on_bad_document: stop at a document that cannot be read, or write it to
             PREFIX.quarantine.jsonl with the reason and continue.
-        max_bad_fraction: largest fraction of all documents, and of those of each file, that may be
+        max_bad_fraction: largest fraction of all documents, and of each file, that may be
             quarantined. A file without good documents is always an error.
         byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
             empty.

@@ -49,7 +49,7 @@ def tokenize_batch(
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
         on_bad_document: stop at a document that cannot be read, or write it to
             SHARD.quarantine.jsonl with the reason and continue.
-        max_bad_fraction: largest fraction of a shard's documents, and of those of each file, that
+        max_bad_fraction: largest fraction of a shard's documents, and of each file's, that
             may be quarantined.
         duplicates: file of `find-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
