@@ -139,7 +139,10 @@ rule report:
         # params that make the report again when they change, as when the repository moves.
         snakefile=lambda wildcards, output: SNAKEMAKE.main_snakefile,
         shown=[SNAKEMAKE.renamed(name) for name in figure_rules(CONFIG)],
+        # The profile's ranks decide `global_batch_size: null`, and this Snakemake has no profile.
+        ranks=lambda wildcards, output: report_rules.ranks_options,
     shell:
         "{{ printf '%s\\n' {params.config:q} > {output.config:q}"
         " && snakemake --snakefile {params.snakefile:q} --configfile {output.config:q} --nolock"
+        " {params.ranks:q}"
         " --report {output.html:q} -- {params.shown:q}; }} > {log:q} 2>&1"

@@ -92,6 +92,13 @@ class ReportRules:
             self._name_lost_runs()
         return json.dumps(self._snakemake.main_config, sort_keys=True)
 
+    @property
+    def ranks_options(self) -> list[str]:
+        """The profile's ranks of a training as an option of Snakemake; empty without any."""
+        tasks = self._snakemake.rule_resources("train").get("tasks")
+        rule = self._snakemake.renamed("train")
+        return [f"--set-resources={rule}:tasks={tasks}"] if tasks else []
+
     def _name_lost_runs(self) -> None:
         """Warn about runs of another config that the next report will leave out."""
         folder = Path(self._config.data_set.shared)
