@@ -86,3 +86,19 @@ def test_runs_that_the_next_report_leaves_out_are_named_once(
     assert messages() == [line] * is_main
     path.write_text(json.dumps({**CONFIG, "runs": "gone.tsv"}))
     assert messages() == []
+
+
+@pytest.mark.usefixtures("workspace_here")
+@pytest.mark.parametrize(
+    ("resources", "options"),
+    [({"tasks": "24"}, ["--set-resources=my_train:tasks=24"]), ({}, [])],
+)
+def test_the_report_reads_the_workflow_with_the_ranks_of_the_profile(
+    resources: dict[str, str], options: list[str]
+) -> None:
+    snakemake: Any = SimpleNamespace(
+        is_main_process=True,
+        rule_resources={"train": resources}.__getitem__,
+        renamed=lambda rule: f"my_{rule}",
+    )
+    assert ReportRules(read_config(), snakemake).ranks_options == options

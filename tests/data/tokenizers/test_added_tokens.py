@@ -1,4 +1,4 @@
-"""Tokens that config files add: those of transformers, or refused."""
+"""Tokens that config files add: equal to transformers, or refused."""
 
 import json
 import random
