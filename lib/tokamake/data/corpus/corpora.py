@@ -164,11 +164,7 @@ _SHARE_COLUMNS = ("weight", "epochs", "temperature")
 
 
 def listed_corpus(name: str, datasets: Sequence[ListedDataset]) -> Corpus:
-    """Make a corpus of datasets that a weighting file lists; its weight is the sum of theirs.
-
-    Raises:
-        UserError: the name is invalid.
-    """
+    """Make a corpus of datasets that a weighting file lists; its weight is the sum of theirs."""
     values = {
         "corpus": name,
         "files": shlex.join(sorted(dataset.prefix for dataset in datasets)),
@@ -185,11 +181,7 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
     """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
 
     Args:
-        path: table.
         temperature: temperature of rows without weight, epochs and temperature.
-
-    Raises:
-        UserError: the table or a row is wrong, or has both weights and temperatures.
     """
     table, corpora = read_table(path, setting="corpora", row="corpus"), []
     for column in table.columns:
@@ -209,11 +201,7 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
 
 
 def check_rows(corpora: Iterable[Corpus]) -> None:
-    """Check that the rows of a run have names of their own, and shares on one scale.
-
-    Raises:
-        UserError: two rows have one name, or one has a weight and the other a temperature.
-    """
+    """Check that the rows of a run have names of their own, and shares on one scale."""
     first_rows: dict[str, Corpus] = {}
     weighted: Corpus | None = None
     for corpus in corpora:
@@ -244,17 +232,7 @@ _DATA_COLUMNS = ("files", "format", "text_key", "template")
 
 
 def merge_tables(tables: Iterable[Sequence[Corpus]]) -> dict[str, Corpus]:
-    """Merge the corpora of several runs; runs share the shards of a corpus.
-
-    Args:
-        tables: corpora of each run.
-
-    Returns:
-        Corpora by name.
-
-    Raises:
-        UserError: a corpus has different data in two tables, or the tables have different splits.
-    """
+    """Merge the corpora of several runs; runs share the shards of a corpus."""
     merged: dict[str, Corpus] = {}
     splits: dict[frozenset[str], str] = {}
     for corpora in tables:
@@ -293,11 +271,7 @@ def _join_names(names: frozenset[str]) -> str:
 
 
 def find_corpus(names: Sequence[str], table: Path) -> Corpus:
-    """Find the row of a table that the single name in `names` names.
-
-    Raises:
-        UserError: there is no such row, or not exactly one name.
-    """
+    """Find the row of a table that the single name in `names` names."""
     rows = {row.corpus: row for row in read_corpora(table)}
     if len(names) != 1 or names[0] not in rows:
         raise UserError(

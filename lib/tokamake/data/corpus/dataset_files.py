@@ -34,10 +34,6 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
     """Return the indexed datasets of a corpus in natural order.
 
     The column `files` has prefixes with or without .bin or .idx, folders, and patterns of these.
-
-    Raises:
-        UserError: a pattern matches no dataset, a dataset lacks one of its files, or two lines of a
-            weighting file name one dataset.
     """
     datasets = _listed(corpus) if corpus.listed else _named(corpus)
     return in_natural_order(datasets, path=attrgetter("prefix"))

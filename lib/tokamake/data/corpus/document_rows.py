@@ -49,11 +49,7 @@ class RowsWriter:
 
 
 def read_table(path: Path) -> list[tuple[str, int]]:
-    """Return the shards of a file and their numbers of rows, in order.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Return the shards of a file and their numbers of rows, in order."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -79,11 +75,7 @@ def read_rows(path: Path, dtype: np.dtype, *, width: int = 1) -> npt.NDArray:
 
 
 def read_duplicates(path: Path, shard: str) -> npt.NDArray[np.int64]:
-    """Return the ordinals of a shard's duplicates, ascending.
-
-    Raises:
-        UserError: the file is missing or damaged, or does not have the shard.
-    """
+    """Return the ordinals of a shard's duplicates, ascending."""
     first = 0
     for name, rows in read_table(path):
         if name == shard:

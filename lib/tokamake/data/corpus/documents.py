@@ -42,11 +42,7 @@ class Fields(NamedTuple):
 
     @property
     def read_keys(self) -> tuple[str, ...]:
-        """Keys that a record must have.
-
-        Raises:
-            UserError: the template is invalid, or a key is empty or repeated.
-        """
+        """Keys that a record must have."""
         if self.template:
             return tuple(dict.fromkeys(_parse_template(self.template)[1]))
         if len(set(self.keys)) < len(self.keys) or not all(self.keys):
@@ -108,11 +104,7 @@ def read_texts(
     template: str = "",
     format: str = "",
 ) -> Iterator[str]:
-    """Yield the texts of a raw file; several keys (with commas) give several texts per document.
-
-    Raises:
-        UserError: the file is missing, damaged or of unknown format, or a document is bad.
-    """
+    """Yield the texts of a raw file; several keys (with commas) give several texts per document."""
     fields = Fields(split_keys([key]), template)
     source = open_input(path, format=format)
     for block in source.blocks(fields.read_keys):

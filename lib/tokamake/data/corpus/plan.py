@@ -89,16 +89,9 @@ def make_plan(
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
     Args:
-        corpora: rows of the table.
-        settings: sizes, and the maximum number of jobs.
         declared: path to size of raw files that do not exist yet.
-        previous: earlier plan.
-        split_sentences: sequences are sentences; names of merged datasets end in _sentence.
         check_documents: whether to read the first documents of some new raw files.
         corpora_alone: whether a job tokenizes one corpus only, as to find its duplicates.
-
-    Raises:
-        UserError: a pattern matches no file, no reader reads a file, or its documents are bad.
     """
     rows = list(corpora)
     # Another number of jobs changes no shard, and neither does deleting them.
@@ -269,8 +262,6 @@ def _plan_batches(
     read in the same way. It has the name of its first corpus.
 
     Args:
-        members: shards or merged datasets.
-        previous: batches of the earlier plan.
         max_jobs: number of jobs to aim at.
         reading: corpus to what its job needs to know; equal ones may share a job.
     """

@@ -145,11 +145,7 @@ def _seal_end(body: bytes) -> bytes:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan.
-
-    Raises:
-        UserError: the file is missing, damaged or not a plan.
-    """
+    """Read a plan."""
     remedy = "restore it, or remove it to plan from scratch"
     try:
         text = path.read_bytes()
@@ -197,22 +193,14 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def batch_shards(path: Path, batch: str) -> list[PlannedShard]:
-    """Return the shards of a `tokenize` batch of a plan file.
-
-    Raises:
-        UserError: the file is not a plan, or has no such batch.
-    """
+    """Return the shards of a `tokenize` batch of a plan file."""
     plan = read_plan(path)
     names = _member_names(path, plan.tokenize_batches, name=batch)
     return [shard for shard in plan.shards if shard.name in names]
 
 
 def batch_merged(path: Path, batch: str) -> list[PlannedMerge]:
-    """Return the merged datasets of a `merge` batch of a plan file.
-
-    Raises:
-        UserError: the file is not a plan, or has no such batch.
-    """
+    """Return the merged datasets of a `merge` batch of a plan file."""
     plan = read_plan(path)
     names = _member_names(path, plan.merge_batches, name=batch)
     return [merge for merge in plan.merged if merge.name in names]

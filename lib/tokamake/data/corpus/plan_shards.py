@@ -35,18 +35,7 @@ def cut_shards(
     first: int,
     check_documents: bool = False,
 ) -> list[PlannedShard]:
-    """Group small files into shards, and cut large files into byte ranges where readers can.
-
-    Args:
-        corpus: row of the table.
-        files: its raw files that no shard has yet.
-        settings: sizes.
-        first: number of the first shard.
-        check_documents: whether to read the first documents of some files.
-
-    Raises:
-        UserError: no reader reads a file, or the checked documents are bad.
-    """
+    """Group small files into shards, and cut large files into byte ranges where readers can."""
     _check_files(corpus, files, check_documents=check_documents)
     parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
     group: list[RawFile] = []
@@ -74,11 +63,7 @@ def cut_shards(
 
 
 def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: bool) -> None:
-    """Look at the first file of each suffix, so that a dry run finds files that no reader reads.
-
-    Raises:
-        UserError: such a file has another format, or none that is known, or bad documents.
-    """
+    """Look at the first file of each suffix, so that a dry run finds files that no reader reads."""
     first: dict[str, RawFile] = {}
     for file in files:
         extension = _extension(file.path)

@@ -46,13 +46,8 @@ def raw_files(
     Names and patterns mean the same as in `readers.expand`.
 
     Args:
-        corpus: row of the table.
         declared: path to size of files that do not exist yet. Files on disk in the folder of a
             declared file are ignored: an earlier declaration made them.
-        downloads: files behind each address of the table.
-
-    Raises:
-        UserError: a pattern matches nothing, or a file cannot be read.
     """
     declared_folders = {Path(path).parent.resolve() for path in declared}
     files: dict[object, RawFile] = {}
@@ -96,12 +91,7 @@ def stamps(files: Sequence[RawFile]) -> tuple[str, ...]:
 
 
 def stamp(files: Sequence[RawFile], parts: tuple[str, ...] = ()) -> str:
-    """Return a string that changes if a file is changed, touched or removed.
-
-    Args:
-        files: raw files.
-        parts: their stamps, if they are known.
-    """
+    """Return a string that changes if a file is changed, touched or removed."""
     parts = parts or stamps(files)
     if len(parts) == 1:
         return parts[0]

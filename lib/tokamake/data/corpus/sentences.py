@@ -26,7 +26,6 @@ def split(texts: list[str], language: str) -> tuple[list[str], npt.NDArray[np.in
     """Split texts into sentences.
 
     Args:
-        texts: documents.
         language: ISO 639 code. If sentencex has no rules for a language, it uses those of a
             related language or English.
 

@@ -27,11 +27,7 @@ NAMING = "a split's name has letters, digits, dots and underscores"
 
 
 def shares(text: str) -> list[float]:
-    """Normalize a split such as "949,50,1" to shares that add up to 1.
-
-    Raises:
-        UserError: not two or three finite numbers, a number is negative, or all are zero.
-    """
+    """Normalize a split such as "949,50,1" to shares that add up to 1."""
     try:
         return split_fractions(text)
     except ValueError as error:
@@ -48,9 +44,6 @@ def document_ranges(
     Megatron-DeepSpeed and other forks) rounds the number of documents of every split, then shifts
     all bounds except the first by the excess. In a short dataset it may give a document to a split
     with share 0.
-
-    Raises:
-        UserError: `text` is not a split.
     """
     bounds = [0]
     if rule == "megatron_core":
@@ -96,11 +89,7 @@ def parse_part(text: str) -> FractionRange:
 
 
 def parse_splits(text: str) -> dict[str, FractionRange]:
-    """Parse the splits of a corpus: "train=0:0.95 valid=0.95:1 hard"; `hard` is the whole corpus.
-
-    Raises:
-        UserError: a split has no name or is repeated, or a part is invalid.
-    """
+    """Parse the splits of a corpus: "train=0:0.95 valid=0.95:1 hard"; `hard` is all of it."""
     splits: dict[str, FractionRange] = {}
     for word in text.split():
         name, equals, part = word.partition("=")

@@ -20,11 +20,7 @@ def file_stamp(size: int, modified: int) -> str:
 
 
 def read_stamp(path: Path) -> str:
-    """Return the stamp of a file on disk.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Return the stamp of a file on disk."""
     try:
         status = path.stat()
     except OSError as error:
@@ -42,14 +38,8 @@ def open_unchanged(
     """Open raw files one after the other; the caller reads each to its end before the next.
 
     Args:
-        paths: the files.
         stamps: stamp of each file in the plan; empty: files without a plan, which must not change
             while they are read.
-        byte_range: part of a single file.
-        format: name of the reader; if empty, the format is detected.
-
-    Raises:
-        UserError: a file changed since it was planned, or while it was read.
     """
     for path, planned in zip(paths, stamps or [DECLARED] * len(paths), strict=True):
         expected = read_stamp(path) if planned == DECLARED else planned

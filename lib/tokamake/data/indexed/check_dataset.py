@@ -64,7 +64,6 @@ def check_dataset(prefix: Path, *, read_tokens: bool) -> CheckedDataset:
     vocabulary size.
 
     Args:
-        prefix: the dataset, without .bin or .idx.
         read_tokens: whether to read all files; a dataset without a manifest is always read.
     """
     faults: list[str] = []
@@ -226,7 +225,6 @@ class TokenScan:
             dtype: of the tokens; None: only hash.
             vocab_size: tokens must be below it; None: they must not be negative.
             last_tokens: (documents,) position of the last token of each document, ascending.
-            eod: what this token should be.
         """
         self.num_open = 0
         self._last_tokens = np.zeros(0, np.int64) if last_tokens is None else last_tokens

@@ -86,15 +86,10 @@ def concatenate(
     """Write the tokens of the inputs one after the other; compare all files with the manifests.
 
     Args:
-        inputs: datasets in order.
-        target: file to write.
         dtype: integer type that floating-point tokens are converted to.
 
     Returns:
         For each input, sizes and hashes of its byte ranges in the target.
-
-    Raises:
-        UserError: a file of an input differs from its manifest, or was truncated while being read.
     """
     threads = len(os.sched_getaffinity(0)) + 1  # one thread waits for the disk
     with target.open("w+b", buffering=0) as stream, ThreadPoolExecutor(threads) as pool:

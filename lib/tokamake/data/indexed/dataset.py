@@ -113,10 +113,6 @@ class DatasetWriter:
 
     Use it as a context manager over temporary paths. The index is complete only after the block
     ends without an error.
-
-    Attributes:
-        index: writer of the .idx file; counts sequences, documents and tokens so far.
-        sha256: hash of the .bin file so far.
     """
 
     def __init__(self, bin_file: Path, idx_file: Path, *, dtype: type[np.integer]) -> None:
@@ -182,15 +178,11 @@ class IndexedDataset:
     """An indexed dataset, memory-mapped for reading.
 
     Attributes:
-        dtype: token type.
         lengths: (sequences,) int32 number of tokens in each sequence.
         pointers: (sequences,) int64 byte offset of each sequence in the .bin file.
         document_bounds: (documents + 1,) int64 first sequence of each document, then the number
             of sequences.
         tokens: (total tokens,) all tokens of the .bin file.
-
-    Raises:
-        UserError: a file is missing or damaged, or the sizes of the two files do not match.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -224,11 +216,7 @@ class IndexedDataset:
 
 
 def read_header(path: Path) -> tuple[int, int, int]:
-    """Return dtype code, number of sequences n and number of document bounds m of an .idx file.
-
-    Raises:
-        UserError: the file is not an MMIDIDX index, or its size does not follow from n and m.
-    """
+    """Return dtype code, number of sequences n and number of document bounds m of an .idx file."""
     with path.open("rb") as stream:
         head = stream.read(HEADER.size)
     if head.startswith(b"TNTIDX"):

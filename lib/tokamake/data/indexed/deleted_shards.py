@@ -18,11 +18,6 @@ def delete_merged_shards(groups: Iterable[PlannedMerge], shards: Path, *, merged
 
     Quarantined documents stay: they are in no merged dataset.
 
-    Args:
-        groups: the merged datasets. All of them are complete.
-        shards: folder of shards.
-        merged: folder of merged datasets.
-
     Raises:
         UserError: a merged dataset is damaged; no shard is deleted, also not of the others.
     """

@@ -70,8 +70,6 @@ class SourcesWriter:
         """Append the sources file of another dataset.
 
         Args:
-            path: sources file to append.
-            documents: number of documents that it describes.
             first_input: new number of its first input.
         """
         rows = _read_rows(path)
@@ -92,11 +90,7 @@ class SourcesWriter:
 
 
 def locate_document(prefix: Path, document: int) -> RawLocation:
-    """Find the raw line of an existing document by binary search.
-
-    Raises:
-        UserError: the sources file is missing or damaged.
-    """
+    """Find the raw line of an existing document by binary search."""
     rows = _read_rows(sources_path(prefix))
     row = int(np.searchsorted(rows[:, 0], document, side="right")) - 1
     if row < 0:

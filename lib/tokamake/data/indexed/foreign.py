@@ -22,11 +22,7 @@ _BLOCK_TOKENS = 1 << 17
 
 
 def stated_vocabulary(prefix: Path) -> int | None:
-    """Return the vocabulary size that the manifest of a dataset states, if any.
-
-    Raises:
-        UserError: the manifest is damaged.
-    """
+    """Return the vocabulary size that the manifest of a dataset states, if any."""
     manifest = find_manifest(prefix)
     return manifest.get("vocab_size") if manifest else None
 

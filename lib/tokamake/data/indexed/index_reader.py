@@ -92,11 +92,7 @@ def read_layout(idx: Path, *, at_once: bool = False) -> IndexLayout:
     """Find the columns of an index file.
 
     Args:
-        idx: the file.
         at_once: whether to read a small file at once, and to keep its content.
-
-    Raises:
-        UserError: the format is unknown, or the size of the file does not follow from its header.
     """
     with idx.open("rb", buffering=0) as stream:
         first = stream.read(_SMALL if at_once else len(_TNTIDX))

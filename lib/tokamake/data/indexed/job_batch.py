@@ -25,8 +25,6 @@ def make_each(
     """Call `make` for all members, also after one of them fails.
 
     Args:
-        members: what to make.
-        make: makes one of them.
         threads: number of members at a time. With several, a signal ends this only when the
             members that are being made are finished.
 
@@ -83,11 +81,7 @@ def has_deleted_inputs(path: Path) -> bool:
 
 
 def _read_batch(path: Path) -> dict[str, Any]:
-    """Read a batch file.
-
-    Raises:
-        UserError: it is missing or not a batch file.
-    """
+    """Read a batch file."""
     batch = files.read_json(path, "rerun the workflow")
     if not isinstance(batch, dict) or not {"batch", "members"} <= set(batch):
         raise UserError(f"{path}: not a batch file; remove it and rerun the workflow")
@@ -101,7 +95,6 @@ def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -
     batch file: 100,000 datasets then take a second or two. `find_fault` checks the others.
 
     Args:
-        path: the batch file.
         folder: folder that the prefixes in the batch file are relative to.
         deleted: prefixes of datasets that may be missing.
     """

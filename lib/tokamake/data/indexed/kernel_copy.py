@@ -60,16 +60,10 @@ def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterato
     """Copy `size` bytes between two open files at their positions; both positions advance.
 
     Args:
-        source: descriptor to read.
-        target: descriptor to write.
-        size: number of bytes to copy.
         block: maximum number of bytes per call.
 
     Yields:
         Number of bytes in each copied block.
-
-    Raises:
-        EOFError: the source ends before `size` bytes.
     """
     methods = list(METHODS)
     while size:

@@ -51,10 +51,7 @@ def write_linked(
     """Check an indexed dataset, and make it a merged dataset without a copy of its tokens.
 
     Args:
-        prefix: the dataset.
         output: prefix of the merged dataset; earlier links there are replaced.
-        corpus: name of the corpus, for the manifest.
-        tokenizer: with which the dataset was made.
         has_eod: whether each document must end with the end-of-document token.
         request: digest of all that determines it, for the manifest.
 
@@ -113,12 +110,7 @@ def remove_links(output: Path) -> None:
 def _checked_tokens(
     dataset: MergeInput, tokenizer: Tokenizer, *, has_eod: bool
 ) -> list[HashedRange]:
-    """Hash the token file in one pass, and compare it with its manifest and with the tokenizer.
-
-    Raises:
-        UserError: it differs from its manifest, a token is not in the vocabulary, or documents do
-            not end with the end-of-document token.
-    """
+    """Hash the token file in one pass, and compare it with its manifest and with the tokenizer."""
     binary = bin_path(dataset.prefix)
     last_tokens = _last_tokens(dataset) if has_eod else np.zeros(0, np.int64)
     if dataset.dtype.kind == "f":

@@ -37,11 +37,7 @@ def raw_inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_manifest(prefix: Path) -> dict[str, Any]:
-    """Read the manifest of a dataset.
-
-    Raises:
-        UserError: it is missing, is not a manifest, or was changed.
-    """
+    """Read the manifest of a dataset."""
     path = manifest_path(prefix)
     manifest = files.read_json(path, "rebuild the dataset")
     if not isinstance(manifest, dict) or "sha256" not in manifest:
@@ -71,8 +67,6 @@ def sizes_and_hashes(
     Args:
         paths: the token file, the index, the sources file and the quarantine; the last ones may
             be left out.
-        bin_sha256: hash of the token file, if it is known.
-        index: content of the index, if it is known.
     """
     named = dict(zip(("bin", "idx", "sources", "quarantine.jsonl"), paths, strict=False))
     known = {"bin": bin_sha256, "idx": hashlib.sha256(index).hexdigest() if index else ""}

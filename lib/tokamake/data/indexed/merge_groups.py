@@ -26,11 +26,7 @@ class Limit(NamedTuple):
 def read_limit(
     max_bytes: str | None, max_tokens: int | None, *, max_documents: int | None
 ) -> Limit | None:
-    """Read the limit of the command line; at most one may be given.
-
-    Raises:
-        UserError: the limit is not a size, or there are several.
-    """
+    """Read the limit of the command line; at most one may be given."""
     limits = [
         Limit(kind, maximum)
         for kind, maximum in (
@@ -62,9 +58,6 @@ def expand_prefixes(names: list[Path]) -> list[Path]:
     Args:
         names: prefixes, also with .bin or .idx at the end; or folders, which stand for all their
             datasets in natural order: 2 before 10.
-
-    Raises:
-        UserError: a folder has no dataset, or only one file of a dataset.
     """
     prefixes: list[Path] = []
     for name in names:

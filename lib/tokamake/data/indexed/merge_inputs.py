@@ -52,11 +52,7 @@ def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput
     """Open a dataset and check its index and sizes; `concatenate` compares the hashes later.
 
     Args:
-        prefix: the dataset.
         index_at_once: whether to keep the content of a small index.
-
-    Raises:
-        UserError: a file is missing or damaged, or the files do not match.
     """
     manifest = find_manifest(prefix)
     for fault in size_faults(prefix, manifest or {"bytes": {}}, names=("bin", "idx", "sources")):
@@ -75,11 +71,7 @@ def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput
 
 
 def find_manifest(prefix: Path) -> dict[str, Any] | None:
-    """Return the manifest of a dataset, or None for a dataset of another program.
-
-    Raises:
-        UserError: the manifest of a dataset of tokamake is missing or damaged.
-    """
+    """Return the manifest of a dataset, or None for a dataset of another program."""
     from tokamake.data.indexed.document_sources import sources_path
 
     # A sources file without a manifest: the manifest was lost, or the job did not finish.
@@ -98,11 +90,7 @@ def size_faults(prefix: Path, manifest: dict[str, Any], *, names: Iterable[str])
 
 
 def check_size(prefix: Path, expected: int) -> None:
-    """Compare the size of a token file with the size that its index counts, in bytes.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Compare the size of a token file with the size that its index counts, in bytes."""
     binary = bin_path(prefix)
     if (size := binary.stat().st_size) != expected:
         raise UserError(
@@ -126,11 +114,7 @@ def _stored_dtype(idx: Path, code: int, *, tokens: int, size: int) -> np.dtype:
 
 
 def check_sequence_starts(prefix: Path, layout: IndexLayout, *, itemsize: int) -> None:
-    """Compare the start of each sequence with the sum of the lengths before it.
-
-    Raises:
-        UserError: a length or a start is wrong.
-    """
+    """Compare the start of each sequence with the sum of the lengths before it."""
     end, number = 0, 0
     unit = 1 if layout.in_tokens else itemsize
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
@@ -152,11 +136,7 @@ def check_sequence_starts(prefix: Path, layout: IndexLayout, *, itemsize: int) -
 
 
 def check_bounds(prefix: Path, layout: IndexLayout) -> None:
-    """Check that document bounds ascend from 0 to the number of sequences.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Check that document bounds ascend from 0 to the number of sequences."""
     last = 0
     for chunk, bounds in enumerate(layout.bounds.chunks()):
         if (chunk == 0 and bounds[0]) or bounds[0] < last or (bounds[1:] < bounds[:-1]).any():
@@ -176,11 +156,7 @@ def _remedy(prefix: Path) -> str:
 
 
 def check_consistent(inputs: list[MergeInput]) -> None:
-    """Compare the shared keys of the manifests, and the token types.
-
-    Raises:
-        UserError: two inputs differ.
-    """
+    """Compare the shared keys of the manifests, and the token types."""
     first: dict[str, tuple[Any, Path]] = {}
     for dataset in inputs:
         for key, value in _shared_values(dataset).items():
@@ -204,9 +180,6 @@ def common_dtype(inputs: Iterable[MergeInput]) -> type[np.integer]:
     """Return the token type of the merged dataset: that of the inputs with integers.
 
     If all inputs have floating-point tokens, the highest token decides between uint16 and int32.
-
-    Raises:
-        UserError: a token is not an integer, or does not fit into the type.
     """
     inputs = list(inputs)
     integer_types = [dataset.dtype.type for dataset in inputs if dataset.dtype.kind != "f"]

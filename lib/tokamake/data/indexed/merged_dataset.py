@@ -42,11 +42,7 @@ SUMS = (
 
 
 def open_inputs(prefixes: list[Path]) -> tuple[list[MergeInput], type[np.integer]]:
-    """Open and check datasets, and choose the token type of the merged one.
-
-    Raises:
-        UserError: there are none, one is missing or damaged, or they do not fit together.
-    """
+    """Open and check datasets, and choose the token type of the merged one."""
     if not prefixes:
         raise UserError("no dataset given; name at least one prefix")
     inputs = [open_merge_input(prefix) for prefix in prefixes]
@@ -66,10 +62,6 @@ def write_merged(
     """Write a merged dataset.
 
     Args:
-        inputs: in their order.
-        output: prefix of the merged dataset.
-        corpus: name of the corpus, for the manifest.
-        dtype: of its tokens.
         request: digest of all that determines it, for the manifest.
         stated: further keys of the manifest, which no input states.
     """
@@ -104,11 +96,7 @@ def write_merged(
 
 
 def refuse_overwrite(output: Path, inputs: list[MergeInput]) -> None:
-    """Check that a merged dataset replaces none of its inputs.
-
-    Raises:
-        UserError: it would.
-    """
+    """Check that a merged dataset replaces none of its inputs."""
     target = bin_path(output)
     for dataset in inputs:
         if target.exists() and target.samefile(bin_path(dataset.prefix)):

@@ -17,12 +17,7 @@ from tokamake.errors import UserError
 
 
 def count_tokens(prefix: Path) -> int:
-    """Return the number of tokens in a dataset.
-
-    Raises:
-        UserError: a file is missing, or the size of the .bin file does not match the manifest or
-            the index.
-    """
+    """Return the number of tokens in a dataset."""
     missing = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if not path.is_file()]
     if missing:
         raise UserError(f"no {' and no '.join(missing)}; check the prefix and --data-root")
@@ -42,11 +37,7 @@ def count_documents_tokens(prefix: Path, choose: Callable[[int], range]) -> int:
     """Return the number of tokens in some sequences of a dataset.
 
     Args:
-        prefix: the dataset.
         choose: maps the number of sequences to the range of sequences to count.
-
-    Raises:
-        UserError: as `count_tokens`.
     """
     count_tokens(prefix)
     lengths = IndexedDataset(prefix).lengths

@@ -15,9 +15,6 @@ def check_tokenizer(prefix: Path, tokenizer: Tokenizer) -> None:
     """Compare the tokenizer's fingerprint, or that of the one that it extends, with the manifest.
 
     A dataset of another program has no manifest; it passes unchecked.
-
-    Raises:
-        UserError: the dataset was made with another tokenizer.
     """
     path = manifest_path(prefix)
     if not path.is_file():

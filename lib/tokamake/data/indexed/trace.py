@@ -66,11 +66,7 @@ def _print_text(text: str, max_characters: int) -> None:
 
 
 def origin(prefix: Path, document: int) -> str:
-    """Return the raw file and line (or row) of a document, as text.
-
-    Raises:
-        UserError: the document does not exist, or the dataset has no sources file.
-    """
+    """Return the raw file and line (or row) of a document, as text."""
     return _describe(*_locate(prefix, _read_manifest(prefix), document=document))
 
 

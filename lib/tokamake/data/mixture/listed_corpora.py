@@ -17,11 +17,7 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
     Lines of weight 0 are left out: no sample is drawn from them.
 
     Args:
-        weights: lines of `weight prefix corpus [START:END]`, or pairs of `weight prefix`.
         data_root: folder that the prefixes are relative to; None: the folder of the file.
-
-    Raises:
-        UserError: a line is wrong, or its corpus cannot be the name of a file.
     """
     if not weights.exists():
         raise UserError(f"weights: {weights}: no such file; fix the path of the list")

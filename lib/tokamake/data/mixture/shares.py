@@ -22,11 +22,7 @@ TOLERANCE = 0.01
 def seen_tokens(
     corpora: list[Corpus], tokens: dict[str, int], *, split: str | None
 ) -> dict[str, int]:
-    """Return the number of training tokens of each corpus, estimated by shares of documents.
-
-    Raises:
-        UserError: the split leaves nothing for training.
-    """
+    """Return the number of training tokens of each corpus, estimated by shares of documents."""
     if split and not splits.shares(split)[0] and not all(row.sets for row in corpora):
         raise UserError(f"split: {split!r}: nothing to train on; give a share as the first number")
     return {
@@ -48,12 +44,6 @@ def shares(
     """Return the share of the training samples of each corpus; the sum is 1.
 
     Temperatures follow Xue et al. 2021 (mT5), who write 1 / T as alpha.
-
-    Args:
-        corpora: rows of the table.
-        tokens: tokens of each corpus, above 0.
-        train_tokens: tokens that the whole training sees, if known.
-        table: path of the table, for messages.
 
     Raises:
         UserError: epochs need more than `train_tokens`, `train_tokens` is needed but missing, or

@@ -26,14 +26,7 @@ class SplitPrefixes:
     documents from the dataset.
 
     Args:
-        weights: weighting file of the training.
-        data_root: folder that the prefixes of all files are relative to.
         split: shares of each dataset's documents for training, validation and test: "949,50,1".
-        split_rule: how shares become document numbers.
-        held_out: weighting files of other splits, by name.
-
-    Raises:
-        UserError: a file cannot be read, or `split` is invalid.
     """
 
     def __init__(
@@ -116,11 +109,7 @@ def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:
 
 
 def parse_held_out(options: Sequence[str]) -> dict[str, Path]:
-    """Parse NAME=FILE options.
-
-    Raises:
-        UserError: an option has another form, or a name occurs twice.
-    """
+    """Parse NAME=FILE options."""
     paths: dict[str, Path] = {}
     for option in options:
         name, _, path = option.partition("=")

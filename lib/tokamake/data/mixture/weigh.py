@@ -155,16 +155,7 @@ def _weigh_dataset(
     split: str,
     line: "ListedDataset | None",
 ) -> "WeightedPrefix":
-    """Return a dataset's part of the share of its corpus: by its listed weight, or by tokens.
-
-    Args:
-        dataset: its metadata.
-        row: its corpus.
-        share: of the corpus in the split.
-        num_tokens: tokens of the corpus.
-        split: name of the split.
-        line: its line in a list of existing datasets.
-    """
+    """Return a dataset's part of the share of its corpus: by its listed weight, or by tokens."""
     from tokamake.data.mixture.weights import WeightedPrefix
 
     if line:
@@ -210,11 +201,7 @@ def _held_out_shares(rows: "list[Corpus]", tokens: dict[str, int]) -> dict[str, 
 
 
 def check_options(train_tokens: int | None, temperature: float | None) -> None:
-    """Check the range of two options.
-
-    Raises:
-        UserError: one is out of range.
-    """
+    """Check the range of two options."""
     if train_tokens is not None and train_tokens < 1:
         raise UserError(f"--train-tokens: {train_tokens}: give a number of tokens, 1 or more")
     if temperature is not None and not 0.01 <= temperature < float("inf"):

@@ -61,10 +61,6 @@ def read_weighting_file(path: Path) -> list[WeightedPrefix]:
     a line are what Megatron takes as --data-path; the corpus then is the last path component of the
     prefix up to its number (<corpus>-<number>). A `.bin` at the end of a prefix is removed. Blank
     lines are skipped, and a column that begins with `#` starts a comment.
-
-    Raises:
-        UserError: the file is missing, empty or not text, a line has another form, a weight is
-            negative or not finite, a part is invalid, a prefix occurs twice, or all weights are 0.
     """
     lines, problems = scan(path)
     if problems:
@@ -73,11 +69,7 @@ def read_weighting_file(path: Path) -> list[WeightedPrefix]:
 
 
 def scan(path: Path) -> tuple[list[Line], list[Problem]]:
-    """Read a weighting file and collect all its problems; keep entries with invalid weights.
-
-    Raises:
-        UserError: the file is missing or not text.
-    """
+    """Read a weighting file and collect all its problems; keep entries with invalid weights."""
     lines: list[Line] = []
     problems: list[Problem] = []
     first_lines: dict[str, int] = {}
@@ -111,11 +103,7 @@ def scan(path: Path) -> tuple[list[Line], list[Problem]]:
 def write_weighting_file(
     path: Path, entries: Iterable[WeightedPrefix], *, columns: Literal[2, 3] = 3
 ) -> None:
-    """Write a weighting file; every weight keeps its full precision.
-
-    Raises:
-        UserError: a prefix cannot be written, or a part cannot be written in two columns.
-    """
+    """Write a weighting file; every weight keeps its full precision."""
     lines = []
     for entry in entries:
         # What `read_weighting_file` would not read as one column must not be written.

@@ -40,13 +40,8 @@ def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str =
     """Open a raw file of any known format and compression.
 
     Args:
-        path: the file.
         byte_range: part of an uncompressed jsonl or parquet file: the lines or row groups whose
             first byte lies in the range.
-        format: name of the reader; if empty, the format is detected.
-
-    Raises:
-        UserError: the file cannot be read, has no known format, or does not contain the range.
     """
     kind, packing, head = look(path, format)
     raw = Input(path, kind, compression=packing, head=head)
@@ -57,11 +52,7 @@ def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str =
 
 
 def parse_range(text: str, paths: list[Path]) -> ByteRange | None:
-    """Parse a byte range START:END of a single file. END may be empty; empty text gives None.
-
-    Raises:
-        UserError: the text is not a range, or there are several files.
-    """
+    """Parse a byte range START:END of a single file. END may be empty; empty text gives None."""
     if not text:
         return None
     match = re.fullmatch(r"(\d+):(\d*)", text)

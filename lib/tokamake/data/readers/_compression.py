@@ -81,11 +81,7 @@ def compression(head: bytes) -> str:
 
 
 def unpack(chunks: Iterable[bytes], name: str, *, path: Path, block_bytes: int) -> Iterator[bytes]:
-    """Yield the decompressed bytes of all members in blocks of about `block_bytes`.
-
-    Raises:
-        UserError: the file is truncated or damaged, or other data follows its last member.
-    """
+    """Yield the decompressed bytes of all members in blocks of about `block_bytes`."""
     outputs: list[bytes] = []
     size = 0
     for output in _Unpacker(name, path).unpack(chunks):

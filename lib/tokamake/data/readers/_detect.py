@@ -45,9 +45,6 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
     """Return the format (detected unless given) and the compression (empty if none) of a file.
 
     The content decides; the file name decides where the content is ambiguous.
-
-    Raises:
-        UserError: the file cannot be read, or has no known format.
     """
     return look(path, format)[:2]
 
@@ -76,12 +73,7 @@ def find_format(head: bytes, path: Path, *, magic_alone: bool = False) -> str | 
     """Return the format of content that begins with `head`; None: no reader accepts it.
 
     Args:
-        head: first bytes, decompressed.
-        path: name of the content.
         magic_alone: leave out formats that the name or a guess decides.
-
-    Raises:
-        UserError: no reader can read this kind of content.
     """
     by_magic = [name for name, reader in readers().items() if reader.HAS_MAGIC]
     others = [] if magic_alone else [name for name in readers() if name not in by_magic]

@@ -53,9 +53,6 @@ def expand(names: Iterable[str | Path]) -> list[Path]:
     Returns:
         Paths, in natural order within each name. A file that matches several names appears once,
         at its first match.
-
-    Raises:
-        UserError: a name matches no file.
     """
     # Keyed by device and inode, so that links to the same file count once.
     paths: dict[tuple[int, int], str] = {}

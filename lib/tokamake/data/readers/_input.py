@@ -92,10 +92,6 @@ class Input:
 
         In a byte range, line numbers include the lines before the range. Where counting these
         takes too long, the result is the byte position.
-
-        Args:
-            number: from `RecordBlock.numbers`.
-            offset: from `RecordBlock.offsets`.
         """
         if self.unit == "row":
             return f"{self.path}: row {number}"

@@ -27,12 +27,7 @@ class TarMember(NamedTuple):
 
 
 class TarStream:
-    """An archive.
-
-    Args:
-        chunks: decompressed content.
-        max_bytes: maximum size of a member.
-    """
+    """An archive."""
 
     def __init__(self, chunks: Iterator[bytes], max_bytes: int) -> None:
         self._chunks, self._rest, self._max_bytes = chunks, b"", max_bytes
@@ -40,11 +35,7 @@ class TarStream:
         self._global_fields: dict[bytes, bytes] = {}
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the members in order.
-
-        Raises:
-            tarfile.TarError: the archive is damaged, or other data follows its end.
-        """
+        """Yield the members in order."""
         while header := self._header():
             name, info, is_sparse = header
             has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES

@@ -50,11 +50,7 @@ def accepts(head: bytes, path: Path) -> bool:
 
 
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the documents of all members as blocks. Rows count through the archive.
-
-    Raises:
-        UserError: the archive is damaged, or has a member of another format.
-    """
+    """Yield the documents of all members as blocks. Rows count through the archive."""
     number = 0
     for block in _blocks(raw, keys):
         numbers = np.arange(len(block.records), dtype=np.int64) + number
@@ -191,11 +187,7 @@ def _not_a_file(raw: Input, name: str) -> UserError:
 
 
 def _tar_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the name and the content of each file, in the order of the archive.
-
-    Raises:
-        UserError: the archive is damaged, or a member is not a file.
-    """
+    """Yield the name and the content of each file, in the order of the archive."""
     largest = _LARGEST if raw.compression else raw.path.stat().st_size
     members = TarStream(raw.chunks(), largest).members()
     while member := _next(raw, members):
@@ -302,12 +294,7 @@ def _is_hidden(name: str) -> bool:
 
 @contextmanager
 def _errors(raw: Input, name: str = "") -> Iterator[None]:
-    """Turn errors of tarfile and zipfile into `UserError`; RuntimeError is one of encryption.
-
-    Args:
-        raw: the archive.
-        name: the member that is read, if any.
-    """
+    """Turn errors of tarfile and zipfile into `UserError`; RuntimeError is one of encryption."""
     member = f"{name}: " if name else ""
     try:
         yield

@@ -42,11 +42,7 @@ def accepts(head: bytes, path: Path) -> bool:
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the rows after the header as blocks.
-
-    Raises:
-        UserError: a column is missing, or a quote is not closed, so that no later row is certain.
-    """
+    """Yield the rows after the header as blocks."""
     csv.field_size_limit(_MAX_CHARACTERS)
     lines = _lines(raw)
     first = list(itertools.islice(lines, 1))

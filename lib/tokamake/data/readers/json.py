@@ -54,11 +54,7 @@ def is_json(head: bytes) -> bool:
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the documents of the file as blocks.
-
-    Raises:
-        UserError: the file is not JSON, or too large.
-    """
+    """Yield the documents of the file as blocks."""
     yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys=keys))
 
 

@@ -39,14 +39,7 @@ def write_arrays(stream: IO[bytes], index: DatasetIndex | SentenceIndex) -> dict
 
 
 class ArrayFile:
-    """Memory-mapped arrays of a split.
-
-    Args:
-        folder: folder of the split.
-
-    Raises:
-        UserError: the file is missing.
-    """
+    """Memory-mapped arrays of a split."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -56,15 +49,7 @@ class ArrayFile:
             raise UserError(f"{self._path}: no such file; {REMEDY}") from None
 
     def index(self, locations: dict[str, list[Any]], kind: type[Index]) -> Index:
-        """Return the arrays of a dataset at the locations from `write_arrays`.
-
-        Args:
-            locations: of the arrays.
-            kind: the `NamedTuple` of the arrays.
-
-        Raises:
-            UserError: the file is too short.
-        """
+        """Return the arrays of a dataset at the locations from `write_arrays`."""
         return kind(*(self._array(locations[name]) for name in kind._fields))
 
     def _array(self, location: list[Any]) -> npt.NDArray[Any]:

@@ -47,7 +47,6 @@ def plan_blend(weights: list[float], num_samples: int) -> BlendPlan:
 
     Args:
         weights: above 0, at most 32,766; only their ratios count.
-        num_samples: requested samples.
     """
     shares = normalize(weights)
     targets = [math.ceil(num_samples * share) for share in shares]
@@ -61,14 +60,10 @@ def apportion(weights: list[float], num_samples: int) -> list[int]:
 
     Args:
         weights: finite, 0 or more, not all 0; only their ratios count.
-        num_samples: samples to divide.
 
     Returns:
         Samples of each weight. They add up to `num_samples`, and each differs by less than 1 from
         its exact share. If remainders are equal, the lowest numbers get the extra samples.
-
-    Raises:
-        UserError: a weight or `num_samples` is out of range.
     """
     if num_samples < 0:
         raise UserError(f"num_samples: {num_samples}: out of range; give 0 or more")
@@ -100,9 +95,6 @@ class ExactBlend:
     position of the order, that dataset is at most (1 - p) / 2 + p (m - 1) / 2 samples off its
     share: at most 1 if p <= 1 / (m - 2). At the end all counts are exact. The proof is in
     `lib/csrc/exact.hpp`.
-
-    Args:
-        counts: samples of each dataset.
 
     Raises:
         UserError: there is no dataset, a count is negative, or the sum is above 2**53.
@@ -149,12 +141,7 @@ class CorpusBlend:
 
     Args:
         corpora: samples of the datasets of each corpus; datasets are numbered across corpora.
-        within: concatenated, shuffled or blended.
         seed: required to shuffle; corpus c uses numpy's RandomState(seed + c).
-
-    Raises:
-        UserError: a count is out of range (see `ExactBlend`), `within` is unknown, or a seed is
-            missing or superfluous.
     """
 
     def __init__(

@@ -36,18 +36,7 @@ def find_datasets(
     validate: bool,
     has_sentences: bool = False,
 ) -> dict[str, list[WeightedDataset]]:
-    """Datasets of the training split and, with `validate`, of each validation split.
-
-    Args:
-        splits: of the run.
-        data_root: folder that prefixes are relative to.
-        blend: order of the datasets' samples.
-        validate: whether the run has validation samples.
-        has_sentences: whether documents have several sequences, their sentences.
-
-    Raises:
-        UserError: a dataset is missing or damaged, a split is empty, or no split can validate.
-    """
+    """Datasets of the training split and, with `validate`, of each validation split."""
     opened = {
         line.prefix: IndexedDataset(data_root / line.prefix)
         for name in splits.names
@@ -137,15 +126,9 @@ def write_split(
     """Write the arrays of a split and return their description for index.json.
 
     Args:
-        folder: folder to create.
-        datasets: datasets of the split.
-        settings: settings of the split.
         num_samples: requested samples; None: as many as the epochs give.
         epochs_of: epochs of each corpus, if `num_samples` is None.
         pieces: (vocabulary,) kind of each token; None: the objective is causal.
-
-    Raises:
-        UserError: the epochs hold no sample, or a sample does not fit the decoder.
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:

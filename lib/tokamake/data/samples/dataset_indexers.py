@@ -60,7 +60,6 @@ def make_indexer(
     """Make the indexer of a split.
 
     Args:
-        settings: of the split.
         epochs_of: epochs of each corpus; empty: numbers of samples decide.
         pieces: (vocabulary,) kind of each token; None: causal.
     """

@@ -40,14 +40,8 @@ def check_decoder_lengths(
     """Check that each sample of a dataset fits the decoder and has enough sentinels.
 
     Args:
-        dataset: dataset of the split.
         rows: (samples, 3) samples of it that are drawn.
-        objective: span_corruption.
         pieces: (vocabulary,) kind of each token.
-        seed: of the first sample.
-
-    Raises:
-        UserError: a sample does not fit. The message has the number that would be enough.
     """
     worst = max_masked(objective.probability, objective.target_tokens)
     limits = objective.decoder_sequence_length, len(objective.sentinels)

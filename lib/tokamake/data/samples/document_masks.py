@@ -35,8 +35,6 @@ def packed(
 
     Args:
         rows: (B, S + 1) tokens of samples; a label `PAD` has no loss.
-        eod: end-of-document token.
-        reset_position_ids: restart positions in each document.
         reset_attention_mask: give each document of a row its own number.
         eod_mask_loss: no loss where the input is `eod`: the next document is unpredictable.
     """

@@ -20,11 +20,6 @@ def documents_of(
 ) -> dict[str, list[int]]:
     """Find the documents of some samples, as `trace-sample` does for one.
 
-    Args:
-        samples: of a split.
-        numbers: samples in training order.
-        data_root: folder that the prefixes of datasets are relative to.
-
     Returns:
         Numbers of documents, ascending, by the prefix of their dataset.
     """

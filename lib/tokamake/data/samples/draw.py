@@ -50,11 +50,8 @@ def draw(
     """Write an order of at least `num_samples` samples: dataset_index and dataset_sample_index.
 
     Args:
-        folder: folder of the split.
         weights: weights of the datasets, above 0; only their ratios count.
         corpora: corpora of the datasets; for `corpora`, datasets of a corpus must be neighbors.
-        num_samples: requested samples.
-        settings: settings of the order.
     """
     if settings.blend == "weighted":
         return DrawnSamples(*write_blend(folder, list(weights), num_samples=num_samples))
@@ -73,14 +70,7 @@ def draw(
 def draw_all(
     folder: Path, counts: Sequence[int], *, corpora: Sequence[str], settings: DrawSettings
 ) -> DrawnSamples:
-    """Write an order of all samples of some datasets.
-
-    Args:
-        folder: folder of the split.
-        counts: samples of each dataset, above 0.
-        corpora: as for `draw`.
-        settings: settings of the order.
-    """
+    """Write an order of all samples of some datasets."""
     if settings.blend == "corpora":
         groups: dict[str, list[int]] = {}
         for count, corpus in zip(counts, corpora, strict=True):

@@ -13,12 +13,7 @@ _MAX_EPOCHS = 10**6
 
 
 def parse_epochs(options: Sequence[str], lines: Sequence[WeightedPrefix]) -> dict[str, Fraction]:
-    """Epochs of each corpus of a weighting file: "1.5" applies to all, "wiki=3" to one.
-
-    Raises:
-        UserError: an option is not a number above 0, a corpus is unknown, listed twice or has no
-            epochs.
-    """
+    """Epochs of each corpus of a weighting file: "1.5" applies to all, "wiki=3" to one."""
     corpora = dict.fromkeys(line.corpus for line in lines)
     parsed: dict[str, Fraction] = {}
     for option in options:

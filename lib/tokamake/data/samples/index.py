@@ -168,17 +168,7 @@ def _write(
     epochs_of: dict[str, Fraction],
     pieces: npt.NDArray[np.uint8] | None,
 ) -> dict[str, Any]:
-    """Write the index folder and return the descriptions of its splits.
-
-    Args:
-        output: folder to write.
-        options: first keys of index.json.
-        splits: of the run.
-        data_root: folder that prefixes are relative to.
-        settings: decide the samples.
-        epochs_of: epochs of each corpus, if they give the number of training samples.
-        pieces: (vocabulary,) kind of each token; None: the objective is causal.
-    """
+    """Write the index folder and return the descriptions of its splits."""
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)

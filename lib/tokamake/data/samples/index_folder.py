@@ -17,11 +17,7 @@ REMEDY = "run `tokamake index` again, or its rule in the workflow"
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read index.json of an index folder.
-
-    Raises:
-        UserError: the file is missing, has another version or was changed.
-    """
+    """Read index.json of an index folder."""
     path = folder / "index.json"
     description = files.read_json(path, REMEDY)
     if not isinstance(description, dict) or description.get("version") != VERSION:
@@ -69,10 +65,6 @@ def identity(data_root: Path, prefix: str, *, thorough: bool = False) -> dict[st
     The hashes come from the manifest. Without a manifest, the .idx file is hashed. `thorough` also
     checks the files that decide the samples: with a manifest it compares the .idx file with it,
     without one it hashes the .bin file.
-
-    Raises:
-        UserError: a file of the dataset is missing or does not match the manifest, or the manifest
-            is broken.
     """
     dataset = data_root / prefix
     measured: dict[str, Any] = {"bytes": {}, "sha256": {}}

@@ -55,19 +55,11 @@ class SplitSamples:
     """Samples of one split in training order, whatever a sample is.
 
     Attributes:
-        sequence_length: tokens that the model sees per sample.
         digest: hash of everything that determines the samples and their order.
-        prefixes: paths of the datasets, without .bin and .idx.
-        corpora: names of the corpora.
 
     Args:
-        folder: index folder.
         split: train, valid or another validation split.
-        data_root: folder that prefixes are relative to.
         verify: check that the datasets are the indexed ones; one rank of a run is enough.
-
-    Raises:
-        UserError: the index or a dataset is missing or damaged, or a dataset has changed.
     """
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
@@ -137,9 +129,6 @@ class SplitSamples:
 class Samples(SplitSamples):
     """Samples of the objective causal: documents, concatenated and cut. For arguments and
     attributes see `SplitSamples`.
-
-    Raises:
-        UserError: the index is that of another objective, or a dataset has sentences.
     """
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
@@ -288,9 +277,6 @@ def steps(
 
     The samples of a step depend only on `consumed_samples`. Micro batches and ranks only divide
     them. `left_out` has the first and last number, from 1, of steps whose samples are not read.
-
-    Raises:
-        UserError: a batch cannot be divided into whole micro batches of all ranks.
     """
     sizes.check(micro_batch_size, data_parallel_size)
     while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):

@@ -54,7 +54,6 @@ def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.M
     """Make a sampler, which one thread may use.
 
     Args:
-        objective: masked.
         pieces: (vocabulary,) kind of each token.
     """
     tokens = objective.tokens

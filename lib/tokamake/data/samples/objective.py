@@ -53,16 +53,7 @@ class Objective(NamedTuple):
 
 
 def make_objective(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) -> Objective:
-    """Add the special tokens of a tokenizer to the settings of a run.
-
-    Args:
-        settings: from `config.objective.sample_settings`.
-        tokenizer: opened tokenizer.
-        path: its path, for messages.
-
-    Raises:
-        UserError: the tokenizer is no WordPiece, or lacks a special token.
-    """
+    """Add the special tokens of a tokenizer to the settings of a run."""
     vocabulary = _vocabulary(tokenizer, path)
     name = settings["name"]
     wanted = _SPECIAL if name == "masked" else {**_SPECIAL, **_OF_DECODER}
@@ -94,9 +85,6 @@ def piece_kinds(tokenizer: Tokenizer, *, path: Path) -> npt.NDArray[np.uint8]:
 
     `WORD` begins a word, `CONTINUATION` has the prefix ## and continues one, `BOUNDARY` separates
     texts, and no token of the tokenizer has an `ABSENT` id.
-
-    Raises:
-        UserError: the tokenizer is no WordPiece.
     """
     vocabulary = _vocabulary(tokenizer, path)
     kinds = np.full(tokenizer.vocab_size, ABSENT, np.uint8)

@@ -38,19 +38,7 @@ def read_vocabulary(
     separate_last_epoch: bool | None,
     drop_last_partial_sequence: bool,
 ) -> ObjectiveVocabulary | None:
-    """Check the options of an objective, and look up its tokens; None: it is causal.
-
-    Args:
-        objective: training objective.
-        masking: settings as JSON.
-        sequence_length: tokens of a sample.
-        tokenizer: file or folder of the tokenizer.
-        separate_last_epoch: option of `index`, which only causal has.
-        drop_last_partial_sequence: the same.
-
-    Raises:
-        UserError: they do not fit together, or the tokenizer lacks a special token.
-    """
+    """Check the options of an objective, and look up its tokens; None: it is causal."""
     settings = {
         "objective": objective,
         "masking": parse_json(MaskingSettings, masking, where="masking").model_dump(),
@@ -79,11 +67,7 @@ def check_datasets(
     objective: ObjectiveName,
     vocabulary: ObjectiveVocabulary | None,
 ) -> None:
-    """Check that datasets fit the objective and were made with its tokenizer.
-
-    Raises:
-        UserError: one does not.
-    """
+    """Check that datasets fit the objective and were made with its tokenizer."""
     with_eod = []
     for prefix in prefixes:
         check_sentences(data_root / prefix, objective=objective)

@@ -18,11 +18,7 @@ _CLASSES: dict[str, type[SentenceSamples]] = {
 def open_samples(
     folder: Path, *, split: str, data_root: Path, verify: bool = True
 ) -> Samples | SentenceSamples:
-    """Open the samples of a split; for the arguments see `loader.SplitSamples`.
-
-    Raises:
-        UserError: the index or a dataset is missing or damaged, or they do not fit together.
-    """
+    """Open the samples of a split; for the arguments see `loader.SplitSamples`."""
     objective = read_index(folder).get(KEY)
     kind = _CLASSES[objective["name"]] if objective else Samples
     return kind(folder, split=split, data_root=data_root, verify=verify)

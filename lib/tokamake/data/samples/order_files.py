@@ -36,7 +36,6 @@ def write_blend(
     """Write an order that draws from datasets by weight, as Megatron's BlendedDataset does.
 
     Args:
-        folder: folder of the split.
         weights: above 0, at most 32,766; only their ratios count.
         num_samples: requested samples; the order may have a few more.
 
@@ -60,7 +59,6 @@ def write_exhaustive(folder: Path, counts: list[int]) -> None:
     """Write an order of all samples of all datasets, as Megatron's exhaustive blend does.
 
     Args:
-        folder: folder of the split.
         counts: samples of each dataset, above 0; at most 32,767 datasets.
     """
     blender = _csrc.Blender.exhaustive(np.array(counts, np.int64))

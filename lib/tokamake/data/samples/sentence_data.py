@@ -11,15 +11,7 @@ from tokamake.errors import UserError
 
 
 def check_sentences(prefix: Path, *, objective: str) -> None:
-    """Check a dataset whose manifest states whether its sequences are sentences.
-
-    Args:
-        prefix: the dataset.
-        objective: causal, masked or span_corruption.
-
-    Raises:
-        UserError: they are, and the objective is causal; or they are not, and it is another one.
-    """
+    """Check a dataset whose manifest states whether its sequences are sentences."""
     manifest = find_manifest(prefix)
     if manifest is None or "split_sentences" not in manifest:
         return

@@ -33,7 +33,6 @@ class SentenceIndexer:
     """Builds the index of datasets of one split.
 
     Args:
-        objective: masked or span_corruption.
         seed: seed of the targets and of the order, 1 to 2**31 - 2.
     """
 
@@ -43,11 +42,7 @@ class SentenceIndexer:
         self._objective, self._seed = objective, seed
 
     def build(self, dataset: WeightedDataset, num_samples: int) -> SentenceIndex:
-        """Build an index of at least `num_samples` samples: those of whole epochs.
-
-        Raises:
-            UserError: no document of the split gives a sample.
-        """
+        """Build an index of at least `num_samples` samples: those of whole epochs."""
         rows = self._epoch(dataset)
         if len(rows) < num_samples:
             rows = self._mapping(dataset, num_epochs=_MAX_SEED, max_num_samples=num_samples)

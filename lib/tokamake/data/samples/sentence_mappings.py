@@ -42,11 +42,9 @@ def sentence_mapping(
     remain. Documents with a sentence of more than 512 tokens are left out.
 
     Args:
-        sentences: sentences of one dataset.
         max_seq_length: target tokens of a sample, 2 or more: the model's length minus 3 for BERT,
             minus 2 for T5.
         seed: seed of the targets and of the order, 1 to 2**31 - 2.
-        num_epochs: passes over the documents.
         max_num_samples: start no further epoch at this number of samples; None: unlimited.
         short_seq_prob: share of samples with a shorter target, 0 to 1.
         min_num_sent: minimum sentences of a sample: 2 if it is divided in two.
@@ -54,9 +52,6 @@ def sentence_mapping(
     Returns:
         (samples, 3) first sentence, end of sentences and target tokens; uint32, or uint64 if
         uint32 cannot count the sentences.
-
-    Raises:
-        UserError: an array has a wrong shape or dtype, or a number is out of range.
     """
     _check_sentences(sentences)
     _check_numbers(max_seq_length, seed, num_epochs=num_epochs, max_num_samples=max_num_samples)
@@ -94,20 +89,14 @@ def block_mapping(
     enough sentences remain for another block.
 
     Args:
-        sentences: sentences of one dataset.
         title_lengths: (documents,) tokens of each document's title.
         max_seq_length: target tokens of a block with its title: the model's length minus 3.
-        seed: seed of the order, 1 to 2**31 - 2.
-        num_epochs: passes over the documents.
         max_num_samples: start no further epoch at this number of blocks; None: unlimited.
         use_one_sent_blocks: allow blocks of one sentence; otherwise a block has at least two.
 
     Returns:
         (blocks, 4) first sentence, end of sentences, document, and number of the block in its
         epoch; dtype as for `sentence_mapping`.
-
-    Raises:
-        UserError: an array has a wrong shape or dtype, or a number is out of range.
     """
     _check_sentences(sentences)
     _check_array("title_lengths", title_lengths, dtype=np.int32)

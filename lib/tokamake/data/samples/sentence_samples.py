@@ -43,11 +43,7 @@ class SentenceSamples(SplitSamples, ABC):
     attributes see `SplitSamples`.
 
     Attributes:
-        objective: what decides the samples.
         record: dtype of a sample, with int64 fields.
-
-    Raises:
-        UserError: the index is that of another objective, or a dataset has no sentences.
     """
 
     record: np.dtype[np.void]

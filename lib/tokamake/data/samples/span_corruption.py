@@ -54,7 +54,6 @@ def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.S
     """Make a sampler, which one thread may use.
 
     Args:
-        objective: span_corruption.
         pieces: (vocabulary,) kind of each token.
     """
     tokens = objective.tokens

@@ -62,7 +62,6 @@ class Encoder:
         """Create an encoder; fast encoders and caches are loaded at first use.
 
         Args:
-            tokenizer: opened tokenizer.
             workers: number of threads; it does not change the tokens.
             fast: use a fast encoder where it is exact, not only the reference tokenizer.
         """
@@ -131,7 +130,6 @@ class Encoder:
         """Encode texts in order; special tokens in a text become what the reference makes of them.
 
         Args:
-            texts: texts without lone surrogates.
             position: stream position from `reserve`, of these texts or of the documents that they
                 were made from; None: they come next. It decides which texts are checked.
 

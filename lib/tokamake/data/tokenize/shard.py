@@ -100,10 +100,6 @@ class ShardWriter:
 
     Args:
         inputs: raw files in order; each is opened after the one before it is finished.
-        output: prefix of the indexed datasets.
-        tokenizer: tokenizer, for the manifest and the bos and eod tokens.
-        encoder: encoder of this tokenizer.
-        options: how documents become sequences.
         duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
     """
 
@@ -134,11 +130,7 @@ class ShardWriter:
         Args:
             request: digest of inputs and options for the manifests; `ShardTokenizer` compares it.
 
-        Returns:
-            Manifests of the indexed datasets.
-
         Raises:
-            UserError: a file is damaged, a document is bad, or too many are.
             encoder.Mismatch: the fast encoder is wrong for this text.
         """
         started = time.monotonic()
@@ -370,14 +362,7 @@ def _input_entry(source: Input) -> dict[str, Any]:
 
 
 class _Output:
-    """Writers of one indexed dataset.
-
-    Args:
-        paths: temporary paths of its files.
-        dtype: dtype of its tokens.
-        bos: token before each document, or None.
-        eod: token after each document, or None.
-    """
+    """Writers of one indexed dataset."""
 
     def __init__(
         self, paths: list[Path], dtype: type[np.integer], *, bos: int | None, eod: int | None

@@ -50,12 +50,7 @@ class ShardTokenizer:
     """Writes shards; loads the fast encoder once for all of them.
 
     Args:
-        tokenizer: the tokenizer.
-        options: how documents become sequences.
         workers: number of threads; 0 uses all cores.
-
-    Raises:
-        UserError: the tokenizer has no token that the options need, or `workers` is negative.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: ShardOptions, *, workers: int) -> None:
@@ -81,12 +76,7 @@ class ShardTokenizer:
             self.write(shard, request)
 
     def write(self, shard: ShardRequest, request: str = "") -> None:
-        """Write a shard; a second time, with the reference tokenizer, if the fast encoder is wrong.
-
-        Args:
-            shard: what to read and where to write.
-            request: digest for the manifests.
-        """
+        """Write a shard; once more with the reference tokenizer if the fast encoder is wrong."""
         _check_output(shard, dataset_prefixes(shard.output, self.options))
         manifests, mismatch = [], ""
         try:

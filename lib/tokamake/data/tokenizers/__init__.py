@@ -92,11 +92,7 @@ class Tokenizer:
 
 
 def tokenizer_files(path: Path) -> tuple[str, list[Path]]:
-    """Return the kind of a tokenizer and its files.
-
-    Raises:
-        UserError: the path does not exist, or holds no known tokenizer.
-    """
+    """Return the kind of a tokenizer and its files."""
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder; fix the path")
     candidates = {}
@@ -125,11 +121,7 @@ def refuse_several(path: Path, files: list[Path]) -> None:
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer in a file or folder.
-
-    Raises:
-        UserError: the tokenizer is missing or damaged, or has no end-of-document token.
-    """
+    """Load the tokenizer in a file or folder."""
     kind, paths = tokenizer_files(path)
     try:
         tokenizer: Tokenizer = plugins.load("data/tokenizers", kind).load(paths)
@@ -185,9 +177,6 @@ def in_folder(path: Path, *names: str) -> list[Path]:
     """Return the files `names` in a folder (or beside the first file), or [] if any is missing.
 
     All may begin with one more name, such as gpt2-vocab.json and gpt2-merges.txt.
-
-    Raises:
-        UserError: the folder has several such sets.
     """
     first = names[0]
     files = [path]
@@ -204,11 +193,7 @@ def in_folder(path: Path, *names: str) -> list[Path]:
 
 
 def with_configs(paths: list[Path]) -> list[Path]:
-    """Return a tokenizer's files and the files in the same folder that add tokens or name some.
-
-    Raises:
-        UserError: a file is huge.
-    """
+    """Return a tokenizer's files and the files in the same folder that add tokens or name some."""
     if not paths:
         return []
     others = (paths[0].parent / name for name in (*CONFIGS, ADDED_TOKENS))

@@ -32,18 +32,12 @@ def add_tokens(
     """Add the tokens of the config files to a tokenizer.
 
     Args:
-        fast: tokenizer to change.
-        paths: its files.
         defaults: special tokens by name that count if the files name no other, and if the
             vocabulary has them (transformers would add them to any vocabulary).
         pieces: further tokens of the vocabulary to find in text, if the files list no others.
 
     Returns:
         Texts of the tokens that end and begin documents; the second may be empty.
-
-    Raises:
-        UserError: a token would get another id than the files state, there are too many, or there
-            is no end-of-document token.
     """
     stated, config = settings(paths), settings([path for path in paths if path.name != CONFIGS[1]])
     used = config if "added_tokens_decoder" in config else stated

@@ -27,14 +27,7 @@ def wrap(
     """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`.
 
     Args:
-        fast: the loaded tokenizer.
-        paths: its files.
-        defaults: see `add_tokens`.
-        pieces: see `add_tokens`.
         has_text: False: text is token ids.
-
-    Raises:
-        UserError: as `add_tokens`.
     """
     end, beginning = add_tokens(fast, paths, defaults=defaults, pieces=pieces)
     vocabulary = fast.get_vocab(with_added_tokens=True)

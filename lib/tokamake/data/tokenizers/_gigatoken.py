@@ -65,7 +65,6 @@ class Gigatoken:
         """Load a tokenizer. Any exception means that gigatoken does not support it.
 
         Args:
-            tokenizer: a tokenizer without `refusal`.
             growth_bytes: growth of the process's memory at which the caches are dropped.
         """
         self._definition = tokenizer.definition()

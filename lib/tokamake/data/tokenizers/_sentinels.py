@@ -38,11 +38,6 @@ def decoder_tokens(tokenizer: Tokenizer) -> tuple[int, int] | None:
 def extended_definition(tokenizer: Tokenizer, num_sentinels: int, *, path: Path) -> str:
     """Text of the tokenizer.json with [BOS], [EOS] and sentinels.
 
-    Args:
-        tokenizer: opened tokenizer.
-        num_sentinels: 1 or more.
-        path: its path, for messages.
-
     Raises:
         UserError: the tokenizer has no tokenizer.json, has one of the tokens already, or has ids
             without a token, which would be given to new ones.
@@ -77,17 +72,7 @@ def extended_definition(tokenizer: Tokenizer, num_sentinels: int, *, path: Path)
 def write_extended(
     tokenizer: Tokenizer, num_sentinels: int, *, paths: list[Path], output: Path
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json of an extended tokenizer.
-
-    Args:
-        tokenizer: opened tokenizer.
-        num_sentinels: 1 or more.
-        paths: its files.
-        output: folder to write.
-
-    Raises:
-        UserError: as `extended_definition`.
-    """
+    """Write tokenizer.json and tokenizer_config.json of an extended tokenizer."""
     definition = extended_definition(tokenizer, num_sentinels, path=paths[0])
     config = _config(paths, {*json.loads(definition)["model"]["vocab"]})
     config["additional_special_tokens"] = [

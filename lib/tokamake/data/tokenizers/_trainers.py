@@ -80,14 +80,7 @@ def train(
     """Train a tokenizer.
 
     Args:
-        kind: bpe, wordpiece or unigram.
-        texts: the texts, read once or twice.
         vocab_size: entries of the vocabulary, at least MINIMUM[kind] plus the special tokens.
-        special_tokens: additional special tokens that `check_special_tokens` accepts.
-        source: origin of the texts, for messages.
-
-    Raises:
-        UserError: there is too little text for `vocab_size` entries.
     """
     trainers = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram}
     if not any(texts()):
@@ -108,12 +101,7 @@ def train(
 
 
 def ids_tokenizer(vocab_size: int, eod: int) -> "tokenizers.Tokenizer":
-    """Make a tokenizer whose text is token ids separated by spaces, like Megatron's NullTokenizer.
-
-    Args:
-        vocab_size: number of ids.
-        eod: end-of-document token.
-    """
+    """Make a tokenizer whose text is token ids and spaces, like Megatron's NullTokenizer."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 

@@ -44,7 +44,6 @@ def differing_points(
 
     Args:
         points: code points to compare; surrogates are ignored.
-        encoders: two encoders.
         group_size: code points that share a text in the first comparison. Texts that differ are
             compared again, one code point at a time.
     """

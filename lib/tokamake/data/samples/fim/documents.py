@@ -62,13 +62,7 @@ class SampleRandom:
 
 
 class Rearranger:
-    """Rearranges the documents of a sample. Does not truncate or pad.
-
-    Args:
-        fim: settings.
-        tokenizer: tokenizer of the tokens.
-        marks: its special tokens.
-    """
+    """Rearranges the documents of a sample. Does not truncate or pad."""
 
     def __init__(self, fim: Fim, tokenizer: Tokenizer, *, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
@@ -80,11 +74,7 @@ class Rearranger:
         self.decode = tokenizer.decode
 
     def __call__(self, tokens: Tokens, random: SampleRandom) -> list[FimSegment]:
-        """Rearrange a sample.
-
-        Raises:
-            UserError: a token is not in the tokenizer's vocabulary.
-        """
+        """Rearrange a sample."""
         if len(tokens) and tokens.max() >= self._tokenizer.vocab_size:
             raise UserError(
                 f"token {tokens.max()} in a sample, the tokenizer has {self._tokenizer.vocab_size} "

@@ -44,20 +44,10 @@ class FimSamples:
     """Samples with rearranged documents, for `batches` and `steps`.
 
     Attributes:
-        sequence_length: tokens that the model sees per sample.
         digest: hash of everything that determines the samples and their order.
-        corpora: names of the corpora.
 
     Args:
-        samples: samples to rearrange.
-        fim: settings.
-        tokenizer: file or folder of the tokenizer that encoded the datasets.
-        seed: 0 to 2**64 - 1.
         verify: check in the manifests that this tokenizer encoded the datasets.
-
-    Raises:
-        UserError: the tokenizer lacks the special tokens, or loses text, or did not encode the
-            datasets.
     """
 
     def __init__(
@@ -129,11 +119,7 @@ class FimSamples:
 
 
 def training_samples(run: "Run", *, verify: bool = True) -> Samples | SentenceSamples | FimSamples:
-    """Training samples of a run, of its objective, rearranged if its settings say so.
-
-    Raises:
-        UserError: the index, a dataset or the tokenizer is missing, or they do not fit together.
-    """
+    """Training samples of a run, of its objective, rearranged if its settings say so."""
     samples = open_samples(run.index, split="train", data_root=run.data_root, verify=verify)
     fim = Fim(**run.train.fim.model_dump())
     if not fim.rate:

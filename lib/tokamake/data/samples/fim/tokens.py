@@ -16,11 +16,7 @@ _SIMILAR = re.compile(r"fim|pre|suf|mid|begin|hole", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Fim:
-    """Settings of fill-in-the-middle.
-
-    Raises:
-        UserError: a rate is out of range.
-    """
+    """Settings of fill-in-the-middle."""
 
     rate: float = 0.0
     """Share of documents to rearrange; each part of a document in a sample counts as one."""
@@ -56,16 +52,7 @@ class FimTokens(NamedTuple):
 
 
 def find_tokens(fim: Fim, tokenizer: Tokenizer, *, path: Path) -> FimTokens:
-    """Look up the special tokens, and check that the tokenizer keeps text that is cut.
-
-    Args:
-        fim: settings with the texts of the tokens.
-        tokenizer: opened tokenizer.
-        path: its path, for messages.
-
-    Raises:
-        UserError: a token is missing or has two uses, or the tokenizer changes text.
-    """
+    """Look up the special tokens, and check that the tokenizer keeps text that is cut."""
     special = _special_tokens(tokenizer, path)
     texts = {name: getattr(fim, name) for name in ("prefix", "suffix", "middle")}
     if fim.split_token:
