@@ -17,10 +17,6 @@ class Dialect:
 
     Args:
         label: prefix of messages, and name of the folder of the records.
-        system: name of the batch system.
-        submit, status, delete, release: its commands, for messages.
-        id_variable: the environment variable with a job's id.
-        read: converts the attributes of a job into its status.
         options: options of the submit command, from the job's name and the file for its output.
         avoid: options so that a job does not get some hosts, from its own options and the hosts;
             None: the batch system cannot do that.

@@ -87,7 +87,6 @@ class Evidence:
         """Decide whether the job ended, with a message for the user.
 
         Args:
-            now: time of the clock.
             patience: seconds for which one source alone is not believed.
             bundled: whether the server's answer is about a bundle that includes this job.
         """

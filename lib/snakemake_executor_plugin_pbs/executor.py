@@ -106,11 +106,7 @@ class Executor(RemoteExecutor):
         self._wake.set()
 
     def run_job(self, job: JobExecutorInterface) -> None:
-        """Add one job.
-
-        Raises:
-            UserError: a resource is invalid.
-        """
+        """Add one job."""
         wildcards = {} if job.is_group() else snakemake_internals.wildcards(job)
         body = self.jobscript.format(
             properties=job.properties(), exec_job=self.format_job_exec(job)
@@ -130,11 +126,7 @@ class Executor(RemoteExecutor):
             self._added.append(task)
 
     def request(self, job: JobExecutorInterface) -> SubmitRequest:
-        """Options of the submit command for a job.
-
-        Raises:
-            UserError: a resource is invalid.
-        """
+        """Options of the submit command for a job."""
         return self.build_request(identity.name(job), job.threads, job.resources, self.user)
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002

@@ -17,7 +17,6 @@ def needs_own_text(job: Any, submitted: float) -> bool:
     older than the job, as if the job had written them.
 
     Args:
-        job: Snakemake's job.
         submitted: time of its submission, in seconds since 1970.
     """
     return bool(job.is_group()) or any(path.exists() for path in _stale(rule_logs(job), submitted))
@@ -29,12 +28,8 @@ def text(
     """Error text of a failed job, in the form of Snakemake's.
 
     Args:
-        job: Snakemake's job.
-        message: reason of the failure.
         own_log: output of the job, if it started.
         submitted: time of its submission, in seconds since 1970.
-        job_id: its id in the batch system.
-        show_logs: whether to add the ends of log files (--show-failed-logs).
     """
     logs = rule_logs(job)
     stale = _stale(logs, submitted)

@@ -11,11 +11,7 @@ from .user_file import UserFile, personal_value, read_user_file, required_names
 
 
 def read_values(settings: ExecutorSettings) -> UserFile:
-    """Values of the user file; they replace those of the site.
-
-    Raises:
-        UserError: the file or a setting is invalid.
-    """
+    """Values of the user file; they replace those of the site."""
     path = Path(os.path.expandvars(settings.user_file)).expanduser()
     user = read_user_file(path, settings.personal)
     return replace(user, common={**settings.site_values(), **user.common})
@@ -27,15 +23,10 @@ def missing_values(
     """Message about required values that no job resource and no user file sets.
 
     Args:
-        settings: settings of the executor; `required` lists the values that the site requires.
         user: values of the user file.
-        jobs: name (of the rule or group) and resources of each job.
 
     Returns:
         The message with the remedy, or an empty string if no value is missing.
-
-    Raises:
-        UserError: `required` has an unknown name.
     """
     required = required_names(settings.required, settings.personal)
     missing: dict[str, list[str]] = {}
@@ -65,9 +56,6 @@ def missing_in_workflow(resources: Mapping[str, Any]) -> str:
 
     Args:
         resources: resources of all rules together, at the end of the Snakefile.
-
-    Raises:
-        UserError: the user file or a setting is invalid.
     """
     if (settings := ExecutorSettings.current) is None:
         return ""
@@ -78,14 +66,7 @@ def missing_in_workflow(resources: Mapping[str, Any]) -> str:
 
 
 def has_value(name: str) -> bool:
-    """Whether the user file or the site gives a value to any rule; it also works in a dry run.
-
-    Args:
-        name: name of a personal value.
-
-    Raises:
-        UserError: the user file or a setting is invalid.
-    """
+    """Whether the user file or the site gives a value to any rule; it also works in a dry run."""
     if (settings := ExecutorSettings.current) is None:
         return False
     user = read_values(settings)

@@ -11,14 +11,7 @@ REPORTED_FAULTS = 3  # faults in a row after which the user is warned
 
 
 class Poller:
-    """Asks the server about the jobs of a session.
-
-    Args:
-        session: the controller's state.
-
-    Attributes:
-        next_poll: time of the next call.
-    """
+    """Asks the server about the jobs of a session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -14,7 +14,6 @@ class Queues:
     """Waiting jobs of one controller in each queue.
 
     Args:
-        limits: `queued` limits the number of jobs that wait in a queue.
         records: records on disk; they show whether a job started after the last status call.
 
     Attributes:

@@ -94,7 +94,6 @@ def find(session: Session, task: Task, *, ask: bool = True) -> bool:
     """Look up the id of a submission, for all tasks of its bundle.
 
     Args:
-        session: the controller's state.
         task: a task in phase FINDING.
         ask: whether to ask the server if the job has not left its id on disk.
 

@@ -36,7 +36,6 @@ def parse(code: int, output: str, *, errors: str) -> StatusReply:
     Args:
         code: exit status of qstat. It is not 0 if a single job is unknown, so it proves nothing
             alone.
-        output: standard output.
         errors: standard error, which names unknown jobs.
     """
     answer = StatusReply(unknown={number(job_id) for job_id in _UNKNOWN.findall(errors)})

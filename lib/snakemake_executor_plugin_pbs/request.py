@@ -33,13 +33,7 @@ def build_request(
     """Convert resources into options of qsub.
 
     Args:
-        rule: name of the rule or group.
         threads: cores per node if there is no resource ncpus.
-        resources: resources of the job.
-        user: values of the user file.
-
-    Raises:
-        UserError: a value is invalid.
     """
 
     def personal(name: str) -> str:
@@ -73,11 +67,7 @@ def build_request(
 
 
 def walltime(rule: str, minutes: Any) -> int:
-    """Convert minutes into whole seconds.
-
-    Raises:
-        UserError: `minutes` is not a positive number.
-    """
+    """Convert minutes into whole seconds."""
     try:
         seconds = round(float(minutes) * 60)
     except (TypeError, ValueError):
@@ -96,11 +86,7 @@ def job_name(rule: str, wildcards: Mapping[str, str], *, token: str) -> str:
 
 
 def num_spare_nodes(rule: str, resources: Mapping[str, Any]) -> int:
-    """Nodes that a job requests beyond those of its work, to replace nodes that are lost.
-
-    Raises:
-        UserError: the resource spare_nodes is no whole number.
-    """
+    """Nodes that a job requests beyond those of its work, to replace nodes that are lost."""
     return whole_number(rule, "spare_nodes", value=resources.get("spare_nodes", 0), lowest=0)
 
 
@@ -143,11 +129,7 @@ def _is_own_option(argument: str) -> bool:
 
 
 def whole_number(rule: str, name: str, *, value: Any, lowest: int = 1) -> int:
-    """Check that a resource is a whole number, and return it.
-
-    Raises:
-        UserError: it is another type, or below `lowest`.
-    """
+    """Check that a resource is a whole number, and return it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
         raise UserError(
             f"rule {rule}: {name}: {value!r}: must be a whole number of at least {lowest}"
@@ -161,13 +143,7 @@ def extra_options(
     """Split a resource with more options of the submit command, as a shell does.
 
     Args:
-        rule: name of the rule or group.
-        resource: name of the resource, for messages.
-        text: the options.
         is_own_option: whether an argument is an option that the executor sets itself.
-
-    Raises:
-        UserError: the quotes are wrong, or the executor sets one of the options itself.
     """
     try:
         arguments = shlex.split(text)
@@ -185,9 +161,6 @@ def queue_limits(text: str) -> dict[str, int]:
     """Parse `debug=1 prod=20 *=50`: the number of jobs that may wait in each queue.
 
     * is any other queue.
-
-    Raises:
-        UserError: the text has another form.
     """
     limits = {}
     for part in text.replace(",", " ").split():

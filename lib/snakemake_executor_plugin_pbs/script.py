@@ -29,7 +29,6 @@ def script(
     Args:
         submissions: folder (`records.Records`) and token of each submission; `TOKEN.job` in the
             folder is the shell script to run. A bundle has several.
-        id_variable: the environment variable with the job's id.
         seconds: walltime. The job exports its end as PBS_JOB_END_TIME, as Slurm exports its own.
         container: image. The job exports it as JOB_CONTAINER, for its launch script.
     """

@@ -15,13 +15,7 @@ class Session:
     """Tasks of a controller, and its access to the batch system.
 
     Args:
-        server: the batch system.
-        records: records on disk.
-        limits: times and numbers of jobs.
-        warn: shows a message to the user.
         clock: returns seconds since 1970.
-        stopping: returns whether the workflow is being stopped.
-        dialect: names and options of the batch system.
     """
 
     server: Server

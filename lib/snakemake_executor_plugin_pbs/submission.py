@@ -19,12 +19,7 @@ MOST_BUNDLED = 100
 
 
 class Submitter:
-    """Submits the tasks of a session.
-
-    Args:
-        session: the controller's state.
-        queues: limits of the queues.
-    """
+    """Submits the tasks of a session."""
 
     def __init__(self, session: Session, queues: Queues) -> None:
         self.session, self.queues = session, queues
@@ -125,9 +120,7 @@ def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Pat
     """Write the records of tasks, and the script of the job that they share.
 
     Args:
-        session: the controller's state.
         tasks: one task, or those of a bundle; each gets a record and empty evidence.
-        now: seconds since 1970.
 
     Returns:
         The script, and the options of the submit command.

@@ -44,9 +44,6 @@ class Task:
 
     Args:
         key: identifies the job for every controller.
-        rule: name of its rule; `wildcards`: their values, for its name in PBS.
-        body: text of the shell script that runs it.
-        outputs: files that it writes.
         fingerprint: of its inputs; a running job with another fingerprint is deleted.
         job: object of the caller, returned in events.
         next_request: returns the request of its next attempt; None: there is none.

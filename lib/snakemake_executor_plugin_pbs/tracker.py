@@ -23,17 +23,7 @@ CROWDED_SECONDS = 2.0
 
 
 class Tracker:
-    """All tasks of a controller.
-
-    Args:
-        server: the batch system.
-        records: records on disk.
-        limits: times and numbers of jobs.
-        warn: shows a message to the user.
-        clock: returns seconds since 1970.
-        stopping: returns whether no more jobs are to be submitted.
-        dialect: names and options of the batch system.
-    """
+    """All tasks of a controller."""
 
     def __init__(
         self,

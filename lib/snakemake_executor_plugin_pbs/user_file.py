@@ -13,13 +13,7 @@ from .errors import UserError
 
 @dataclass(frozen=True)
 class UserFile:
-    """Values of the user file.
-
-    Args:
-        path: path of the file, for messages.
-        common: values for all rules.
-        rules: rule name to its own values.
-    """
+    """Values of the user file."""
 
     path: Path
     common: Mapping[str, str]
@@ -31,15 +25,7 @@ class UserFile:
 
 
 def read_user_file(path: Path, known: tuple[str, ...]) -> UserFile:
-    """Read the user file; a file that does not exist has no values.
-
-    Args:
-        path: path of the file.
-        known: names that it may contain.
-
-    Raises:
-        UserError: the file is not a mapping of known names to strings.
-    """
+    """Read the user file; a file that does not exist has no values."""
     if not path.exists():
         return UserFile(path, {}, {})
     try:
@@ -78,15 +64,7 @@ def _strings(where: str, values: Any, *, known: tuple[str, ...]) -> dict[str, st
 def personal_value(
     name: str, resource: str, *, rule: str, resources: Mapping[str, Any], user: UserFile
 ) -> str:
-    """Value of a job's resource, or else of the user file; an empty string if neither has it.
-
-    Args:
-        name: name in the user file.
-        resource: name of the resource.
-        rule: name of the rule or group.
-        resources: resources of the job.
-        user: values of the user file.
-    """
+    """Value of a job's resource, or else of the user file; an empty string if neither has it."""
     value = resources.get(resource)
     if value is None or value == "":
         value = user.value(rule, name)
@@ -94,11 +72,7 @@ def personal_value(
 
 
 def required_names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse the names of required values, such as `account queue filesystems`.
-
-    Raises:
-        UserError: a name is unknown.
-    """
+    """Parse the names of required values, such as `account queue filesystems`."""
     names = tuple(text.replace(",", " ").split())
     for name in names:
         if name not in known:

@@ -106,7 +106,6 @@ def parse(result: CommandResult, ids: Sequence[str]) -> StatusReply:
     Args:
         result: result of squeue. If it succeeds, Slurm does not know the jobs that it does not
             list. For a single unknown job it fails, with an error that says so.
-        ids: ids of the jobs asked about.
     """
     if result.code:
         if len(ids) == 1 and "invalid job id" in result.errors.lower():

@@ -32,11 +32,7 @@ OWN_OPTIONS = (
 
 
 def read_defaults(text: str) -> dict[str, str]:
-    """Parse values of the site, such as `constraint=gpu qos=regular`.
-
-    Raises:
-        UserError: the text has another form.
-    """
+    """Parse values of the site, such as `constraint=gpu qos=regular`."""
     defaults = {}
     for part in text.split():
         name, _, value = part.partition("=")
@@ -54,13 +50,7 @@ def build_request(
     """Convert resources into options of sbatch.
 
     Args:
-        rule: name of the rule or group.
         threads: cores per task if there is no resource cpus_per_task.
-        resources: resources of the job.
-        user: values of the user file.
-
-    Raises:
-        UserError: a value is invalid.
     """
 
     def personal(name: str) -> str:
@@ -113,11 +103,7 @@ def build_request(
 
 
 def _refuse_conflicts(rule: str, resources: Mapping[str, Any]) -> None:
-    """Refuse resources that contradict each other, and those that the executor cannot honour.
-
-    Raises:
-        UserError: there are such resources.
-    """
+    """Refuse resources that contradict each other, and those that the executor cannot honour."""
     if clusters := resources.get("clusters") or resources.get("cluster"):
         raise UserError(
             f"rule {rule}: clusters: {clusters!r}: jobs on other clusters are not followed; start "

@@ -66,9 +66,5 @@ class ExecutorSettings(PbsSettings):
     )
 
     def site_values(self) -> dict[str, str]:
-        """Values of the site; those of the user file replace them.
-
-        Raises:
-            UserError: `defaults` is not of the form NAME=VALUE.
-        """
+        """Values of the site; those of the user file replace them."""
         return read_defaults(self.defaults)

@@ -158,7 +158,6 @@ def atomic(
     renamed last, so a manifest never exists beside files that it does not describe.
 
     Args:
-        paths: files to write.
         optional: paths that need not be written. If one is not, its old file is removed.
         vouching: number of manifests at the end of `paths`.
         durable: whether to flush files and names to disk; False: the caller calls
@@ -255,9 +254,6 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
     Args:
         path: folder to write. An existing one may hold only names that the new one also has.
         also: patterns of other names that an existing folder may hold.
-
-    Raises:
-        UserError: `path` is a file, or a folder that holds other files, which would be lost.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: a file is there; name a folder")

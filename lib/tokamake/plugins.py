@@ -47,13 +47,7 @@ def constant(kind: str, name: str, constant: str, *, default: Any = None) -> Any
     """Value of a literal constant of a plug-in, read without importing the plug-in.
 
     Args:
-        kind: kind of the plug-in.
-        name: name of the plug-in.
-        constant: name of the constant.
         default: value if the plug-in has no such constant.
-
-    Raises:
-        UserError: there is neither the constant nor a default.
     """
     path = _paths(kind)[check(kind, name)]
     if constant in (values := _assignments(path)):

@@ -25,12 +25,6 @@ def validate(
 ) -> Model:
     """Validate `value` against a model.
 
-    Args:
-        model: the model.
-        value: a parsed document.
-        where: place of the document, for messages.
-        context: options for the validators of fields.
-
     Raises:
         UserError: a line per mistake: file, key, value, remedy.
     """
@@ -105,8 +99,6 @@ def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str
     """Message about an unknown key; it names the nearest ones.
 
     Args:
-        key: the key.
-        known: keys of its section.
         paths: dotted names of the settings of all sections, where the key may belong.
     """
     elsewhere = [path for path in paths if path.rpartition(".")[2] == key]
@@ -156,15 +148,7 @@ def read_yaml(path: Path, remedy: str) -> Any:
 
 
 def parse_yaml(text: str, path: str) -> Any:
-    """Parse YAML, which must not have a key twice in one section.
-
-    Args:
-        text: content of the file.
-        path: its path, for messages.
-
-    Raises:
-        UserError: file, line and remedy.
-    """
+    """Parse YAML, which must not have a key twice in one section."""
     import yaml
 
     # The loader in C is ten times faster; PyYAML may be installed without it.
@@ -267,12 +251,8 @@ def read_table(path: Path, *, setting: str, row: str) -> Table:
     """Read a tab-separated table with a header. Lines that begin with `#` are comments.
 
     Args:
-        path: table.
         setting: config key that names the table, for messages.
         row: noun for a row, for messages.
-
-    Raises:
-        UserError: the table cannot be read, has no row, or a row and the header differ in length.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

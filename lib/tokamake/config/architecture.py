@@ -294,11 +294,7 @@ class Architecture(Settings):
         return (self.model_extra or {})[name]
 
     def check_context_parallel(self, size: int) -> None:
-        """Check that `size` ranks can share a sequence.
-
-        Raises:
-            UserError: the positions or the attention do not allow it.
-        """
+        """Check that `size` ranks can share a sequence."""
         if size > 1 and not self.is_causal:
             raise UserError(
                 f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
@@ -312,11 +308,7 @@ class Architecture(Settings):
             )
 
     def check_pipeline_parallel(self, size: int) -> None:
-        """Check that `size` ranks can divide the layers.
-
-        Raises:
-            UserError: the family needs more than the states that a pipeline passes on.
-        """
+        """Check that `size` ranks can divide the layers."""
         if size > 1 and self.has_decoder:
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "

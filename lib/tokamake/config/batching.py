@@ -24,11 +24,7 @@ class Rampup:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes of the global batches of a run.
-
-    Raises:
-        UserError: invalid sizes, or the ramp-up does not end at `global_batch_size`.
-    """
+    """Sizes of the global batches of a run."""
 
     global_batch_size: int
     """Samples of a step after the ramp-up."""
@@ -104,11 +100,7 @@ class BatchSizes:
         return [*(range(ramp.start, full, ramp.increment) if ramp else ()), full]
 
     def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
-        """Check that each rank gets whole micro batches in every step.
-
-        Raises:
-            UserError: a size is not a multiple of micro_batch_size × data_parallel_size.
-        """
+        """Check that each rank gets whole micro batches in every step."""
         divisor = micro_batch_size * data_parallel_size
         for size in self.all:
             if size % divisor:

@@ -34,10 +34,6 @@ def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any
     Args:
         value: an address, or any other value, which stays.
         info: of the validation. In the context `FETCH`, files that are missing are downloaded.
-        tokenizer_only: download the tokenizer alone, no config of a model.
-
-    Raises:
-        ValueError: files are missing, or cannot be downloaded.
     """
     if isinstance(value, str) and is_remote(value):
         # Modules of the network take longer to import than the config takes to be checked.
@@ -86,9 +82,6 @@ def split_fractions(text: str) -> list[float]:
 
     The split "98,2" has no test documents, as in Megatron. A single number is refused: YAML reads
     {split: 98,1,1} as one.
-
-    Raises:
-        ValueError: not two or three finite numbers, a negative number, or only zeros.
     """
     try:
         shares = [float(share) for share in text.split(",")]

@@ -100,11 +100,7 @@ class FinetuneSettings(Settings):
 
 
 def check_train_settings(train: TrainSettings) -> None:
-    """Check that settings of `train` fit finetuning.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Check that settings of `train` fit finetuning."""
     schedule, parallel = train.schedule, train.parallel
     if schedule.counts_samples:
         raise ValueError(

@@ -141,11 +141,7 @@ class ExportFormat(NamedTuple):
 
 
 def parse_export_format(text: str) -> ExportFormat:
-    """Parse the name of an export format, such as mds-pipeline-tp2-pp4-bf16.
-
-    Raises:
-        ValueError: the format is unknown, or lacks one of the sizes.
-    """
+    """Parse the name of an export format, such as mds-pipeline-tp2-pp4-bf16."""
     # Longest first: "mds" is also the beginning of "mds-pipeline".
     formats = "|".join(sorted(format_names(), key=len, reverse=True))
     pattern = "".join(f"(?:-{short}(?P<{short}>[1-9][0-9]*))?" for short in _SHORT)
@@ -172,11 +168,7 @@ def parse_export_format(text: str) -> ExportFormat:
 
 
 def _check_limits(format: str, sizes: Mapping[str, int]) -> None:
-    """Check that no size exceeds the largest value of its format.
-
-    Raises:
-        ValueError: one does. The message names the formats that allow it.
-    """
+    """Check that no size exceeds the largest value of its format."""
     for name, size in sizes.items():
         if (limit := format_sizes(format)[name]) is None or size <= limit:
             continue
@@ -188,11 +180,7 @@ def _check_limits(format: str, sizes: Mapping[str, int]) -> None:
 
 
 def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
-    """Check that the layout of an export format fits a model.
-
-    Raises:
-        ValueError: ranks do not divide the heads, or stages do not divide the layers.
-    """
+    """Check that the layout of an export format fits a model."""
     tensor = form.sizes.get("tensor_parallel_size", 1)
     for name in ("num_attention_heads", "num_key_value_heads"):
         num_heads = getattr(architecture, name)

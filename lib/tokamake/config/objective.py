@@ -76,11 +76,7 @@ def max_masked(probability: float, target: int) -> int:
 
 
 def sample_settings(train: TrainObjective) -> dict[str, Any]:
-    """Settings that decide the samples of an encoder objective, without empty ones.
-
-    Args:
-        train: settings with the objective masked or span_corruption.
-    """
+    """Settings that decide the samples of an encoder objective, without empty ones."""
     masking, name = train.masking, train.objective
     target = train.sequence_length - SPECIAL_TOKENS[name]
     settings: dict[str, Any] = {
@@ -98,11 +94,7 @@ def sample_settings(train: TrainObjective) -> dict[str, Any]:
 
 
 def check_objective(train: TrainObjective) -> None:
-    """Check that the settings of a run fit its objective.
-
-    Raises:
-        ValueError: a setting belongs to another objective, or samples are too short.
-    """
+    """Check that the settings of a run fit its objective."""
     name, masking = train.objective, train.masking
     defaults = MaskingSettings()
     if name == "causal":

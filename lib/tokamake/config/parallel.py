@@ -76,11 +76,7 @@ class ParallelSettings(Settings):
         return self
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Number of data-parallel ranks.
-
-        Raises:
-            UserError: the sizes do not divide `world_size`.
-        """
+        """Number of data-parallel ranks."""
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         pipeline, replicas = self.pipeline_parallel_size, self.data_parallel_replicate_size
         size, remainder = divmod(world_size, tensor * context * pipeline)
@@ -102,9 +98,6 @@ class ParallelSettings(Settings):
 
         Where an even division is impossible, stages in the middle get more layers, because the
         first stage also has the embedding and the last one the output layer.
-
-        Raises:
-            UserError: the sum of `pipeline_layers` is not `num_layers`.
         """
         counts = list(self.pipeline_layers)
         if not counts:
@@ -157,11 +150,7 @@ class ParallelSettings(Settings):
         return extra_work.get(stage, 0), stage
 
     def check_architecture(self, architecture: Architecture, sequence_length: int) -> None:
-        """Check that this parallel layout can divide a model and its sequences.
-
-        Raises:
-            UserError: a size does not divide heads, layers, tokens or widths.
-        """
+        """Check that this parallel layout can divide a model and its sequences."""
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
         _divides("tensor_parallel_size", tensor, unit="attention heads", number=heads)

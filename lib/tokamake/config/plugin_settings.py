@@ -77,11 +77,7 @@ class PlugInSettings(Settings):
 
     @classmethod
     def _add_published_values(cls, name: str, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the published values of a plug-in.
-
-        Raises:
-            ValueError: the plug-in does not use a setting, or two settings set the same quantity.
-        """
+        """Add the published values of a plug-in."""
         published = {key: _default(value) for key, value in _settings(cls, name).items()}
         used_quantities = {cls._quantity(key) for key in published}
         key_of_quantity: dict[str, str] = {}

@@ -39,15 +39,10 @@ def read_runs(
         values: parsed config. Its key `runs` names a table with the column `run`; its other columns
             have dotted names of settings, for example `train.optimizer.name`. Cells are YAML; an
             empty cell keeps the value of the config.
-        source: file of the config, for messages.
-        context: of the validation, such as `FETCH` of config.fields.
 
     Returns:
         Name of the run → its config, in the order of the table. Without a table, only the `run` of
         the config.
-
-    Raises:
-        UserError: the config or the table has mistakes.
     """
     from tokamake.config.root import Config
 

@@ -149,11 +149,7 @@ class ScheduleSettings(PlugInSettings):
 
 
 def check_schedule(schedule: ScheduleSettings, optimizer: OptimizerSettings, *, span: Span) -> None:
-    """Check that the phases of a schedule fit into the run.
-
-    Raises:
-        ValueError: they do not fit, or the optimizer does not support the schedule.
-    """
+    """Check that the phases of a schedule fit into the run."""
     if optimizer.facts.averages_weights and schedule.name != "constant":
         raise ValueError(
             f"schedule.name: {schedule.name}: {optimizer.name} averages weights instead; "

@@ -420,11 +420,7 @@ class TrainSettings(Settings):
         return None if steps is None else self.batch_sizes.samples(steps)
 
     def segments(self, start_step: int = 0) -> list[int]:
-        """Last steps of all jobs of the run except the last job; empty if its length is unknown.
-
-        Args:
-            start_step: step that the run starts from.
-        """
+        """Last steps of all jobs of the run except the last job; empty if its length is unknown."""
         if not self.segment_steps or self.num_steps is None:
             return []
         ends = range(self.segment_steps, self.num_steps, self.segment_steps)

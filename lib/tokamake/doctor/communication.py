@@ -62,9 +62,7 @@ def check_ranks(ranks: Ranks, directory: Path, *, watch: Watch, seconds: float) 
     """Connect all ranks, compare them and measure their communication.
 
     Args:
-        ranks: position of this process in the run.
         directory: folder that all hosts should see.
-        watch: watchdog; it gets the name of each step.
         seconds: time limit for ranks to connect.
 
     Returns:

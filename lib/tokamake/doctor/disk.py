@@ -38,10 +38,8 @@ def check_disks(
     """Check the file systems of results and data, each file system once.
 
     Args:
-        directory: working directory of the workflow, which writes to its folder results.
         data: folders of raw data; they need not be writable.
         cluster: whether jobs run on other machines; then a home is a bad place for results.
-        home: home folder of the user.
     """
     results, seen = [], set()
     for name, path in [("results", directory / "results"), *(("data", path) for path in data)]:
@@ -107,11 +105,7 @@ def judge_free(name: str, free: int, *, files: int, all_files: int) -> Result:
 
 
 def measure(folder: Path) -> Speed:
-    """Write a temporary file, flush it to disk and read it.
-
-    Raises:
-        OSError: the folder is not writable or full.
-    """
+    """Write a temporary file, flush it to disk and read it."""
     block = os.urandom(2**20)
     with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=folder) as file:
         descriptor = file.fileno()

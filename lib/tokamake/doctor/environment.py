@@ -53,11 +53,7 @@ print(mpi4py.__version__ + ", " + MPI.Get_library_version().strip(" \\0\\n").spl
 
 
 def check_python(folder: Path = Path(sys.prefix)) -> list[Result]:
-    """Check the version of Python and the owner of its environment.
-
-    Args:
-        folder: environment.
-    """
+    """Check the version of Python and the owner of its environment."""
     supported = metadata.metadata("tokamake")["Requires-Python"]
     version, value = platform.python_version(), f"{platform.python_version()}, {sys.executable}"
     if version not in SpecifierSet(supported):
@@ -193,10 +189,7 @@ def judge_limit(
     """Return the result for a system limit.
 
     Args:
-        name: limited resource.
         limit: soft and hard limit; `resource.RLIM_INFINITY` means unlimited.
-        minimum: recommended limit.
-        command: shell command that changes the limit.
         unit: unit of the command's argument.
     """
     soft, hard = limit

@@ -45,12 +45,7 @@ class Facts:
 
 
 def own_facts(ranks: Ranks, torch: Mapping[str, Any]) -> Facts:
-    """Collect the facts of this rank. Only the first rank of a host reads the sources.
-
-    Args:
-        ranks: position of this process in the run.
-        torch: result of `torch_facts`.
-    """
+    """Collect the facts of this rank. Only the first rank of a host reads the sources."""
     return Facts(
         rank=ranks.rank,
         host=socket.gethostname(),
@@ -113,9 +108,7 @@ def judge_missing(
 
     Args:
         present: rank that connected → its host.
-        world_size: number of ranks that the launcher started.
         expected: hosts of the job from the batch system; may be empty.
-        seconds: time limit.
     """
     missing = [str(rank) for rank in range(world_size) if rank not in present]
     # The batch system and gethostname may differ in the domain, so compare short names.

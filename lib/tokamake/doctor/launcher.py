@@ -92,7 +92,6 @@ def judge_mpiexec(
     Args:
         launcher: last command of the launch script.
         value: path and version of mpiexec.
-        help_text: output of `mpiexec --help`.
         responses: option of the launch script → output of mpiexec with this option.
     """
     refused = [option for option in launcher.options if _refuses(option, responses[option])]

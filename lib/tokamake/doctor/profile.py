@@ -153,15 +153,7 @@ def _value(text: Any) -> Any:
 
 
 def read_profile(folder: Path, directory: Path) -> Profile:
-    """Read a profile, its launch script and the user's file.
-
-    Args:
-        folder: folder of the profile.
-        directory: working directory of the workflow.
-
-    Raises:
-        UserError: a file is missing or is not a YAML mapping.
-    """
+    """Read a profile, its launch script and the user's file."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
         fault = f"no {NAMES[0]} in it" if folder.is_dir() else "no such folder"

@@ -32,12 +32,7 @@ class Watch:
 
 @contextmanager
 def watched(seconds: float, message: str) -> Iterator[Watch]:
-    """Kill this process, with a line on stderr, if a step takes too long.
-
-    Args:
-        seconds: time limit of each step.
-        message: line for the first step.
-    """
+    """Kill this process, with a line on stderr, if a step takes too long."""
     read, write = os.pipe()
     parent, child = os.getpid(), os.fork()
     if child == 0:

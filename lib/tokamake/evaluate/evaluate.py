@@ -135,9 +135,6 @@ def _report(
     """Write the scores and print them as a table.
 
     Args:
-        scores: of the corpora and overall.
-        output: JSON file to write.
-        length: sequence length.
         split: that the documents are from; None: raw files, or nothing is held out.
         stated: shares of the splits, as the user states them.
     """
@@ -155,22 +152,14 @@ def _report(
 
 
 def check_values(**values: tuple[int | None, int]) -> None:
-    """Check values, each with its minimum.
-
-    Raises:
-        UserError: one is too small.
-    """
+    """Check values, each with its minimum."""
     for name, (value, minimum) in values.items():
         if value is not None and value < minimum:
             raise UserError(f"{name}: {value}: too small; give {minimum} or more")
 
 
 def sequence_length_of(checkpoint: "Checkpoint", given: int | None) -> int:
-    """Input tokens of a model: as given, those of its training, or a part of what it sees.
-
-    Raises:
-        UserError: the model sees fewer tokens.
-    """
+    """Input tokens of a model: as given, those of its training, or a part of what it sees."""
     from tokamake.checkpoint.load_model import run_of
 
     longest = checkpoint.architecture.max_position_embeddings

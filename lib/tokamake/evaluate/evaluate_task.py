@@ -84,11 +84,7 @@ def evaluate_task(
 
 
 def _with_files(task: "TaskSettings", fetched: Path | None) -> "TaskSettings":
-    """Replace addresses by the files that were downloaded.
-
-    Raises:
-        UserError: they are not known.
-    """
+    """Replace addresses by the files that were downloaded."""
     from tokamake.files import read_json
 
     if not task.addresses:
@@ -104,11 +100,7 @@ def _with_files(task: "TaskSettings", fetched: Path | None) -> "TaskSettings":
 
 
 def read_task(name: str, settings: str) -> "TaskSettings":
-    """The settings of a task.
-
-    Raises:
-        UserError: they are wrong.
-    """
+    """The settings of a task."""
     import json
 
     from tokamake import plugins

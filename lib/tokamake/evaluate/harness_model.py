@@ -19,11 +19,7 @@ _OTHERS = {"do_sample", "until", "max_gen_toks"}
 
 
 class HarnessModel(TemplateLM):
-    """A model that lm-eval asks for log-probabilities and continuations.
-
-    Args:
-        scorer: the model.
-    """
+    """A model that lm-eval asks for log-probabilities and continuations."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()

@@ -36,14 +36,8 @@ def read_held_out(
 
     Args:
         splits: datasets of the splits; they determine the order of corpora.
-        split: name of the split.
         data_root: folder to which prefixes are relative.
         max_tokens: maximum tokens per corpus; the document at the limit is truncated.
-        tokenizer: tokenizer of the datasets.
-
-    Raises:
-        UserError: a file is missing, damaged or from another tokenizer, or no corpus has a document
-            of the split.
     """
     documents_of: dict[str, list[npt.NDArray[np.integer]]] = {}
     for line in splits.lines(split):
@@ -70,15 +64,10 @@ def read_raw(
 
     Args:
         data: raw files, folders or patterns.
-        text_key: key or column that holds the text.
         max_tokens: maximum tokens per file; the document at the limit is truncated.
-        tokenizer: tokenizer of the model.
 
     Returns:
         Documents by the path of their file; those without tokens are left out.
-
-    Raises:
-        UserError: a file is missing or damaged, or has a bad document or none.
     """
     keys = ",".join(split_keys(text_key))
     return {

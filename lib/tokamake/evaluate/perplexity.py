@@ -41,9 +41,7 @@ def total_loss(
     batches; losses are added in the order of the batches, so their number changes nothing.
 
     Args:
-        model: the model.
         tokens: stream of tokens (tokens,).
-        sequence_length: maximum input length of the model.
         batch_size: windows per forward pass; it changes memory, not the result.
     """
     batches = [*_batches(len(tokens), sequence_length, batch_size=batch_size)]
@@ -79,8 +77,6 @@ def measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float)
     """Perplexity and bits per byte of a corpus, with the counts that they follow from.
 
     Args:
-        name: of the corpus, for the message.
-        documents: number of documents.
         tokens: number of predicted tokens.
         bytes: bytes of their text.
         nats: sum of their cross-entropies.

@@ -26,17 +26,12 @@ class Scorer:
     """A model and its tokenizer. Only the first rank has one.
 
     Attributes:
-        tokenizer: tokenizer of the model.
-        end_tokens: tokens that end a continuation.
         sequence_length: most tokens that the model reads at once.
         batch_size: rows of a pass.
 
     Args:
         model: the model, within its `led` context.
-        tokenizer: tokenizer of the model.
         end_tokens: tokens that end a continuation; None: the tokenizer's.
-        sequence_length: most tokens that the model reads at once.
-        batch_size: rows of a pass.
     """
 
     def __init__(
@@ -66,10 +61,6 @@ class Scorer:
         Args:
             rows: tokens, at most `sequence_length` + 1, and how many of the last ones are scored;
                 at least one token comes before them.
-            label: what the progress bar says.
-
-        Raises:
-            UserError: a log-probability is not finite.
         """
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
         scores: dict[int, RowScores] = {}
@@ -106,7 +97,6 @@ class Scorer:
         Args:
             tokens: (tokens,) stream.
             stride: tokens from a window to the next one, at most `sequence_length`.
-            label: what the progress bar says.
         """
         last, end, rows = len(tokens) - 1, 0, []
         for first in range(0, max(last, 0), min(stride, self.sequence_length)):

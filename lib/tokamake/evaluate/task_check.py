@@ -8,22 +8,14 @@ from tokamake.data.corpus.raw_files import expand
 
 
 def check_task(task: TaskSettings) -> None:
-    """Check that local files exist, and what the plug-in itself checks.
-
-    Raises:
-        UserError: a file does not exist, or a setting is wrong.
-    """
+    """Check that local files exist, and what the plug-in itself checks."""
     local_files(task)
     if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
         plugins.load(FOLDER, task.name).check(task)
 
 
 def local_files(task: TaskSettings) -> list[Path]:
-    """Return the local files that a task reads: its data, and those that the plug-in itself names.
-
-    Raises:
-        UserError: a file does not exist.
-    """
+    """Return the local files of a task: its data, and the files that the plug-in itself names."""
     files = expand([each for each in task.data if each not in task.addresses])
     if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
         files += plugins.load(FOLDER, task.name).files(task)

@@ -128,16 +128,7 @@ def generate(
 
 
 class _Work:
-    """Continues encoded prompts; only on the first rank.
-
-    Args:
-        model: the model, within its `led` context.
-        tokenizer: tokenizer of the model.
-        ends: what ends a continuation.
-        end_tokens: tokens that end it, too.
-        sampling: how the next token is chosen.
-        logprobs: whether samples have the log-probability of each token.
-    """
+    """Continues encoded prompts; only on the first rank."""
 
     def __init__(
         self,
@@ -161,14 +152,7 @@ class _Work:
         num_rows: int,
         stream: bool,
     ) -> list[dict[str, Any]]:
-        """Draw a continuation of each prompt.
-
-        Args:
-            prompts: texts, from which seeds follow.
-            encoded: tokens of each prompt.
-            num_rows: prompts that are continued at the same time.
-            stream: whether to print prompts and text as it comes.
-        """
+        """Draw a continuation of each prompt."""
         from tokamake.inference.engine import InferenceEngine
 
         capacity = max(map(len, encoded)) + self._ends.max_new_tokens
@@ -302,11 +286,7 @@ def _printer(prompt: str) -> Callable[[str], None]:
 def _encode(
     texts: Sequence[str], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer", chat: bool
 ) -> list[list[int]]:
-    """Tokens of each prompt.
-
-    Raises:
-        UserError: a prompt is longer than the context of the model.
-    """
+    """Tokens of each prompt."""
     context_length = checkpoint.architecture.max_position_embeddings
     encoded = []
     for text in texts:

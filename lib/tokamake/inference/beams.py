@@ -52,16 +52,10 @@ def search(
 
     Args:
         model: the model, within its `led` context; its cache is replaced.
-        prompt: one token or more.
         beams: W, the continuations to keep, and the exponent of their length; more than 0 favours
             long continuations.
         max_new_tokens: longest continuation; the context of the model may end it earlier.
-        rules: tokens that end a continuation, and those that must not follow others.
-        vocab_size: tokens of the tokenizer.
         is_wanted: called before each pass; False ends the search with what there is.
-
-    Raises:
-        UserError: the logits of the model are not finite.
     """
     num_beams, length_penalty = beams.num_beams, beams.length_penalty
     limit = model.architecture.max_position_embeddings

@@ -30,14 +30,8 @@ def chat_prompt(
     """The text that the model continues as the assistant.
 
     Args:
-        tokenizer: a tokenizer with a chat template.
         messages: `role` and `content` of each, the oldest one first.
-        add_generation_prompt: whether the text ends where the answer of the assistant begins.
-        continue_final_message: whether the text ends with the last message, which goes on.
         variables: further variables of the template, such as enable_thinking or tools.
-
-    Raises:
-        UserError: there is no template, or it refuses the messages.
     """
     if not tokenizer.chat_template:
         raise UserError(

@@ -20,11 +20,7 @@ _LEAST_TEMPERATURE = 1e-30
 
 
 def check_finite(logits: Tensor) -> None:
-    """Check that logits can be compared.
-
-    Raises:
-        UserError: one is NaN or infinite.
-    """
+    """Check that logits can be compared."""
     if not logits.isfinite().all():
         raise UserError("checkpoint: its predictions are not finite; train or export it again")
 
@@ -33,7 +29,6 @@ def biased(logits_NV: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
     """Logits with the sums of values for some tokens; -inf forbids a token.
 
     Args:
-        logits_NV: logits.
         biases: (N) value of each token in each row.
     """
     places = [(row, token) for row, bias in enumerate(biases) for token in bias]
@@ -45,15 +40,7 @@ def biased(logits_NV: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
 
 
 class Chooser:
-    """Chooses the tokens of one sequence, one after the other.
-
-    Attributes:
-        sampling: the settings.
-
-    Args:
-        sampling: the settings.
-        prompt: tokens before the first choice.
-    """
+    """Chooses the tokens of one sequence, one after the other."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
         self.sampling, self._seen = sampling, set(prompt)
@@ -115,8 +102,6 @@ def distribution(
     """Tokens that can be drawn, and their probabilities.
 
     Args:
-        logits_V: logits in fp32.
-        sampling: the settings.
         seen: tokens that occurred before.
         new: tokens that were chosen before, and how often.
 

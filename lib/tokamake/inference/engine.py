@@ -96,7 +96,6 @@ class InferenceEngine:
     """Continues sequences with a model. Only the first rank has one.
 
     Args:
-        model: the model, within its `led` context.
         num_rows: sequences that continue at the same time.
         vocab_size: tokens of the tokenizer; padding entries of the model are never chosen.
         capacity: longest sequence in tokens; None: the model's context.
@@ -171,11 +170,7 @@ class InferenceEngine:
             self.renew_cache()
 
     def run(self, generations: Iterable[Generation]) -> None:
-        """Continue sequences to their ends.
-
-        Raises:
-            Exception: one has failed.
-        """
+        """Continue sequences to their ends."""
         for generation in generations:
             self.add(generation)
         while self._waiting or self._active:
@@ -214,9 +209,6 @@ class InferenceEngine:
         """End sequences of a step that has failed for want of memory; the others can go on.
 
         Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
-
-        Args:
-            error: why the step has failed.
 
         Returns:
             Sequences that ended, also before the pass.

@@ -35,11 +35,7 @@ class InferenceLayout:
     """Dtype of weights and computation. Losses and probabilities are computed in fp32."""
 
     def check(self, architecture: "Architecture", *, world_size: int) -> None:
-        """Check that the ranks can share a model so.
-
-        Raises:
-            UserError: the sizes do not fit the number of ranks, the heads or the layers.
-        """
+        """Check that the ranks can share a model so."""
         if not architecture.is_causal:
             kind = "an encoder-decoder" if architecture.has_decoder else "an encoder"
             raise UserError(
@@ -88,12 +84,7 @@ WHOLE_MODEL = InferenceLayout()
 
 
 class Peers:
-    """The ranks of an inference command.
-
-    Attributes:
-        ranks: this process among them.
-        device: device of this rank.
-    """
+    """The ranks of an inference command."""
 
     def __init__(self, ranks: Ranks, device: "torch.device") -> None:
         self.ranks, self.device = ranks, device
@@ -139,11 +130,7 @@ def peers() -> Iterator[Peers]:
 
 @contextmanager
 def _explained_lack_of_memory(ranks: Ranks) -> Iterator[None]:
-    """Say what to change when the device of a rank has too little memory.
-
-    Raises:
-        UserError: it has.
-    """
+    """Say what to change when the device of a rank has too little memory."""
     from tokamake.runtime.device_memory import is_out_of_memory
 
     try:

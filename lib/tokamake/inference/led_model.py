@@ -48,12 +48,7 @@ class Scores(NamedTuple):
 
 
 class LedModel:
-    """The model as the first rank sees it.
-
-    Args:
-        model: this rank's part.
-        world_size: number of ranks.
-    """
+    """The model as the first rank sees it."""
 
     def __init__(self, model: InferenceModel, world_size: int) -> None:
         self._model, self.world_size = model, world_size
@@ -121,8 +116,6 @@ class LedModel:
         """Extend consecutive rows of the cache; return logits (N, V) in fp32 on the device.
 
         Args:
-            rows: new tokens of each row.
-            first: first row.
             predicting: tokens of each row whose successors are predicted; None: the last ones.
         """
         if predicting is None:
@@ -151,7 +144,6 @@ class LedModel:
         """Score tokens of sequences; data-parallel ranks share the sequences.
 
         Args:
-            rows: tokens of each sequence.
             predicting: places of each sequence whose successors are scored: less than its length
                 - 1.
         """

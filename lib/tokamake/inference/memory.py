@@ -84,7 +84,6 @@ def memory_warning(
     Args:
         needed: bytes of weights on a rank.
         available: bytes of its device.
-        layout: how ranks share the model.
         others: most bytes on a rank beside them.
     """
     if needed + others <= available:

@@ -36,19 +36,8 @@ class InferenceModel:
 
     All ranks call the methods together, with the same arguments, unless they say otherwise.
 
-    Attributes:
-        architecture: shape of the whole model.
-        device: device of this rank.
-        mesh: this rank among its peers.
-
     Args:
-        checkpoint: of any format.
-        layout: how ranks share the model.
-        peers: the ranks.
         needs: what the device holds beside the weights, for a warning.
-
-    Raises:
-        UserError: a file is damaged.
     """
 
     def __init__(
@@ -148,10 +137,6 @@ class InferenceModel:
 
         Data-parallel ranks may give different batches; one rank of each data-parallel rank has the
         loss of its batch.
-
-        Args:
-            inputs_BL: tokens.
-            labels_BL: tokens to predict.
         """
         logits = self._forward(inputs_BL)
         if logits is None:
@@ -205,7 +190,6 @@ class InferenceModel:
 
         Args:
             values: on ranks of the last stage.
-            shape: of the values.
         """
         self._wait()
         axis = self.mesh.pipeline

@@ -36,11 +36,7 @@ class Sampling:
     """Seed of the draws."""
 
     def check(self) -> None:
-        """Check the ranges of all values.
-
-        Raises:
-            UserError: a value is out of range.
-        """
+        """Check the ranges of all values."""
         for name, is_right, remedy in (
             ("temperature", 0 <= self.temperature < inf, "give 0 or more"),
             ("top_k", self.top_k >= 0, "give 0 for all, or more"),

@@ -19,9 +19,6 @@ class TextStream:
         is_stopped: whether a stop string came.
 
     Args:
-        decode: converts token ids into text.
-        prompt: tokens before the first new one.
-        stops: stop strings; none is empty.
         num_unstopped: first tokens within which no stop string ends.
     """
 
@@ -81,13 +78,7 @@ class TextStream:
 def token_texts(
     decode: Callable[[list[int]], str], tokens: Sequence[int], *, before: Sequence[int] = ()
 ) -> list[str]:
-    """The text that each token adds; empty where a character ends with a later token.
-
-    Args:
-        decode: converts token ids into text.
-        tokens: tokens that follow each other.
-        before: tokens before them.
-    """
+    """The text that each token adds; empty where a character ends with a later token."""
     stream = TextStream(decode, before)
     texts = [stream.add(token) for token in tokens]
     if texts:

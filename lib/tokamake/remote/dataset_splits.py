@@ -43,12 +43,6 @@ def files_of(
 
     Args:
         parsed: the configuration and the split; empty: the default, and train.
-        names: paths of all files of the repository.
-        configs: configurations that the card names.
-        address: what the user wrote.
-
-    Raises:
-        UserError: there is no such configuration, split or file.
     """
     is_converted = parsed.revision == _CONVERTED
     if is_converted:

@@ -14,9 +14,6 @@ def list_files(address: str) -> list[RemoteFile]:
 
     Args:
         address: hf:// with a file, folder or pattern, or the https address of one file.
-
-    Raises:
-        UserError: it is no address, there is no such file, or no network.
     """
     if not is_remote(address):
         raise UserError(f"{address}: no address; write hf://ORG/NAME or https://HOST/PATH")
@@ -24,11 +21,7 @@ def list_files(address: str) -> list[RemoteFile]:
 
 
 def download(file: RemoteFile, *, link: Path | None = None) -> None:
-    """Download a file into the cache, unless it is there, and link to it, by default at its path.
-
-    Raises:
-        UserError: it cannot be downloaded, or differs from what was listed.
-    """
+    """Download a file into the cache if it is missing, and link to it, by default at its path."""
     cached = _source(file).download(file).absolute()
     link = link or Path(file.path)
     if not (link.is_symlink() and link.readlink() == cached):

@@ -20,7 +20,6 @@ def claim(path: Path, partial: Path) -> bool:
     """Take the lock of a download; False: another thread or process has it.
 
     Args:
-        path: where the download goes.
         partial: its beginning, whose time shows whether the owner still writes.
     """
     lock, takeover = beside(path, "lock"), beside(path, "takeover")

@@ -83,11 +83,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def list_file(url: str) -> RemoteFile:
-    """Ask for the size and the version of a file.
-
-    Raises:
-        UserError: there is no such file, its server does not state its size, or no network.
-    """
+    """Ask for the size and the version of a file."""
     check_online(url, "ask for its size")
     path, name = place(url)
     headers, size = _with_retries(url, lambda: _facts(url))
@@ -98,11 +94,7 @@ def list_file(url: str) -> RemoteFile:
 
 
 def place(url: str) -> tuple[str, str]:
-    """Return the host and path of an address as a path of this machine, and the file's name.
-
-    Raises:
-        UserError: the address names no file, has a password, or a name that is not plain.
-    """
+    """Return the host and path of an address as a path of this machine, and the file's name."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -122,11 +114,7 @@ def place(url: str) -> tuple[str, str]:
 
 
 def download(file: RemoteFile) -> Path:
-    """Download a file into the cache, or find it there; return its path.
-
-    Raises:
-        UserError: it cannot be downloaded, or differs from what was listed.
-    """
+    """Download a file into the cache, or find it there; return its path."""
     path = cache_path(file)
     save(file, path, url=file.url)
     return path
@@ -154,14 +142,7 @@ def save(
     """Download a file to a path, unless it is there; continue what another process began.
 
     Args:
-        file: what was listed, with its address for messages.
-        path: where it goes.
-        url: where it comes from.
-        headers: of the requests.
         check: gets the complete file before it gets its name.
-
-    Raises:
-        UserError: it cannot be downloaded, or differs from what was listed.
     """
     partial = beside(path, "incomplete")
     while not is_finished(path, file):

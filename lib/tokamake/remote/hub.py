@@ -28,11 +28,7 @@ _MAX_CARD_BYTES = 16 << 20
 
 
 def list_files(address: str) -> list[RemoteFile]:
-    """List the files that an address names, with the commit that its revision is at now.
-
-    Raises:
-        UserError: there is no such repository, revision or file, or no network.
-    """
+    """List the files that an address names, with the commit that its revision is at now."""
     check_online(address, "list its files")
     parsed = parse_address(address)
     with explained(address):
@@ -72,11 +68,7 @@ def find(file: RemoteFile) -> Path | None:
 
 
 def download(file: RemoteFile) -> Path:
-    """Download a file into the cache, or find it there or in that of other tools of the Hub.
-
-    Raises:
-        UserError: it cannot be downloaded, or differs from what was listed.
-    """
+    """Download a file into the cache, or find it there or in that of other tools of the Hub."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -99,10 +91,6 @@ def download(file: RemoteFile) -> Path:
 
 def link_revision(address: str, file: RemoteFile) -> Path:
     """Link the name of a revision to the folder of its commit.
-
-    Args:
-        address: with the revision.
-        file: one of its files, which is downloaded.
 
     Returns:
         Where the config finds what the address names.

@@ -61,11 +61,7 @@ class HubAddress(NamedTuple):
 
 
 def parse_address(address: str) -> HubAddress:
-    """Parse an address.
-
-    Raises:
-        UserError: it has another form.
-    """
+    """Parse an address."""
     text, _, query = address.removeprefix("hf://").partition("?")
     kind = "dataset" if text.startswith("datasets/") else "model"
     match = re.fullmatch(

@@ -34,10 +34,6 @@ def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     Args:
         address: hf://ORG/NAME@REVISION, or a folder, file or pattern in it. A file, those of a
             pattern, and those of a folder with weights in another form are listed as they are.
-        tokenizer_only: list only the files of its tokenizer.
-
-    Raises:
-        UserError: there is no such model, it has no such files, or there is no network.
     """
     files, path = list_files(address), parse_address(address).path
     names = {parse_address(file.url).path: file for file in files}
@@ -73,9 +69,6 @@ def fetch_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
 
     A part of a repository that is pinned is listed at the pinned commit. A file that a list of its
     commit has is taken from there, without the network.
-
-    Raises:
-        UserError: as `list_model`.
     """
     parsed = parse_address(address)
     if parsed.is_commit and (file := _find_listed(parsed)):
@@ -93,15 +86,8 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
     A branch stays at the commit that it had at first; `fetch_model` moves it. The network is asked
     only for what is missing.
 
-    Args:
-        address: hf://ORG/NAME@REVISION, or a folder or file in it.
-        tokenizer_only: bring the tokenizer alone.
-
     Returns:
         Path of what the address names, with the commit in it.
-
-    Raises:
-        UserError: there is no such model, it cannot be downloaded, or there is no network.
     """
     parsed = parse_address(address)
     if parsed.kind != "model":
@@ -138,11 +124,7 @@ def _at(parsed: HubAddress, commit: str | None) -> str | None:
 
 
 def _check_form(files: list[RemoteFile], *, address: str, tokenizer_only: bool) -> None:
-    """Check that jobs can bring the weights of a model, or that they are here.
-
-    Raises:
-        UserError: no file has the name of weights, so none may be left to jobs.
-    """
+    """Check that jobs can bring the weights of a model, or that they are here."""
     has_weights = tokenizer_only or any(map(comes_later, files))
     if not has_weights and not all(Path(file.path).exists() for file in files):
         raise UserError(
@@ -166,9 +148,6 @@ def fetched_path(address: str, *, tokenizer_only: bool) -> Path:
     """Return where what an address names was put, with the commit in the path.
 
     Weights may be missing: a job of the workflow brings them.
-
-    Raises:
-        UserError: it was not fetched, or the cache was emptied.
     """
     path = pinned_path(address)
     files = _read_list(path, tokenizer_only=tokenizer_only) if path else []

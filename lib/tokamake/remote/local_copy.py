@@ -21,11 +21,7 @@ def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Pa
 
     Args:
         address: hf://ORG/NAME, or the https address of a tokenizer's file.
-        tokenizer_only: bring no config of a model.
         online: download what is missing.
-
-    Raises:
-        UserError: files are missing or cannot be downloaded, or it is no model of the Hub.
     """
     if address.startswith("hf://"):
         return (pin if online else fetched_path)(address, tokenizer_only=tokenizer_only)
@@ -76,11 +72,7 @@ def bring(address: str, *, tokenizer_only: bool = False) -> Path:
 
 
 def replace_addresses(arguments: dict[str, Any]) -> None:
-    """Replace addresses of tokenizers and checkpoints among a command's arguments by their copies.
-
-    Raises:
-        UserError: another argument is an address, or nothing can be downloaded.
-    """
+    """Replace addresses of tokenizers and checkpoints in a command's arguments by local copies."""
     for name, value in arguments.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             text = str(each).replace(":/", "://", 1)  # a Path has one slash

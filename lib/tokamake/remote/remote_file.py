@@ -44,7 +44,6 @@ def check_online(address: str, need: str) -> None:
     """Check that the network may be used.
 
     Args:
-        address: what is needed from it.
         need: what happens to it, such as "list its files".
 
     Raises:

@@ -18,12 +18,7 @@ _ROW_INCHES, _HEAD_INCHES = 1.25, 0.5
 
 
 def lengths(corpora: list[Component], sequence_length: int) -> Figure:
-    """Draw bars for each corpus: the shares of its documents and tokens by document length.
-
-    Args:
-        corpora: corpora; those without documents are left out.
-        sequence_length: tokens of a training sample, drawn as a line.
-    """
+    """Draw bars for each corpus: the shares of its documents and tokens by document length."""
     rows = largest([corpus for corpus in corpora if corpus.lengths], _MAX_ROWS)
     figure = _titled("Document lengths", _ROW_INCHES * max(2, len(rows)) + 0.6)
     if not rows:

@@ -36,11 +36,7 @@ class MetricsHistory(NamedTuple):
 
 
 def read_history(path: Path) -> MetricsHistory:
-    """Read metrics. If a step occurs twice, because of a restart, the last line counts.
-
-    Raises:
-        UserError: the file is missing or has no training step, or a line is invalid.
-    """
+    """Read metrics. If a step occurs twice, because of a restart, the last line counts."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -77,7 +73,6 @@ def best_checkpoint(history: MetricsHistory, last: Path) -> Path:
     """The checkpoint with the lowest validation loss, of those that are kept.
 
     Args:
-        history: metrics of the run.
         last: folder global_stepN of the run's last checkpoint. It is the result if no step with a
             kept checkpoint was validated.
     """

@@ -52,11 +52,7 @@ class Component(NamedTuple):
 
 
 def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
-    """Read all corpora in the order of the metadata. Corpora without training samples have share 0.
-
-    Raises:
-        UserError: a file is missing or invalid.
-    """
+    """Read all corpora in the order of the metadata. Without training samples, the share is 0."""
     train_files = read_index(index)["splits"]["train"]["files"]
     corpus_of_prefix = {file["prefix"]: file["corpus"] for file in train_files}
     datasets: dict[str, list[dict]] = {}

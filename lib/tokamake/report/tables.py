@@ -72,7 +72,6 @@ def evaluation(
     """Tables of held-out loss, and of scores of tasks.
 
     Args:
-        scored: loss by corpus and overall.
         earlier: step → the same, after each earlier segment.
         tasks: name of a task → step → its scores.
     """
@@ -133,9 +132,6 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Pat
     """Page with the summary of a run: model, training, result, versions.
 
     Args:
-        run: the run.
-        trained: train.json of the run.
-        num_parameters: number of its parameters.
         best: the checkpoint to serve.
     """
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())

@@ -33,8 +33,6 @@ def make_app(server: ModelServer, *, hosts: Set[str], token: str) -> Any:
     """The application.
 
     Args:
-        server: what it serves.
-        hosts: names and addresses of the server.
         token: bearer token of requests; empty: none is needed.
     """
     # The pages that FastAPI makes load scripts from other hosts.

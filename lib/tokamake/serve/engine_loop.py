@@ -31,8 +31,6 @@ class Awaited:
     """Work that a request waits for. Only the thread of the HTTP server calls its methods.
 
     Attributes:
-        model: the model that does it.
-        is_ended: whether nothing more happens to it.
         failure: why it ended without a result; empty if it did not.
         on_change: called when there may be something new.
         on_end: called at the end, before `on_change`.
@@ -69,18 +67,10 @@ class Continuation(Awaited):
     """A sequence that an engine continues.
 
     Attributes:
-        generation: the sequence, which the main thread changes.
-        text: text of its new tokens.
         is_streamed: whether each token wakes the request.
         latest: time of the latest token, or of the request.
         is_wanted_after: called with the text that each token adds; False ends the sequence.
         published: characters and tokens that the request may see.
-
-    Args:
-        model: the model.
-        generation: the sequence.
-        text: text of its new tokens.
-        is_streamed: whether each token wakes the request.
     """
 
     def __init__(
@@ -115,12 +105,7 @@ class Continuation(Awaited):
 class BeamSearch(Awaited):
     """A beam search, which runs alone: sequences that came earlier end, later ones wait.
 
-    Attributes:
-        beams: the result.
-        is_wanted: False: nobody waits for it.
-
     Args:
-        model: the model.
         run: searches, and asks its argument whether to go on.
     """
 
@@ -132,12 +117,7 @@ class BeamSearch(Awaited):
 
 
 class EngineLoop:
-    """Runs engines in turn until it is stopped.
-
-    Args:
-        engines: one for each model.
-        metrics: counts tokens.
-    """
+    """Runs engines in turn until it is stopped."""
 
     def __init__(self, engines: Sequence[InferenceEngine], metrics: ServerMetrics) -> None:
         self._engines, self._metrics = engines, metrics
@@ -170,11 +150,7 @@ class EngineLoop:
     # ---- The main thread ----
 
     def run(self) -> None:
-        """Do what requests ask for, until `stop`.
-
-        Raises:
-            Exception: a model has failed, or a rank of it.
-        """
+        """Do what requests ask for, until `stop`."""
         failure = "the server stops"
         try:
             while not self._is_stopped:

@@ -24,9 +24,6 @@ class Gate:
     """ASGI middleware.
 
     Args:
-        app: the wrapped application.
-        server: its limits and metrics.
-        hosts: names and addresses of the server.
         token: bearer token of requests; empty: none is needed.
     """
 
@@ -97,11 +94,7 @@ class Gate:
             raise RequestError(message, status=408) from None
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes | None:
-        """Read the body; None if the client leaves before its end.
-
-        Raises:
-            RequestError: it is too large.
-        """
+        """Read the body; None if the client leaves before its end."""
         stated = headers.get(b"content-length", b"0")
         if stated.isdigit() and int(stated[:20]) > self._max_body:
             raise self._too_large()
@@ -127,10 +120,6 @@ def check_host(headers: Sequence[tuple[bytes, bytes]], own: Set[str]) -> None:
 
     Such a page reaches servers on this machine if its own name suddenly resolves to 127.0.0.1 (DNS
     rebinding). It cannot forge the headers `Host` and `Origin`.
-
-    Args:
-        headers: names and values.
-        own: names and addresses of this server.
 
     Raises:
         RequestError: `Host` is not a name of this server, or `Origin` is another site.

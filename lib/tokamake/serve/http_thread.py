@@ -21,10 +21,7 @@ class HttpThread:
     """The HTTP server of a `ModelServer`. At its end, it stops the engine loop.
 
     Args:
-        server: what it serves.
-        listener: bound socket.
         host: address that the user gave for it.
-        token: bearer token of requests; empty: none is needed.
     """
 
     def __init__(
@@ -76,11 +73,7 @@ class HttpThread:
         end_of_grace.start()
 
     def end(self) -> None:
-        """Stop, and wait for the end.
-
-        Raises:
-            BaseException: the thread has failed.
-        """
+        """Stop, and wait for the end."""
         self._uvicorn.should_exit = True
         self._thread.join()
         if self._failure:

@@ -26,11 +26,7 @@ class Limits:
     """Time that requests in flight have to end after a signal to stop."""
 
     def check(self) -> None:
-        """Check the ranges of all values.
-
-        Raises:
-            UserError: a value is out of range.
-        """
+        """Check the ranges of all values."""
         for name, least in (
             ("max_length", 2),
             ("batch_size", 1),

@@ -69,11 +69,7 @@ class MegatronRequest(Body):
 
 
 def check_old_fields(body: Any) -> None:
-    """Check that a body has no field that Megatron has renamed.
-
-    Raises:
-        RequestError: it has.
-    """
+    """Check that a body has no field that Megatron has renamed."""
     for old, new in _RENAMED.items():
         if isinstance(body, dict) and old in body:
             raise RequestError(f"is no longer used; replace it with {new}", field=old)
@@ -105,12 +101,7 @@ def _check(body: MegatronRequest, *, batch_size: int) -> None:
 
 
 class _MegatronAnswer:
-    """Answer of a request.
-
-    Args:
-        server: the server.
-        body: the request.
-    """
+    """Answer of a request."""
 
     def __init__(self, server: ModelServer, body: MegatronRequest) -> None:
         self._server, self._body, self._model = server, body, server.model(None)

@@ -27,11 +27,7 @@ class ModelServer:
     """Sequences that wait or continue."""
 
     def model(self, name: str | None) -> ServedModel:
-        """The model that a request names.
-
-        Raises:
-            RequestError: there is no such model.
-        """
+        """The model that a request names."""
         if name is None:
             return self.models[0]
         for model in self.models:
@@ -42,11 +38,7 @@ class ModelServer:
         raise RequestError(message, status=404, field="model", code="model_not_found")
 
     def check_number(self, number: int, *, field: str) -> None:
-        """Check that the server can take a number of sequences, before they are made.
-
-        Raises:
-            RequestError: it never can, or too many others wait.
-        """
+        """Check that the server can take a number of sequences, before they are made."""
         room = self.limits.batch_size + self.limits.max_queue
         if number > room:
             message = f"{number} sequences, but the server takes {room} at once; ask for fewer"
@@ -59,25 +51,15 @@ class ModelServer:
         """Begin the work of a request.
 
         Args:
-            request: the request, whose body is read.
             works: at least one.
             field: field of the request that says how many.
-
-        Raises:
-            RequestError: too many others wait.
         """
         self.check_number(len(works), field=field)
         return Submission(self, request, works=works)
 
 
 class Submission:
-    """The work of one request. It ends early if the client leaves, or if it takes too long.
-
-    Args:
-        server: the server.
-        request: the request, whose body is read.
-        works: what it waits for.
-    """
+    """The work of one request. It ends early if the client leaves, or if it takes too long."""
 
     def __init__(self, server: ModelServer, request: Request, *, works: Sequence[Awaited]) -> None:
         self._server, self._request, self._works = server, request, works
@@ -92,20 +74,12 @@ class Submission:
         self._watcher = asyncio.create_task(self._watch())
 
     async def ended(self) -> None:
-        """Wait for the end of all work.
-
-        Raises:
-            RequestError: it has no result.
-        """
+        """Wait for the end of all work."""
         async for _ in self.changes():
             pass
 
     async def changes(self) -> AsyncIterator[int]:
-        """Numbers of works that may have something new, until all have ended.
-
-        Raises:
-            RequestError: a work ended without a result.
-        """
+        """Numbers of works that may have something new, until all have ended."""
         left = {*range(len(self._works))}
         try:
             while left:

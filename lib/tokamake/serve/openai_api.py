@@ -31,15 +31,7 @@ class _OpenAIAnswer:
     """Answer of a request: all at once, or in parts.
 
     Args:
-        server: the server.
-        style: format of the reply.
-        prompts: tokens of each prompt.
-        max_new_tokens: for each prompt.
         num_alternatives: tokens beside each new token; None: no scores.
-        scores_prompt: whether the tokens of prompts have scores.
-
-    Raises:
-        RequestError: there are options of a stream without one.
     """
 
     def __init__(
@@ -98,11 +90,7 @@ class _OpenAIAnswer:
         }
 
     async def respond(self, request: Request) -> Response:
-        """Continue the prompts and reply.
-
-        Raises:
-            RequestError: the request cannot be answered.
-        """
+        """Continue the prompts and reply."""
         works = [choice.continuation for choice in self._choices]
         submission = self._server.submit(request, works, field="n")
         if self._style.body.stream:

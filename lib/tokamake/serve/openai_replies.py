@@ -14,8 +14,6 @@ class Choice:
     """One continuation of a reply.
 
     Attributes:
-        index: number in the reply.
-        continuation: the sequence.
         is_begun: whether a part of it was sent.
         texts: gives the text that each token adds.
         finish: why it ended, as of the latest news; None as long as it goes on.

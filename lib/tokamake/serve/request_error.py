@@ -14,8 +14,6 @@ class RequestError(Exception):
     """A request that cannot be answered.
 
     Attributes:
-        status: HTTP status.
-        message: what is wrong, and the remedy.
         field: field of the request; None if the error is about no field.
         code: word for programs, such as model_not_found.
     """
@@ -36,12 +34,7 @@ class RequestError(Exception):
 
 
 def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> RequestError:
-    """The first error that pydantic finds in a body; an unknown field comes before a missing one.
-
-    Args:
-        errors: pydantic's errors.
-        descriptions: what each field may be.
-    """
+    """The first error of pydantic about a body; an unknown field comes before a missing one."""
     places = [[part for part in error["loc"] if part not in ("body", "query")] for error in errors]
     # A misspelt field is unknown, and often makes another one missing.
     number = next(

@@ -115,11 +115,7 @@ def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address.
-
-    Raises:
-        UserError: it cannot be used.
-    """
+    """A socket bound to an address."""
     if not 0 <= port < 65536:
         raise UserError(f"port: {port}: not a port; give 1 to 65535, or 0 for a free one")
     try:
@@ -145,13 +141,6 @@ def open_models(
 
     Args:
         folders: by name; names that begin with # are replaced.
-        layout: how ranks share the model.
-        tokenizer: of all models; None: each has its own.
-        limits: of requests.
-        ranks: the ranks.
-
-    Raises:
-        UserError: a checkpoint or a tokenizer is missing, damaged or does not match.
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of

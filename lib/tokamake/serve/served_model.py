@@ -37,12 +37,7 @@ class ServedModel:
         """Tokens of a prompt; that of an empty one is the end-of-document token.
 
         Args:
-            text: the prompt.
-            field: where it stands in the request.
             adds_bos: whether it begins as texts of transformers do.
-
-        Raises:
-            RequestError: the text is no Unicode text, or too long.
         """
         try:
             size = len(text.encode())
@@ -60,11 +55,7 @@ class ServedModel:
         return self.check(tokens or [tokenizer.eod], field=field)
 
     def check(self, tokens: list[int], *, field: str) -> list[int]:
-        """Return tokens of a prompt.
-
-        Raises:
-            RequestError: one is not in the vocabulary, or there are none or too many.
-        """
+        """Return tokens of a prompt."""
         if not tokens:
             raise RequestError("holds no token; give at least one", field=field)
         self.check_tokens(tokens, field=field)
@@ -77,11 +68,7 @@ class ServedModel:
         return tokens
 
     def check_tokens(self, tokens: Sequence[int], *, field: str) -> None:
-        """Check that tokens are in the vocabulary.
-
-        Raises:
-            RequestError: one is not.
-        """
+        """Check that tokens are in the vocabulary."""
         size = self.tokenizer.vocab_size
         if wrong := [token for token in tokens if not 0 <= token < size]:
             message = f"token {wrong[0]}: not in the vocabulary; give 0 to {size - 1}"
@@ -101,11 +88,7 @@ class ServedModel:
         return max(len(self.tokenizer.decode([token]).encode()) for token in tokens) + 1
 
     def check_length(self, prompt: Sequence[int], num_new: int, *, field: str) -> None:
-        """Check that there is room for a continuation.
-
-        Raises:
-            RequestError: there is not.
-        """
+        """Check that there is room for a continuation."""
         if (room := self.max_length - len(prompt)) < num_new:
             raise RequestError(
                 f"{num_new}: too many after a prompt of {len(prompt)} tokens; give at most {room}",

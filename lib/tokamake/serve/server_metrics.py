@@ -58,7 +58,6 @@ class ServerMetrics:
 
         Args:
             since: `time.perf_counter()` of the request, or of the token before.
-            is_first: whether it is the first one of its sequence.
         """
         now = time.perf_counter()
         (self._first_token if is_first else self._between_tokens).observe(now - since)

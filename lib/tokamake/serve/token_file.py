@@ -6,11 +6,7 @@ from tokamake.errors import UserError, of_system
 
 
 def read_token(path: Path | None) -> str:
-    """The token in a file; empty without a file.
-
-    Raises:
-        UserError: the file is missing or holds no token.
-    """
+    """The token in a file; empty without a file."""
     if path is None:
         return ""
     try:

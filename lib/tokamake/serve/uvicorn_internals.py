@@ -18,7 +18,6 @@ class BoundedProtocol(HttpToolsProtocol):
     Args:
         request_seconds: longest time from the head of a request to the end of its reply.
         max_connections: a further connection ends at once.
-        options: of uvicorn.
     """
 
     def __init__(self, *, request_seconds: float, max_connections: int, **options: Any) -> None:

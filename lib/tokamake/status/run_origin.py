@@ -24,12 +24,7 @@ class Origin(NamedTuple):
 
 
 def read_origin(folder: Path, run: str) -> Origin:
-    """Read what a run was made from.
-
-    Args:
-        folder: working directory of the workflow.
-        run: name of the run.
-    """
+    """Read what a run was made from."""
     parent = None
     with suppress(UserError):  # there is no run.yaml yet
         parent = read_run(folder / f"results/{run}/run.yaml").parent
@@ -38,12 +33,7 @@ def read_origin(folder: Path, run: str) -> Origin:
 
 
 def data_set_of(folder: Path, run: str) -> DataSet:
-    """The data set of a run: that of its run.yaml, or before there is one, that of its weights.
-
-    Args:
-        folder: working directory of the workflow.
-        run: name of the run.
-    """
+    """The data set of a run: that of its run.yaml, or before there is one, that of its weights."""
     with suppress(UserError):  # there is no run.yaml yet
         resolved = read_run(folder / f"results/{run}/run.yaml")
         return data_set_in(str(resolved.data_root)) or DataSet()

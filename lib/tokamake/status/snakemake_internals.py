@@ -22,11 +22,7 @@ def started(folder: Path) -> float | None:
 
 
 def running_outputs(folder: Path) -> set[str]:
-    """Outputs of jobs that Snakemake runs, or ran when it was killed.
-
-    Args:
-        folder: working directory of the workflow.
-    """
+    """Outputs of jobs that Snakemake runs, or ran when it was killed."""
     outputs = set()
     # The name of a marker file is the base64 of the output's path. Snakemake splits a long name
     # into folders that begin with "@".

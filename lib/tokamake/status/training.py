@@ -41,13 +41,7 @@ class TrainingProgress(NamedTuple):
 
 
 def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:
-    """Read the progress of a run; None if it has not begun.
-
-    Args:
-        folder: working directory of the workflow.
-        run: name of the run.
-        now: time in seconds, as time.time().
-    """
+    """Read the progress of a run; None if it has not begun."""
     settings = folder / f"results/{run}/run.yaml"
     path = folder / f"results/{run}/training" / metrics.FILE
     if not settings.exists() or not path.exists():
