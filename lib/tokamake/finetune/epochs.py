@@ -64,11 +64,7 @@ class History(NamedTuple):
 
 
 def read_history(folder: Path) -> History:
-    """Read the history in the folder of a checkpoint.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """Read the history in the folder of a checkpoint."""
     remedy = f"name another checkpoint in {folder.parent / 'latest'}"
     value = files.read_json(folder / FILE, remedy)
     try:
@@ -92,10 +88,6 @@ class EpochOrder:
     """Rows of the steps of a run.
 
     Args:
-        rows: rows to train on.
-        train: settings of the run.
-        seed: seed of the run.
-        mesh: this rank among its peers.
         multiple: lengths of sequences are multiples of this.
     """
 

@@ -99,11 +99,7 @@ def _sets(data: list[str]) -> dict[str, list[str]]:
 def _check(
     opened: "Checkpoint", task: "FinetuneTask", *, batch_size: int, sequence_length: int
 ) -> None:
-    """Check that a model has the head of a task, and sees as many tokens as rows have.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Check that a model has the head of a task, and sees as many tokens as rows have."""
     from tokamake.errors import UserError
 
     extra = opened.architecture.model_extra or {}

@@ -61,9 +61,6 @@ def finetune_run(
 
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
-
-    Raises:
-        UserError: see `finetune`.
     """
     from tokamake.finetune.results import write_results
     from tokamake.finetune.start import locked_start, read_data

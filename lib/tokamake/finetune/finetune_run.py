@@ -74,11 +74,7 @@ def used_settings(train: TrainSettings) -> dict[str, object]:
 
 
 def read_finetune_run(path: Path) -> FinetuneRun:
-    """Read a file that `prepare-finetune` wrote.
-
-    Raises:
-        UserError: it is missing, damaged, or another file.
-    """
+    """Read a file that `prepare-finetune` wrote."""
     value = read_yaml(path, "make it with `tokamake prepare-finetune`")
     if isinstance(value, dict) and "finetune" not in value:
         raise UserError(

@@ -19,12 +19,7 @@ def accuracy(predicted_N: Numbers, labels_N: Numbers) -> float:
 
 
 def f1(predicted_N: Numbers, labels_N: Numbers) -> float:
-    """Harmonic mean of precision and recall of class 1; 0 if that is neither predicted nor right.
-
-    Args:
-        predicted_N: classes 0 and 1.
-        labels_N: classes 0 and 1.
-    """
+    """Harmonic mean of precision and recall of class 1; 0 without predictions and labels of it."""
     both = float(np.sum((predicted_N == 1) & (labels_N == 1)))
     either = float(np.sum(predicted_N == 1) + np.sum(labels_N == 1))
     return 2 * both / either if either else 0.0
@@ -69,7 +64,6 @@ def predictions(logits: npt.NDArray[np.float32], head: str) -> Numbers:
 
     Args:
         logits: (N, classes or options) logits; (N, 1) numbers of a regression.
-        head: head of the task.
     """
     if head == "regression":
         numbers: npt.NDArray[np.float64] = logits[:, 0].astype(np.float64)

@@ -28,10 +28,6 @@ def score_sets(
     """Score test sets; all ranks of the process group call it together.
 
     Args:
-        forward: forward pass of this rank, which has the whole model.
-        sets: rows of each test set.
-        task: their task.
-        size: rows of a micro batch.
         folder: where rank 0 writes NAME.jsonl of each test set; None: nowhere.
 
     Returns:

@@ -15,9 +15,6 @@ def write_results(trainer: FinetuneTrainer, run: FinetuneRun, *, output: Path, m
     """Write the best checkpoint, then the file that says that the run is finished.
 
     Args:
-        trainer: of the finished run.
-        run: the run.
-        output: JSON file to write.
         model: folder to write; its files are links to those of the checkpoint where possible.
     """
     _link(trainer.best_checkpoint(), model)

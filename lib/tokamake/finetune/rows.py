@@ -39,11 +39,7 @@ class SpecialTokens(NamedTuple):
 
 
 def special_tokens(tokenizer: Tokenizer, path: Path) -> SpecialTokens:
-    """Look up [CLS], [SEP] and [PAD]; `path` is the tokenizer's, for messages.
-
-    Raises:
-        UserError: the tokenizer lacks one.
-    """
+    """Look up [CLS], [SEP] and [PAD]; `path` is the tokenizer's, for messages."""
     definition = json.loads(tokenizer.definition()) if tokenizer.package == "tokenizers" else {}
     vocabulary = definition.get("model", {}).get("vocab", {})
     known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
@@ -73,16 +69,6 @@ class LabeledRows:
         num_options: options of a row; 1 unless the task is a choice.
         num_cut: sequences whose end was cut.
         first_unlabeled: file and line of the first row without a label; None: all have one.
-
-    Args:
-        examples: the rows as texts.
-        task: the task.
-        tokenizer: of the model.
-        special: its special tokens.
-        limits: most tokens.
-
-    Raises:
-        UserError: a label is not one of the task's.
     """
 
     def __init__(
@@ -148,10 +134,8 @@ class LabeledRows:
         """Make a micro batch, padded to its longest sequence.
 
         Args:
-            numbers: of the rows, at most `size`.
             size: rows of the batch; it is filled up with rows that have no label.
             num_labels: rows with a label in the whole step, on all ranks.
-            multiple: the length is a multiple of this.
         """
         filled = [*numbers.tolist(), *[-1] * (size - len(numbers))]
         options = range(self.num_options)
@@ -210,12 +194,6 @@ def read_rows(
 
     Args:
         files: files, folders or patterns.
-        task: the task.
-        tokenizer: of the model.
-        sequence_length: most tokens of a row.
-
-    Raises:
-        UserError: a file is missing or damaged, or has no rows.
     """
     opened = open_tokenizer(tokenizer)
     paths = expand([*files])

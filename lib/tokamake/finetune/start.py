@@ -50,13 +50,7 @@ def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskDa
 
 
 def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dict[str, Any]:
-    """All that decides the weights of a run, and which epoch is the best.
-
-    Args:
-        run: the run.
-        data: its rows.
-        weights: hash of the weights that it starts from.
-    """
+    """All that decides the weights of a run, and which epoch is the best."""
     return {
         "seed": run.seed,
         "weights": weights,

@@ -31,11 +31,6 @@ class ModelStart(NamedTuple):
 def with_task_head(pretrained: Checkpoint, task: FinetuneTask, *, seed: int) -> ModelStart:
     """Put the head of a task on a pretrained model; the head of another task goes, too.
 
-    Args:
-        pretrained: the model.
-        task: the task.
-        seed: of the random weights of what is new.
-
     Raises:
         UserError: the family of the model has no such head.
     """

@@ -67,16 +67,7 @@ class FinetuneTrainer:
 
     Attributes:
         state: finished steps and trained rows.
-        history: what has been measured.
-        last_step: last step of the run.
         stopped: why it was asked to stop, if it was.
-
-    Args:
-        finetune_run: the prepared run.
-        run: the same for the engine, with its precision chosen.
-        data: its rows.
-        start: where to begin or to resume.
-        job: this process and its surroundings.
     """
 
     def __init__(
@@ -117,11 +108,7 @@ class FinetuneTrainer:
     # ---- The loop ----
 
     def train(self) -> ResumeState:
-        """Train until the last step, a stop signal or the end of the job.
-
-        Returns:
-            Where training has stopped.
-        """
+        """Train until the last step, a stop signal or the end of the job."""
         with (
             job_progress.retracted_on_error(self._job.ranks),
             on_signals(self.stopping.signals.note),

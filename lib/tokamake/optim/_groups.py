@@ -20,10 +20,6 @@ def parameter_groups(
     and Llama. Frozen parameters are in no group. Besides torch's keys, a group has `decays` (bool)
     and `param_names`.
 
-    Args:
-        parameters: pairs of name and parameter, such as those of `Module.named_parameters`.
-        weight_decay: decay of the first group.
-
     Returns:
         The groups that are not empty.
     """
@@ -51,9 +47,6 @@ def part_hidden_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Hidden matrices are those of numbered layers in any family: a component of their name is a
     number, as in layers.3.mlp.up_proj.weight. Embeddings and the output layer are not hidden.
-
-    Args:
-        groups: the groups of `parameter_groups`.
     """
     parted = []
     for group in groups:

@@ -71,8 +71,6 @@ class Rule(torch.optim.Optimizer, ABC):
     """Base class of the rules.
 
     Args:
-        groups: parameter groups of `parameter_groups`.
-        whole: sums over the parts of parameters on several ranks.
         defaults: default values of keys of groups; `lr` and `weight_decay` are set before each
             step.
     """

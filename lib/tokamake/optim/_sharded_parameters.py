@@ -113,7 +113,6 @@ class WholeParameters:
         tensor twice, less the parts of the owners, and each computes its share of the functions.
 
         Args:
-            parameters: parameters of the optimizer.
             parts: a tensor for each of them, in the shape of the local part and of one dtype.
             function: keeps the shape and the dtype.
         """
@@ -220,9 +219,7 @@ class WholeParameters:
         """Send a flat tensor to each rank of a group, and receive one from each.
 
         Args:
-            sent: for each rank.
             sizes: numbers to receive from each rank.
-            group: the ranks.
         """
         received = sent[0].new_empty(sum(sizes))
         dist.all_to_all_single(

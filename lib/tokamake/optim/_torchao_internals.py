@@ -10,12 +10,6 @@ import torch
 
 
 def new_buffer(optimizer: Any, parameter: torch.Tensor, *, signed: bool) -> torch.Tensor:
-    """Return the empty buffer in which an optimizer with 8-bit states keeps a moment.
-
-    Args:
-        optimizer: of torchao.optim.
-        parameter: whose moment it is.
-        signed: whether the moment may be below 0.
-    """
+    """Return the empty buffer in which an optimizer with 8-bit states keeps a moment."""
     buffer: torch.Tensor = optimizer._new_buffer(parameter, signed=signed)
     return buffer

@@ -31,9 +31,7 @@ def build(
     """Make the optimizer, without momentum.
 
     Args:
-        groups: parameter groups, each with its own `weight_decay`.
         settings: peak learning rate, which scales with a parameter's size: 1e-2 in the paper.
-        whole: used for means over whole parameters.
     """
     names = ("beta2_decay", "epsilon", "epsilon2", "clip_threshold")
     options = {name: settings.used(name) for name in names}

@@ -16,13 +16,7 @@ ZERO_FILES = True
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make torch's fused Adam. Weight decay is added to the gradient (L2), so moments include it.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate, betas and epsilon.
-        whole: unused, because the update is elementwise.
-    """
+    """Make torch's fused Adam. Weight decay is added to the gradient (L2): moments include it."""
     return torch.optim.Adam(
         groups,
         lr=settings.learning_rate,

@@ -24,12 +24,7 @@ def build(
     """Make torchao's AdamW8bit; its step is compiled on accelerators only.
 
     Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate, betas and epsilon.
         whole: unused. Blocks are those of local parts, so results depend slightly on the layout.
-
-    Raises:
-        UserError: torchao is not installed.
     """
     try:
         from torchao.optim import AdamW8bit

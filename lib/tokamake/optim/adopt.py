@@ -29,13 +29,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate, betas and epsilon.
-        whole: unused, because the update is elementwise.
-    """
+    """Make the optimizer."""
     return Adopt(
         groups,
         whole=whole,

@@ -23,8 +23,6 @@ def build(
     Args:
         groups: parameter groups, each with its own `weight_decay`; a group without decay is not
             scaled either, as in the authors' BERT.
-        settings: peak learning rate, betas and epsilon.
-        whole: used for norms of whole parameters.
     """
     return Lamb(
         groups,

@@ -22,13 +22,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate and betas.
-        whole: unused, because the update is elementwise.
-    """
+    """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's."""
     return Lion(groups, whole=whole, lr=settings.learning_rate, betas=settings.betas)
 
 

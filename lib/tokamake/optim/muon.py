@@ -43,9 +43,6 @@ def build(
 
     Args:
         groups: parameter groups with `param_names`, by which hidden matrices are recognized.
-        settings: peak learning rate; momentum, iterations and factor of the learning rate for
-            hidden matrices; betas and epsilon of AdamW.
-        whole: used to orthogonalize whole matrices, each on one rank.
     """
     return Muon(
         part_hidden_matrices(groups),

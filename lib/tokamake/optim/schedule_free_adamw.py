@@ -35,11 +35,6 @@ def build(
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
 
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: learning rate after warm-up, betas and epsilon.
-        whole: unused, because the update is elementwise.
-
     Raises:
         UserError: beta1 is 0. Then y equals z, and x cannot be computed from them.
     """

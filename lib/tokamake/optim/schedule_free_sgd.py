@@ -26,11 +26,6 @@ def build(
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
 
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: learning rate after warm-up, and momentum.
-        whole: unused, because the update is elementwise.
-
     Raises:
         UserError: momentum is 0. Then y equals z, and x cannot be computed from them.
     """

@@ -15,13 +15,7 @@ STATE = {"momentum_buffer": "like_parameter"}
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make torch's SGD. Weight decay is added to the gradient (L2), so momentum includes it.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate and momentum.
-        whole: unused, because the update is elementwise.
-    """
+    """Make torch's SGD. Weight decay is added to the gradient (L2), so momentum includes it."""
     return torch.optim.SGD(
         groups, lr=settings.learning_rate, momentum=settings.used("momentum"), foreach=False
     )

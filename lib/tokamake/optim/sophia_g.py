@@ -39,13 +39,7 @@ SAMPLED_LABELS = True
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; it has the method `update_hessian` in addition to `step`.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`.
-        settings: peak learning rate, betas, rho (the paper's gamma) and epsilon.
-        whole: unused, because the update is elementwise.
-    """
+    """Make the optimizer; it has the method `update_hessian` in addition to `step`."""
     return SophiaG(
         groups,
         whole=whole,

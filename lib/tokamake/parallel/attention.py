@@ -53,7 +53,6 @@ def attention(
         k_BGSK: (B, G, S, K) keys, same dtype; H is a multiple of G. S equals L, except on one
             rank, where keys of earlier tokens (a cache) may come first.
         v_BGSK: (B, G, S, K) values, same dtype.
-        axis: the context-parallel ranks.
         method: "ring" passes keys and values from rank to rank; "ulysses" (arXiv 2309.14509)
             exchanges tokens for heads and back.
         mask: None: causal. The result of `context.document_mask` limits attention further. On one

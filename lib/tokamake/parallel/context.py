@@ -149,10 +149,6 @@ class PackedDocuments:
 
     Attributes:
         causal: whether a token attends only to itself and earlier tokens of its document.
-
-    Args:
-        ids_BL: document id of each token, integers; tokens of a document are consecutive.
-        causal: see the attribute.
     """
 
     def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
@@ -191,8 +187,6 @@ def document_mask(
 
     Args:
         ids_BL: (B, L) integers, the document id of each token of this rank's `share`.
-        axis: the context-parallel ranks.
-        method: the method of `attention`.
         causal: whether a token attends only to itself and earlier tokens of its document; several
             ranks support nothing else.
 

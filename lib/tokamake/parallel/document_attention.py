@@ -34,7 +34,6 @@ def by_document(
         q_BHLK: (B, H, L, K) floating-point queries.
         k_BGLK: (B, G, L, K) keys, same dtype; H is a multiple of G.
         v_BGLK: (B, G, L, K) values, same dtype.
-        documents: the documents of all tokens, and whether attention is causal.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.

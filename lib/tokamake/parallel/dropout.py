@@ -73,8 +73,6 @@ class Dropout(NamedTuple):
         """Drop numbers of states, and scale the others so that the mean stays.
 
         Args:
-            x_BLD: the states.
-            site: where they are.
             layer: module whose `number` is that of the layer in the whole model; None: 0. A number
                 would make torch.compile compile each layer for itself.
         """
@@ -98,8 +96,6 @@ class Dropout(NamedTuple):
         Args:
             weights_BHSS: (B, H, S, S) of all tokens of each row, of queries and of keys.
             axis: context-parallel ranks, which divide the heads of this rank.
-            layer: module whose `number` is that of the layer in the whole model.
-            site: attention or cross_attention.
         """
         num_heads, length = weights_BHSS.shape[1], weights_BHSS.shape[2]
         first = self.heads.start + axis.rank * num_heads
@@ -149,7 +145,6 @@ def _hashes(key: int, counters: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Two words for each combination of counters; two, so that no two rows have the same mask.
 
     Args:
-        key: of the place in the model.
         counters: int64, at least 0, of shapes that broadcast.
     """
     words = []
@@ -174,7 +169,6 @@ def _kept(first: Tensor, second: Tensor, *, columns: Tensor, rate: float) -> Ten
         first: (..., 1) first word of each row.
         second: (..., 1) second word of each row.
         columns: (..., D) word of each column.
-        rate: share of the numbers to drop.
     """
     x = first ^ columns
     x = ((x ^ (x >> 16)) * _FACTOR) & _WORD

@@ -75,7 +75,6 @@ class Kernel(Protocol):
         """Return the gradients of queries, keys and values.
 
         Args:
-            block: the block of `forward`.
             dy_BHLK: (B, H, L, K) gradient of the merged values, after all blocks.
             y_BHLK: (B, H, L, K) merged values.
             lse_BHL: (B, H, L) merged log-sum-exp.

@@ -40,8 +40,6 @@ def cross_entropy(
     Args:
         logits: (..., V) floating-point scores of this rank's part of the vocabulary.
         labels: (...) int64 token ids of the whole vocabulary, or `NO_LABEL`.
-        mesh: the mesh; its tensor-parallel ranks divide the vocabulary.
-        size: number of entries of the whole vocabulary.
         compiled: whether to compile the arithmetic with torch.compile, unless it is on a CPU. It
             then reads the logits once in each direction, and holds no other scores.
         row_losses: list that gets the sum of each row of labels, (...) without the last dimension,
@@ -99,8 +97,6 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: in
         logits: (..., V) floating-point scores of this rank's part of the vocabulary.
         chances: (...) fp32 random numbers, uniform in [0, 1). A token is drawn if its number is in
             the token's interval of the cumulative distribution.
-        mesh: the mesh; its tensor-parallel ranks divide the vocabulary.
-        size: number of entries of the whole vocabulary.
 
     Returns:
         (...) int64 token ids.
@@ -208,7 +204,6 @@ def _to_gradient(
     A comparison replaces scatter, which would read the logits twice.
 
     Args:
-        logits_NV: logits, in place.
         lse_N: log-sum-exp over the whole vocabulary.
         index_N: column of the label.
         minus_one_N: -1 if the label is in this part of the vocabulary, else 0.

@@ -50,9 +50,6 @@ def build(
     """Build the mesh of a run. This is a collective of all ranks of the process group.
 
     Args:
-        settings: the sizes of the axes.
-        world_size: number of ranks of the run.
-        device: device of this rank.
         shard: whether data-parallel ranks shard parameters; else each holds all of them.
 
     Raises:

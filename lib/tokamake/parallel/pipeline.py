@@ -48,12 +48,7 @@ class Pipeline:
     """The stages of this rank, connected with those of the other pipeline ranks.
 
     Args:
-        stages: this rank's stages, by number.
-        num_stages: number of stages of all ranks.
-        schedule: value of `parallel.pipeline_schedule` in the config.
         loss: function of the last stage's output and the labels that returns the scalar loss.
-        axis: the pipeline ranks.
-        device: device of this rank.
     """
 
     def __init__(
@@ -81,8 +76,6 @@ class Pipeline:
         """Run micro batches forward and backward; gradients accumulate in the parameters.
 
         Args:
-            inputs_NL: int64 token ids of all micro batches.
-            labels_NL: int64 labels.
             num_batches: number of micro batches; it divides N.
             rest: keyword arguments of the `forward` of every stage, with N rows each.
 
@@ -124,15 +117,8 @@ class Pipeline:
         """Run micro batches forward only; torch's schedules would also run the backward pass.
 
         Args:
-            inputs_NL: see `train`.
-            labels_NL: see `train`.
-            num_batches: see `train`.
             states: function of the token ids (B, L) of a micro batch that returns an empty tensor
                 for the output of the previous stage.
-            rest: see `train`.
-
-        Returns:
-            See `train`.
         """
         total = torch.zeros((), device=inputs_NL.device)
         received: dict[tuple[int, int], Tensor] = {}

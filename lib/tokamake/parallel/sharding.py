@@ -78,10 +78,7 @@ def shard(
     """Shard a module's parameters over the mesh with FSDP2; it sums gradients over the ranks.
 
     Args:
-        module: module to shard in place.
         blocks: submodules whose parameters are gathered together, such as layers.
-        mesh: the mesh; `mesh.shards` are the ranks to shard over.
-        policy: dtypes of computation and of gradient reduction.
         reshard_after_forward: whether to free gathered parameters between forward and backward.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # not above: the import takes long
@@ -135,11 +132,6 @@ def parameter_chunks(
     """Describe this rank's part of each parameter of a stage.
 
     Args:
-        model: the stage, sharded or not.
-        placed: placements of its parameters, by name.
-        mesh: the mesh.
-        shapes: shapes of the whole parameters, by saved name.
-        saved_names: saved names, by name.
         tied_output: name of the output layer if it is a copy of an embedding in another stage.
     """
     chunks = []
@@ -222,13 +214,7 @@ def add_up_partial(
     *,
     gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:
-    """All-reduce the gradients that are partial on each tensor-parallel rank, in one call.
-
-    Args:
-        shards: this rank's parts of the parameters.
-        axis: the tensor-parallel ranks.
-        gradient: function that returns the gradient of a part.
-    """
+    """All-reduce the gradients that are partial on each tensor-parallel rank, in one call."""
     if axis.size == 1:
         return
     gradients = [gradient(each) for each in shards if each.placement.partial]
@@ -252,14 +238,7 @@ def add_up_copies(
     name: str,
     gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
 ) -> None:
-    """Sum the gradients of an embedding and its copy in the last stage; both get the sum.
-
-    Args:
-        chunks: this rank's parts of the parameters.
-        axis: the pipeline ranks.
-        name: name of the embedding in its stage.
-        gradient: function that returns the gradient of a part.
-    """
+    """Sum the gradients of an embedding and its copy in the last stage; both get the sum."""
     both = [gradient(each) for each in chunks if each.is_tied_output or each.name == name]
     gradients = [each for each in both if each is not None]
     if axis.size == 1 or not gradients:
@@ -298,10 +277,7 @@ def squares_by_layer(
     """Sums of squares of this rank's gradients, as `squares`, for each layer.
 
     Args:
-        chunks: this rank's parts of the parameters.
-        num_layers: of the whole model.
         number_of: number of the layer of a parameter, by its name; None: it is in no layer.
-        device: device of the result.
 
     Returns:
         (num_layers + 1,) fp32; the last sum is of all parameters outside layers.

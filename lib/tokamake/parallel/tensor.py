@@ -83,10 +83,7 @@ class ColumnParallelLinear(_LoadedLinear):
     """A linear layer whose outputs the ranks divide; its input is a `shared_input`.
 
     Args:
-        in_features: D.
         out_features: E of all ranks together.
-        mesh: the mesh.
-        bias: whether the layer has a bias.
     """
 
     def __init__(
@@ -106,8 +103,6 @@ class RowParallelLinear(_LoadedLinear):
 
     Args:
         in_features: D of all ranks together.
-        out_features: E.
-        mesh: the mesh.
         bias: whether the layer has a bias, which is added after the sum.
     """
 
@@ -135,11 +130,8 @@ class ReplicatedLinear(_LoadedLinear):
     Its input is a `shared_input`. Gradients are partial.
 
     Args:
-        in_features: D.
         out_features: E of all ranks together.
-        mesh: the mesh.
         rows: outputs that this rank computes; those of several ranks may overlap.
-        bias: whether the layer has a bias.
     """
 
     def __init__(
@@ -160,8 +152,6 @@ class WholeLinear(_LoadedLinear):
     """A linear layer that every rank has whole, without a `shared_input`.
 
     Args:
-        in_features: D.
-        out_features: E.
         partial: whether ranks compute it for different tokens, so that gradients must be summed.
     """
 
@@ -206,8 +196,6 @@ class VocabParallelEmbedding(_LoadedEmbedding):
 
     Args:
         num_embeddings: V of all ranks together.
-        embedding_dim: D.
-        mesh: the mesh.
     """
 
     def __init__(
@@ -277,7 +265,6 @@ def first_tokens(x_BLD: Tensor, mesh: Mesh, places: Tensor | None = None) -> Ten
     Args:
         x_BLD: of this rank's `own_tokens`. Every rank has the whole gradient of the result; under
             sequence parallelism, that of the states stays on the rank that has the token.
-        mesh: the mesh.
         places: (samples,) int64 places of the tokens among all tokens of the rows; None: each row
             is a sample.
     """

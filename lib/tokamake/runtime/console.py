@@ -28,10 +28,7 @@ def progress(
     """Yield the items and show progress: a bar on a terminal, a line every 30 s in a log.
 
     Args:
-        items: items to yield.
-        label: name of the work.
         total: total size of all items; by default their number, if `items` has a length.
-        unit: unit of `size`.
         size: function that returns the size of an item.
         num_bytes: function that returns the bytes of an item; log lines have rates then.
     """

@@ -33,9 +33,6 @@ def noted_device_faults(ranks: Ranks) -> Iterator[None]:
     """Note this host as faulty if its device reports that it is broken; the error goes on.
 
     An error that passes several of these is noted once.
-
-    Raises:
-        RuntimeError: any that occurs; torch's errors of devices are such.
     """
     try:
         yield

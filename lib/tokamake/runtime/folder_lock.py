@@ -63,7 +63,6 @@ def locked(output: Path, doing: str = "trains") -> Iterator[None]:
     """Lock an output folder.
 
     Args:
-        output: the folder; the files of the lock lie beside it.
         doing: what a process with the lock does, for messages.
 
     Raises:

@@ -57,7 +57,6 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     variables or from an MPI broadcast. A single process needs no address.
 
     Args:
-        ranks: rank and world size of this process.
         store: a store from `meeting`, if the peers have met already.
 
     Raises:
@@ -103,7 +102,6 @@ def meeting(ranks: Ranks, seconds: float) -> "Store":
     Rank 0 serves it. The others wait for rank 0; rank 0 does not wait for them.
 
     Args:
-        ranks: rank and world size of this process.
         seconds: timeout for rank 0 and for each key.
 
     Raises:
@@ -206,11 +204,7 @@ def free_port() -> int:
 
 
 def static_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
-    """Ports from 15000 on that Linux does not assign automatically.
-
-    Args:
-        path: file with the first and the last port that Linux assigns.
-    """
+    """Ports from 15000 on that Linux does not assign automatically."""
     try:
         first, last = map(int, path.read_text().split())
     except (OSError, ValueError):
@@ -253,9 +247,6 @@ def check_devices(owners: Sequence[tuple[str, str]]) -> None:
 
     Args:
         owners: host and device UUID of each rank.
-
-    Raises:
-        UserError: two ranks have the same device.
     """
     first_ranks: dict[tuple[str, str], int] = {}
     for rank, owner in enumerate(owners):

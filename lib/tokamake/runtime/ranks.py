@@ -89,11 +89,7 @@ class Ranks:
 
 
 def variable(environment: Mapping[str, str], name: str) -> int | None:
-    """Value of a launcher's variable; None if it is not set.
-
-    Raises:
-        UserError: the value is not a number.
-    """
+    """Value of a launcher's variable; None if it is not set."""
     value = environment.get(name)
     if value is None:
         return None
@@ -105,11 +101,7 @@ def variable(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def mpi() -> Any:
-    """Import `mpi4py.MPI`, which initializes MPI.
-
-    Raises:
-        UserError: mpi4py or its MPI library is missing.
-    """
+    """Import `mpi4py.MPI`, which initializes MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

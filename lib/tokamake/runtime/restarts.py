@@ -35,11 +35,8 @@ class Restarter:
     """Runs a command again and again.
 
     Args:
-        command: starts all ranks of a run, and ends when they have ended.
-        folder: output folder of the run.
         num_restarts: restarts in a row without a new checkpoint.
         nodes: nodes of the job, if it has more than its ranks need.
-        clock: returns the time in seconds.
     """
 
     def __init__(

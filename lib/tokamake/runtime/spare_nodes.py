@@ -28,15 +28,7 @@ _MAX_NAMES = 8
 
 
 class SpareNodes:
-    """The hosts of a job that has more of them than its ranks need, and which ones the ranks use.
-
-    Args:
-        launch: launch script of the ranks.
-        num_nodes: nodes that the ranks need.
-        hosts: all hosts of the job.
-        folder: an empty folder for files of hosts.
-        seconds: time for hosts to answer.
-    """
+    """Hosts of a job that has more than its ranks need, and the hosts that the ranks use."""
 
     def __init__(
         self,
@@ -110,8 +102,6 @@ def find_spare_nodes(
 
     Args:
         command: a launch script, its numbers of nodes and ranks, and the command of a rank.
-        environment: variables of the job.
-        folder: an empty folder for files of hosts.
     """
     hosts = hosts_of_job(environment)
     if len(command) < 4 or not command[1].isdecimal() or len(hosts) <= int(command[1]):

@@ -26,11 +26,6 @@ def in_rounds(
 
     Args:
         work: this rank's share: a finished item, or None after a part of one.
-        ranks: this process among its peers.
-        beat: called after each round.
-
-    Raises:
-        UserError: the work of a rank raised it; all ranks raise it.
     """
     import torch.distributed as dist
 

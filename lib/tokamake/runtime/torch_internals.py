@@ -87,13 +87,7 @@ def wrapper_subclass(cls: type, shape: Sequence[int], *, dtype: torch.dtype) -> 
 
 
 def mesh_without_groups(device: str, ranks: Tensor, *, names: Sequence[str]) -> "DeviceMesh":
-    """Mesh of ranks for the layout of DTensors, which makes no process groups.
-
-    Args:
-        device: type of the devices.
-        ranks: numbers of the ranks, in the shape of the mesh.
-        names: names of its dimensions.
-    """
+    """Mesh of ranks for the layout of DTensors, which makes no process groups."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -105,13 +99,7 @@ def mesh_without_groups(device: str, ranks: Tensor, *, names: Sequence[str]) -> 
 def local_shape_and_offset(
     shape: Sequence[int], mesh: Any, *, placements: Sequence[Any]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Shape of this rank's shard of a DTensor, and its offset in the whole tensor.
-
-    Args:
-        shape: of the whole tensor.
-        mesh: device mesh of the DTensor.
-        placements: of the DTensor.
-    """
+    """Shape of this rank's shard of a DTensor, and its offset in the whole tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)

@@ -29,7 +29,6 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
     centered on each point, so it does not move the curve to higher rates.
 
     Args:
-        rates: learning rate of each step, ascending.
         losses: training loss of each step; ignored from the first one that is not finite.
         smoothing: standard deviation of the Gaussian, as a share of the sweep.
 

@@ -5,11 +5,7 @@ from tokamake.config.training import TrainSettings
 
 
 class Schedule:
-    """Learning rate and weight decay as functions of the progress of a run.
-
-    Args:
-        train: settings of the run, with its number of steps.
-    """
+    """Learning rate and weight decay as functions of the progress of a run."""
 
     def __init__(self, train: TrainSettings) -> None:
         span = train.span
@@ -25,7 +21,6 @@ class Schedule:
 
         Args:
             step: number of finished updates.
-            consumed_samples: number of samples of these updates.
         """
         share = self._share(self._position(step, consumed_samples))
         return self._optimizer.learning_rate * share

@@ -15,11 +15,7 @@ def factor(
     (Loshchilov & Hutter 2017, arXiv 1608.03983, equation 5, without restarts).
 
     Args:
-        position: progress of the run, in the unit of the lengths.
-        warmup: length of warm-up.
-        length: length of the run.
         decay: position at which the decay ends.
-        min_ratio: share of the peak from this position on.
     """
     progress = min(1.0, (position - warmup) / max(1, decay - warmup))
     return min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))

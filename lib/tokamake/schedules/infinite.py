@@ -29,9 +29,6 @@ def factor(
     min_ratio at the end of the run.
 
     Args:
-        position: progress of the run, in the unit of the lengths.
-        warmup: length of warm-up.
-        length: length of the run.
         cooldown: length of the phase after warm-up.
         annealing: length of the last phase.
         levels: constant_ratio and min_ratio, shares of the peak; cooldown_shape and

@@ -8,12 +8,6 @@ def factor(position: float, *, warmup: float, length: float, min_ratio: float) -
 
     max(min_ratio, sqrt(warmup / position)) (Vaswani et al. 2017, arXiv 1706.03762, equation 3; the
     minimum is Megatron's). Without warm-up, warmup counts as 1.
-
-    Args:
-        position: progress of the run, in the unit of the lengths.
-        warmup: length of warm-up.
-        length: length of the run, unused.
-        min_ratio: minimum share of the peak.
     """
     share: float = (max(warmup, 1) / max(position, 1)) ** 0.5
     return max(min_ratio, min(1.0, share))

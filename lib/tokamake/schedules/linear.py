@@ -12,11 +12,7 @@ def factor(
     1 - (1 - min_ratio) p (Devlin et al. 2019, arXiv 1810.04805, where min_ratio is 0).
 
     Args:
-        position: progress of the run, in the unit of the lengths.
-        warmup: length of warm-up.
-        length: length of the run.
         decay: position at which the decay ends.
-        min_ratio: share of the peak from this position on.
     """
     progress = min(1.0, (position - warmup) / max(1, decay - warmup))
     return 1.0 - (1.0 - min_ratio) * progress

@@ -23,14 +23,6 @@ def factor(
 
     1 until length - cooldown, then down to min_ratio at the end of the run (Hu et al. 2024,
     arXiv 2404.06395; the 1-sqrt shape: Hägele et al. 2024, arXiv 2405.18392).
-
-    Args:
-        position: progress of the run, in the unit of the lengths.
-        warmup: length of warm-up.
-        length: length of the run.
-        cooldown: length of the last phase.
-        cooldown_shape: shape of the last phase, one of `between`.
-        min_ratio: share of the peak at the end.
     """
     cooled = position - (length - cooldown)
     if cooled <= 0:

@@ -74,12 +74,7 @@ class GuardState(NamedTuple):
 
 
 def ranges_without_effect(ranges: Sequence[tuple[int, int]], step: int) -> str | None:
-    """Name ranges of `train.skip_data` that lie before the position of a run; None: there are none.
-
-    Args:
-        ranges: first and last step of each.
-        step: finished steps.
-    """
+    """Name ranges of `train.skip_data` before the position of a run; None: there are none."""
     before = [
         f"{first} to {last}" if first < last else str(first)
         for first, last in ranges

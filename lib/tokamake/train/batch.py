@@ -95,9 +95,6 @@ def to_batch(
 
     Args:
         rows: (B, L + 1) tokens, samples of an encoder, or labeled rows.
-        run: its settings say whether documents of a row are kept apart.
-        device: device of the model.
-        mesh: this rank among its peers.
         sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
     """
     rows, sample_labels, num_sample_labels = with_fields(rows), None, None
@@ -220,12 +217,6 @@ def label_draws(
     """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
 
     A token of a global batch has the same number however ranks share the batch.
-
-    Args:
-        rows: this rank's micro batches of a step.
-        seed: seed of the run.
-        step: number of the step.
-        mesh: this rank among its peers.
     """
     shape = (len(rows), mesh.data.size, *label_shape(rows[0]))
     # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
@@ -245,10 +236,6 @@ def steps_of_rank(
     """This rank's share of each training step that is left.
 
     Args:
-        samples: of the training split.
-        train: settings of the run.
-        mesh: this rank among its peers.
-        consumed_samples: samples of the finished steps.
         left_out: first and last step of ranges whose samples are not read.
 
     Raises:

@@ -69,12 +69,6 @@ def verify_data(
 
     All ranks call this together. It takes about 0.6 s of CPU time for a GB.
 
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        index: content of the index folder's index.json.
-        beat: called again and again while this takes its time.
-
     Raises:
         UserError: a file differs from its hash; all ranks raise it.
     """

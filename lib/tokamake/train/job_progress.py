@@ -21,7 +21,6 @@ def note(step: int, *, stopped: str = "") -> None:
     """Write that a checkpoint is saved at a step; do nothing outside an executor's job.
 
     Args:
-        step: of the checkpoint.
         stopped: how training stopped in time for the end of its job, which is no failure.
     """
     if path := os.environ.get(_VARIABLE):

@@ -70,7 +70,6 @@ def inputs_of_encoder(
     """Inputs of an encoder beside tokens: token_types, and document_ids that hide padding.
 
     Args:
-        types: (B, L) type of each token.
         padding_mask: (B, L) True for tokens, False for padding.
     """
     arrays: dict[str, npt.NDArray[Any]] = {"token_types": types}

@@ -42,10 +42,7 @@ def training_line(
     Args:
         record: `step`, `consumed_samples`, `batch_size`, `step_seconds`, `learning_rate`,
             `model_flops_per_second` and, where they are known, `loss_scale` and `grad_norm`.
-        interval: steps that the line describes.
-        train_steps: steps of the run.
         num_devices: devices that share the floating-point operations.
-        now: time of the line.
     """
     tflops = record["model_flops_per_second"] / num_devices / 1e12
     has_loss, norm = not math.isnan(interval.mean_loss), record.get("grad_norm")

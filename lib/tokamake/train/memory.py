@@ -83,8 +83,6 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
 
     Args:
         run: the resolved run, with its precision chosen; memory differs only by pipeline rank.
-        world_size: number of ranks.
-        device: kind of device.
 
     Raises:
         UserError: the layout does not fit the ranks.

@@ -46,7 +46,6 @@ def parse(lines: bytes, *, with_null: bool = False) -> tuple[list[Record], int]:
     """Parse lines of metrics.jsonl, except for an incomplete last one, which may still grow.
 
     Args:
-        lines: of the file.
         with_null: keep values that were not measured.
 
     Returns:
@@ -87,7 +86,6 @@ class RecordFile:
     """JSON lines that a job appends to, after it has dropped those of steps that are done again.
 
     Args:
-        path: the file; a missing one is made.
         keeps: whether a record of an earlier job stays.
     """
 
@@ -110,11 +108,7 @@ class RecordFile:
             self._write()
 
     def sync(self) -> None:
-        """Bring all records to disk.
-
-        Raises:
-            OSError: a record cannot be written.
-        """
+        """Bring all records to disk."""
         self._write()
         os.fsync(self._stream.fileno())
 
@@ -137,7 +131,6 @@ class Metrics:
         has_records: whether records of earlier jobs stay.
 
     Args:
-        folder: output folder of the run.
         done: finished steps in the checkpoint that training resumes from; records of later steps
             are dropped, or all records where it is 0.
         scalars: function that returns the value of each TensorBoard tag and step.
@@ -162,11 +155,7 @@ class Metrics:
             self._add_event(record)
 
     def sync(self) -> None:
-        """Bring all records to disk; a checkpoint must not outlive the records before it.
-
-        Raises:
-            OSError: a record cannot be written.
-        """
+        """Bring all records to disk; a checkpoint must not outlive the records before it."""
         self._file.sync()
         try:
             self._events.flush()

@@ -37,11 +37,7 @@ def precision_of(run: Run) -> Precision:
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Use deterministic algorithms of torch only; an operation that has none raises RuntimeError.
-
-    Args:
-        enabled: whether to do so; if not, nothing changes.
-    """
+    """Use deterministic algorithms of torch only; operations without one raise RuntimeError."""
     if not enabled:
         yield
         return

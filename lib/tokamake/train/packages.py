@@ -14,14 +14,7 @@ from tokamake.runtime.requirements import required
 
 
 def check_packages(train: TrainSettings) -> None:
-    """Check that the packages of the back end, the optimizer and the trackers are installed.
-
-    Args:
-        train: settings of a run.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Check that the packages of the back end, the optimizer and the trackers are installed."""
     for setting, kind, name in _plug_ins(train):
         packages = plugins.constant(kind, name, "PACKAGES", default=())
         if missing := [package for package in packages if find_spec(package) is None]:

@@ -46,7 +46,6 @@ class Packing(NamedTuple):
 
         Args:
             tokens: places of tokens of the samples.
-            width: W.
         """
         return self.places[tokens // width] + tokens % width
 
@@ -55,7 +54,6 @@ def one_per_row(num_samples: int, length: int, *, row_length: int | None = None)
     """A row for each sample.
 
     Args:
-        num_samples: B.
         length: tokens of each sample, padding included.
         row_length: L; None: as many.
     """

@@ -59,9 +59,6 @@ class PipelineStages:
             validation since `take_num_right`.
 
     Args:
-        run: the resolved run, with its precision chosen.
-        mesh: this rank among its peers.
-        device: device of the stages.
         shard: whether FSDP2 does data parallelism; if not, parameters stay plain, in fp32, and in
             ZeRO stage 3 without storage: DeepSpeed allocates and partitions one after the other.
     """
@@ -236,8 +233,6 @@ class PipelineStages:
         """Add up the gradients of micro batches.
 
         Args:
-            batches: this rank's micro batches of a step.
-            factors: factors of the sums of losses.
             draws: random numbers of each micro batch that draw labels from the model, see
                 `label_draws`; empty: the labels of the batches. Not for pipelines.
 

@@ -88,11 +88,7 @@ def resolve(
 def _from_random_weights(
     train: "TrainSettings", architecture: Path | None, *, tokenizer: Path | None
 ) -> dict[str, Any]:
-    """Where a new model begins, as fields of `Run`.
-
-    Raises:
-        UserError: there is no architecture or no tokenizer, or `train.finetune` wants a checkpoint.
-    """
+    """Where a new model begins, as fields of `Run`."""
     from tokamake.checkpoint.random_source import new_architecture
 
     if train.finetune is not None:
@@ -116,9 +112,6 @@ def _from_checkpoint(
 
     Its architecture is that of the checkpoint; if that is of another run, positions are those of
     the file.
-
-    Raises:
-        UserError: the checkpoint does not fit the settings or the architecture.
     """
     from tokamake.config.architecture import read_architecture
     from tokamake.train.checkpoints.initial_checkpoint import open_initial_checkpoint
@@ -133,17 +126,7 @@ def _from_checkpoint(
 def check_parent_tokenizer(
     checkpoint: Path, parent: str, *, index_json: dict[str, Any], data_root: Path
 ) -> None:
-    """Check that a run has the tokenizer of the run that it starts from.
-
-    Args:
-        checkpoint: last checkpoint of the parent.
-        parent: name of the parent.
-        index_json: content of the run's index.json.
-        data_root: folder that its prefixes are relative to.
-
-    Raises:
-        UserError: their data have other tokenizers.
-    """
+    """Check that a run has the tokenizer of the run that it starts from."""
     from tokamake.train.checkpoints.changes import read_record, tokenizers_of
     from tokamake.train.checkpoints.resume_state import read_state
 
@@ -189,11 +172,7 @@ def starting_point(
 
 
 def whole_steps(train: "TrainSettings", index_json: dict[str, Any], *, index: Path) -> int:
-    """Number of steps that the samples of an index fill; prints how many samples are left over.
-
-    Raises:
-        UserError: they do not fill one batch.
-    """
+    """Number of steps that the samples of an index fill; prints how many samples are left over."""
     samples = index_json["splits"]["train"]["samples"]
     sizes = train.batch_sizes
     if not (steps := sizes.whole_steps(samples)):
@@ -207,11 +186,7 @@ def whole_steps(train: "TrainSettings", index_json: dict[str, Any], *, index: Pa
 
 
 def find_eod(train: "TrainSettings", tokenizer: Path | None) -> int | None:
-    """Id of the end-of-document token, if a setting needs it.
-
-    Raises:
-        UserError: there is no tokenizer, or it has no such token.
-    """
+    """Id of the end-of-document token, if a setting needs it."""
     from tokamake.config.training import PACKING_SETTINGS
     from tokamake.data.tokenizers import open_tokenizer
 

@@ -26,14 +26,7 @@ from tokamake.units import in_bytes
 def startup_log(
     run: Run, ranks: Ranks, *, device: torch.device, resumed: Path | None = None
 ) -> str:
-    """Describe a run that starts.
-
-    Args:
-        run: the resolved run, with its precision chosen.
-        ranks: this process among its peers.
-        device: device of this rank.
-        resumed: checkpoint of the run that it resumes from.
-    """
+    """Describe a run that starts."""
     # The other lines already show these two.
     defaults = TrainSettings(precision=run.train.precision, finetune=run.train.finetune)
     return "\n".join(

@@ -21,10 +21,7 @@ class StepProfile:
     """Profiles a range of steps on this rank; writes profile/rank-N.json.gz in the output folder.
 
     Args:
-        folder: output folder of the run.
         steps: first and last step; None: nothing is profiled.
-        rank: this rank.
-        device: device of the model.
     """
 
     def __init__(

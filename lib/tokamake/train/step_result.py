@@ -59,7 +59,6 @@ class Saving:
     """A checkpoint that is being written.
 
     Args:
-        folder: folder of the checkpoint.
         written: future that ends when this rank's files are written.
         finish: what remains to do after that; all ranks call it.
     """
@@ -79,11 +78,7 @@ class Saving:
         return self._written.done()
 
     def wait(self) -> None:
-        """Wait until the files are on disk.
-
-        Raises:
-            UserError: a rank could not write its files.
-        """
+        """Wait until the files are on disk."""
         try:
             self._written.result()
         except CheckpointException as error:

@@ -25,11 +25,7 @@ CLOSE_SECONDS = 20.0
 
 
 class Tracking:
-    """The trackers of a run, on rank 0.
-
-    Args:
-        run: the resolved run.
-    """
+    """The trackers of a run, on rank 0."""
 
     def __init__(self, run: Run) -> None:
         self._path = run.output / FILE
@@ -44,11 +40,7 @@ class Tracking:
             sender.add(record)
 
     def sync(self) -> None:
-        """Write trackers.json: what later jobs need to continue.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write trackers.json: what later jobs need to continue."""
         if self._senders:
             states = {sender.name: sender.state for sender in self._senders}
             files.write_json(self._path, _read(self._path) | states)
@@ -79,8 +71,6 @@ class _Sender(Thread):
     """Sends the records of a run to one tracker.
 
     Args:
-        run: the resolved run.
-        name: name of the plug-in.
         state: `id` of the run for the tracker, `step` and names of the last record that was sent;
             empty in the first job.
     """

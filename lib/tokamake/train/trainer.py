@@ -61,9 +61,6 @@ def train_run(
     """Train a run from its start or its last checkpoint; do nothing if it is already finished.
 
     Args:
-        run: the resolved run.
-        ranks: this process among its peers, all in one process group.
-        device: device of the model.
         until_step: step to end at; None: the end of the run.
         until_samples: consumed samples to end at, rounded down to a whole step.
         minutes: how long this job may take; None: what its scheduler says.
@@ -136,18 +133,8 @@ class Trainer:
     Attributes:
         run: the resolved run, with the steps that are left after its last change.
         state: finished steps, consumed samples and training time.
-        last_step: step to end at.
         unvalidated: whether an earlier job stopped before the validation of its last step.
         stopped: why it was asked to stop, if it was.
-
-    Args:
-        run: the resolved run, with its precision chosen.
-        ranks: this process among its peers.
-        device: device of the model.
-        start: where to begin or to resume.
-        until_step: step to end at; None: the end of the run.
-        deadline: end of this job.
-        heartbeat: watch over the ranks.
     """
 
     def __init__(
@@ -222,11 +209,7 @@ class Trainer:
     # ---- The loop ----
 
     def train(self) -> ResumeState:
-        """Train until `last_step`, a stop signal or the end of the job; save the last step.
-
-        Returns:
-            Where training has stopped.
-        """
+        """Train until `last_step`, a stop signal or the end of the job; save the last step."""
         train = self.run.train
         with (
             closing(self),

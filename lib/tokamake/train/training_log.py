@@ -70,14 +70,8 @@ class TrainingLog:
     """Metrics of a run: all ranks call its methods, rank 0 writes and prints.
 
     Args:
-        run: the resolved run.
-        ranks: this process among its peers.
         done: finished steps; records of later steps, from before a restart, are dropped.
-        stragglers: names slow ranks.
         corpora: names of the corpora of `StepResult.corpus_losses`.
-
-    Raises:
-        UserError: rank 0 cannot write metrics.jsonl.
     """
 
     def __init__(
@@ -109,9 +103,6 @@ class TrainingLog:
         """Add a step to the interval that the next record describes.
 
         Args:
-            result: what the step measured.
-            samples: samples of the step, over all ranks.
-            seconds: time of the step.
             reading: time of it that this rank waited for its samples.
         """
         for interval in (self._interval, self._since_line):
@@ -130,9 +121,6 @@ class TrainingLog:
         A step whose loss is not finite has no record; Megatron has a line for it.
 
         Args:
-            state: after the step.
-            result: what the step measured.
-            learning_rate: of the step.
             next_rate: of the next step, which Megatron's lines have; None: that of this step.
         """
         if math.isfinite(result.loss):
@@ -211,11 +199,7 @@ class TrainingLog:
         self._ranks.print_once(f"step {step}/{self._train.train_steps} | {' | '.join(parts)}")
 
     def sync(self) -> None:
-        """Bring all records to disk.
-
-        Raises:
-            UserError: rank 0 cannot write them.
-        """
+        """Bring all records to disk."""
         with raise_on_all_ranks():
             if self._metrics:
                 self._metrics.sync()

@@ -37,11 +37,7 @@ def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSpl
     """Open each validation split that fills a global batch, by name.
 
     Args:
-        run: the resolved run.
         verify: whether this rank checks the datasets and reports splits that are too small.
-
-    Raises:
-        UserError: the index or a dataset is missing, damaged or changed.
     """
     train, splits = run.train, dict[str, ValidationSplit]()
     if not train.evaluation_steps:

@@ -37,11 +37,7 @@ class TextTable:
     """Whether lines with other numbers of columns are left out. Otherwise, they are an error."""
 
     def read(self, path: Path, settings: Mapping[str, Any]) -> Iterator[Example]:  # noqa: ARG002
-        """Read a file; `settings` are those of the task.
-
-        Raises:
-            UserError: it is damaged, or has other columns.
-        """
+        """Read a file; `settings` are those of the task."""
         rows = _json_rows(path) if path.suffix in _JSON else self._table_rows(path)
         for where, cells in rows:
             texts = [self._text(cells, name, where=where) for name in self._text_columns]
@@ -109,11 +105,7 @@ def _json_rows(path: Path) -> Iterator[_Row]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects of a file of JSON lines, each with its file and line.
-
-    Raises:
-        UserError: a line is no JSON object.
-    """
+    """Objects of a file of JSON lines, each with its file and line."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():

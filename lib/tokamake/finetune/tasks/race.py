@@ -24,11 +24,7 @@ SETTINGS = {
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> Iterator[Example]:
-    """Read the questions of a file. An option takes the place of `_`, or follows the question.
-
-    Raises:
-        UserError: a line is damaged.
-    """
+    """Read the questions of a file. An option takes the place of `_`, or follows the question."""
     for where, value in json_lines(path):
         try:
             article, questions = value["article"], value["questions"]

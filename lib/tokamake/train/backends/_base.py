@@ -72,15 +72,7 @@ class Sums(NamedTuple):
 class EngineBase(ABC):
     """One rank's part of the model and its optimizer; its weights are empty at first.
 
-    Attributes:
-        mesh: this rank among its peers.
-        stages: its stages of the model.
-        optimizer: of their parameters.
-
     Args:
-        run: the resolved run, with its precision chosen.
-        ranks: this process among its peers.
-        device: device of the model.
         shard: whether FSDP2 does data parallelism.
     """
 
@@ -112,9 +104,6 @@ class EngineBase(ABC):
         """Read or draw this rank's chunks of the weights that the run starts from.
 
         All ranks call it together.
-
-        Raises:
-            UserError: there are none, or they are not of the run's architecture.
         """
         if self._run.checkpoint is None:
             self._draw_weights()
@@ -142,11 +131,7 @@ class EngineBase(ABC):
         self.check_finite(start.path)
 
     def check_finite(self, start: Path) -> None:
-        """Check that no weight of a checkpoint that the run starts from is NaN or infinite.
-
-        Raises:
-            UserError: one is; all ranks raise it.
-        """
+        """Check that no weight of a checkpoint that the run starts from is NaN or infinite."""
         with raise_on_all_ranks():
             for chunk, flat_chunks in self._weights():
                 if not all(values.isfinite().all() for values in flat_chunks.chunks.values()):
@@ -273,10 +258,7 @@ class EngineBase(ABC):
         """Agree on a step's results in one collective.
 
         Args:
-            loss: of this rank.
             squares: sum of the squares of this rank's gradients.
-            stop: whether this rank stops.
-            saved: whether it has saved.
             layers: sum of squares of each layer; None: not measured.
             corpora: (corpora, 2) what `_corpus_sums` returns.
         """

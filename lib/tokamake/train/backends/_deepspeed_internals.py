@@ -87,12 +87,6 @@ def partition_each(
 
     DeepSpeed would otherwise allocate and round all parameters of this rank before it partitions
     the first. Values are undefined until `publish`.
-
-    Args:
-        parameters: of the model, on their device; their storage is replaced.
-        config: DeepSpeed's configuration.
-        mpu: process groups.
-        dtype: dtype of forward and backward passes.
     """
     import deepspeed
 
@@ -118,7 +112,6 @@ def mark(parameter: Any, *, counts: bool, is_replica: bool) -> None:
     """Set the attributes that DeepSpeed's gradient norm reads.
 
     Args:
-        parameter: of the model.
         counts: whether this rank's part counts in the norm.
         is_replica: whether another pipeline stage counts the same parameter.
     """
@@ -127,12 +120,7 @@ def mark(parameter: Any, *, counts: bool, is_replica: bool) -> None:
 
 
 def gradient(optimizer: Any, parameter: Any) -> Tensor | None:
-    """The sum of a parameter's gradients before they are reduced, for stages 0 and 1.
-
-    Args:
-        optimizer: DeepSpeed's optimizer.
-        parameter: of the model.
-    """
+    """The sum of a parameter's gradients before they are reduced, for stages 0 and 1."""
     if hasattr(optimizer, "get_gradient_for_reduction"):
         total: Tensor | None = optimizer.get_gradient_for_reduction(parameter)
         return total
@@ -140,13 +128,7 @@ def gradient(optimizer: Any, parameter: Any) -> Tensor | None:
 
 
 def partition(optimizer: Any, parameter: Any, stage: int) -> Partition:
-    """This rank's elements of a parameter, for stages 1 to 3.
-
-    Args:
-        optimizer: DeepSpeed's optimizer.
-        parameter: of the model.
-        stage: ZeRO stage.
-    """
+    """This rank's elements of a parameter, for stages 1 to 3."""
     return (_stage_3 if stage == 3 else _stages_1_and_2)(optimizer, parameter)
 
 
@@ -183,12 +165,7 @@ def seen_by_optimizer(optimizer: Any, stage: int) -> Iterator[None]:
 
 @contextmanager
 def overflowing(optimizer: Any, stage: int) -> Iterator[None]:
-    """Let DeepSpeed take a step for an overflow: it drops the gradients and keeps the weights.
-
-    Args:
-        optimizer: DeepSpeed's optimizer.
-        stage: ZeRO stage, 1 to 3.
-    """
+    """Let DeepSpeed take a step for an overflow: it drops the gradients and keeps the weights."""
     invalid = torch.tensor(-1.0)  # DeepSpeed's norm of gradients that are not finite
     name: str
     value: Any

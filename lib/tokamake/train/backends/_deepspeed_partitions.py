@@ -45,13 +45,7 @@ class Fragment:
 
 
 def fragments(chunks: Iterable[ParameterChunk], optimizer: Any, stage: int) -> list[Fragment]:
-    """This rank's fragments of parameters, without empty ones.
-
-    Args:
-        chunks: parameters of DeepSpeed's engine.
-        optimizer: DeepSpeed's optimizer.
-        stage: ZeRO stage.
-    """
+    """This rank's fragments of parameters, without empty ones."""
     return [
         fragment
         for parameter in chunks
@@ -71,7 +65,6 @@ def tensors_of(
     """This rank's chunks of weights and optimizer states, by their keys in a checkpoint.
 
     Args:
-        fragments: fragments of this rank.
         states: states of the optimizer, by `Fragment.flat`.
     """
     tensors: training_state.Tensors = {}
@@ -96,8 +89,6 @@ def make_state(
     """Allocate the optimizer states that a checkpoint has.
 
     Args:
-        folder: folder of the checkpoint.
-        fragments: all fragments of this rank.
         optimizer: torch's optimizer, whose parameters are the buffers.
         kinds: STATE of the optimizer's plug-in.
     """

@@ -27,13 +27,7 @@ _REPORTS = ("comms_logger", "dump_state", "memory_breakdown", "steps_per_print")
 
 
 class Mpu:
-    """Process groups of a mesh, as methods with Megatron's names.
-
-    Args:
-        mesh: this rank among its peers.
-        world_size: number of ranks.
-        device: device of this rank.
-    """
+    """Process groups of a mesh, as methods with Megatron's names."""
 
     def __init__(self, mesh: Mesh, world_size: int, *, device: torch.device) -> None:
         model = mesh.pipeline.size * mesh.tensor.size

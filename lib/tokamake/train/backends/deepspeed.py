@@ -49,13 +49,7 @@ class Engine(EngineBase):
     """One rank's part of the model and its optimizer.
 
     Args:
-        run: the resolved run, with its precision chosen.
-        ranks: this process among its peers.
-        device: device of the model.
         continues: whether `load` comes next, so that the initial weights are not read.
-
-    Raises:
-        UserError: the initial checkpoint does not fit the run.
     """
 
     def __init__(

@@ -32,13 +32,7 @@ class Engine(EngineBase):
     """One rank's part of the model and its optimizer.
 
     Args:
-        run: the resolved run, with its precision chosen.
-        ranks: this process among its peers.
-        device: device of the model.
         continues: whether `load` comes next, so that the initial weights are not read.
-
-    Raises:
-        UserError: the initial checkpoint does not fit the run.
     """
 
     def __init__(
@@ -72,11 +66,7 @@ class Engine(EngineBase):
         """Do one optimizer step.
 
         Args:
-            rows: this rank's micro batches of the step.
-            learning_rate: learning rate of this step.
-            weight_decay: weight decay of this step.
             judge: says what is wrong with the step, and whether it updates the weights even so.
-            stop: whether this rank was asked to stop.
             saved: whether this rank has written its files of a checkpoint.
             samples: those in `rows`; None: nothing is dropped, no loss of a corpus is measured.
         """

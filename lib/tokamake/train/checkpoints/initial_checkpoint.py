@@ -38,7 +38,6 @@ def open_initial_checkpoint(
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
-        train: settings of the run.
         architecture: file of the architecture that the checkpoint must have; None: any.
         parent: run whose last checkpoint it is; fields about positions may then differ.
 
@@ -60,11 +59,7 @@ def check_start(
     architecture: Path | None = None,
     parent: str | None = None,
 ) -> None:
-    """Check that a run can start from a checkpoint; the arguments are as above.
-
-    Raises:
-        UserError: it has another architecture, or cannot be continued with these settings.
-    """
+    """Check that a run can start from a checkpoint; the arguments are as above."""
     if architecture:
         check_architecture(start, architecture, parent=parent)
     if train.finetune is False:
@@ -73,11 +68,6 @@ def check_start(
 
 def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = None) -> None:
     """Compare a checkpoint with a file of config/models; a file without vocab_size fits any.
-
-    Args:
-        start: the checkpoint.
-        path: the file.
-        parent: run whose last checkpoint it is; fields about positions may then differ.
 
     Raises:
         UserError: they differ; the message has a line for each field that does.
@@ -95,14 +85,7 @@ def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = 
 def differing_fields(
     actual: "Architecture", stated: "Architecture", *, path: Path, parent: str | None = None
 ) -> list[str]:
-    """One line for each field that differs between a stated architecture and a checkpoint.
-
-    Args:
-        actual: architecture of the checkpoint, which may not exist yet.
-        stated: content of a file of config/models.
-        path: the file, for messages.
-        parent: run whose last checkpoint it is; fields about positions may then differ.
-    """
+    """One line for each field that differs between a stated architecture and a checkpoint."""
     values, expected = dict(actual), dict(stated)
     # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
     names = stated.model_dump().keys() | actual.model_dump().keys()
@@ -197,11 +180,7 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
 
 
 def check_native(checkpoint: Path, start: "Checkpoint") -> None:
-    """Check that a checkpoint has the native format, in which each rank reads only its chunks.
-
-    Raises:
-        UserError: it must be converted.
-    """
+    """Check that a checkpoint has the native format, in which each rank reads only its chunks."""
     from tokamake.checkpoint.detect import title
 
     if start.format != "native":
@@ -244,11 +223,7 @@ def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> boo
 
 
 def describe_initial_checkpoint(run: "Run") -> "NativeCheckpoint":
-    """Describe the checkpoint whose weights a run takes.
-
-    Raises:
-        UserError: it is missing or damaged, or of another architecture than the run.
-    """
+    """Describe the checkpoint whose weights a run takes."""
     from tokamake.checkpoint.native.folder import open_native
 
     assert run.checkpoint is not None, "random weights are in no checkpoint"

@@ -24,12 +24,6 @@ def load_newest_whole(
 
     Args:
         load: loads a checkpoint and verifies what it reads; each call replaces what it has loaded.
-        run: the resolved run.
-        ranks: this process among its peers.
-        start: the run's newest checkpoint.
-
-    Returns:
-        Where training continues.
 
     Raises:
         UserError: no checkpoint of the run is whole.

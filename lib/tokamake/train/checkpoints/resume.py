@@ -59,12 +59,6 @@ def locked_output(
 ) -> Iterator[ResumePoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
 
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        index: content of the index folder's index.json.
-        beat: called again and again while this takes its time.
-
     Raises:
         UserError: another process trains there, or a checkpoint is missing or damaged.
     """
@@ -157,9 +151,6 @@ def prepare_output(
     """Prepare the output folder of a run; call it from one process only.
 
     Args:
-        output: output folder of the run.
-        digest: digest of the run.
-        say: prints a line for the user.
         decide: takes the state of the newest checkpoint if its digest is another one. Returns a
             line for the user, and the changes with which the run continues. None: the folder is
             renamed to <output>.<first 8 of its digest>, and the run starts from the beginning.
@@ -195,16 +186,7 @@ def prepare_output(
 
 
 def state_at(output: Path, step: int, *, state: ResumeState) -> ResumeState:
-    """Read the state of a run at a step.
-
-    Args:
-        output: output folder of the run.
-        step: finished steps.
-        state: where the run stands.
-
-    Raises:
-        UserError: there is no checkpoint of this run at that step.
-    """
+    """Read the state of a run at a step."""
     folder = output / f"global_step{step}"
     earlier = read_state(folder)
     if earlier is None or not earlier.is_before(state):

@@ -95,11 +95,7 @@ def read_state(folder: Path, *, thorough: bool = False) -> ResumeState | None:
     """Content of a checkpoint's state.json; None: there is no such file.
 
     Args:
-        folder: of the checkpoint.
         thorough: also compare the files in `HASHED` with the hashes in state.json.
-
-    Raises:
-        UserError: it is damaged.
     """
     path = folder / "state.json"
     if not path.is_file():

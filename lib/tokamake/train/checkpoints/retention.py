@@ -45,8 +45,6 @@ class Retention:
         current: step of the newest checkpoint.
 
     Args:
-        run: the resolved run.
-        state: where training begins or resumes.
         verified: whether the checkpoint at `state` was loaded, which has compared its checksums.
     """
 
@@ -69,7 +67,6 @@ class Retention:
         The newest checkpoint stays, and others go only if all its checksums are right.
 
         Args:
-            step: step of the next checkpoint.
             estimate: its size in bytes, if the run has none yet.
 
         Raises:
@@ -152,11 +149,7 @@ class Retention:
                 return
 
     def _verify_newest(self) -> None:
-        """Compare all bytes of the newest checkpoint with their checksums, once.
-
-        Raises:
-            UserError: it is damaged.
-        """
+        """Compare all bytes of the newest checkpoint with their checksums, once."""
         if self._verified != self.current:
             newest = self._folder(self.current)
             check_files(newest)

@@ -19,13 +19,6 @@ class CheckpointSaver:
 
     Attributes:
         latest: last checkpoint that is complete, for messages.
-
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        engine: engine of the run's back end.
-        deadline: measures how long a checkpoint takes.
-        start: where training begins or resumes.
     """
 
     def __init__(

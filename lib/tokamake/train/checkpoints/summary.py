@@ -17,12 +17,7 @@ def summary_path(run: Run, step: int) -> Path:
 
 
 def write_summary(run: Run, state: ResumeState) -> None:
-    """Write where a run stands at a checkpoint, and its metrics until then.
-
-    Args:
-        run: the resolved run.
-        state: state of the checkpoint.
-    """
+    """Write where a run stands at a checkpoint, and its metrics until then."""
     tokens = state.consumed_samples * run.train.sequence_length
     # Without the tokens of another run that this one continues.
     run_tokens = tokens - run.consumed_samples * run.train.sequence_length

@@ -40,17 +40,7 @@ class EventLog:
     left out, whichever steps have them after a change of the batch size.
 
     Attributes:
-        path: the file.
         history: bad steps until now.
-
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        samples: training samples.
-        start: where training begins or resumes.
-
-    Raises:
-        UserError: rank 0 cannot write the file.
     """
 
     def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, start: ResumeState) -> None:
@@ -70,10 +60,6 @@ class EventLog:
         """Journal a bad step, and bring it to disk.
 
         Args:
-            step: number of the step.
-            result: what it measured.
-            bad: what is wrong with it, and the action that follows.
-            batch: its data.
             facts: more entries of the event, such as ranks.
         """
         first, stop = batch.consumed_samples, batch.consumed_samples + batch.global_batch_size

@@ -66,13 +66,8 @@ class Report(NamedTuple):
 class Heartbeat:
     """One rank's notes, and the thread that watches them.
 
-    Attributes:
-        hosts: host of each rank.
-
     Args:
         folder: folder for the files of a hang; all ranks have the same one.
-        ranks: this process among its peers.
-        hosts: host of each rank.
         init_seconds: time-out until a step is done, `train.init_timeout_seconds`.
         train_seconds: time-out after that, `train.train_timeout_seconds`.
     """
@@ -175,12 +170,7 @@ class Heartbeat:
 
 
 class Silence:
-    """How long a rank has made no progress, as far as this process was awake.
-
-    Args:
-        beat: first note.
-        now: time in seconds.
-    """
+    """How long a rank has made no progress, as far as this process was awake."""
 
     def __init__(self, beat: Beat, now: float) -> None:
         self._seen, self._last_look, self._seconds = beat, now, 0.0
@@ -191,8 +181,6 @@ class Silence:
         A suspended job (`scontrol suspend`, SIGSTOP) does not look: that time does not count.
 
         Args:
-            beat: last note.
-            now: time in seconds.
             interval: usual time between two looks.
         """
         passed, self._last_look = min(now - self._last_look, 2 * interval), now
@@ -211,12 +199,7 @@ def _wait(seconds: float, condition: Callable[[], bool]) -> bool:
 
 @contextmanager
 def watched(run: Run, ranks: Ranks) -> Iterator[Heartbeat]:
-    """Watch over the ranks of a run; all ranks call this together.
-
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-    """
+    """Watch over the ranks of a run; all ranks call this together."""
     import torch.distributed as dist
 
     name = time.strftime("%Y%m%d-%H%M%S")  # that of rank 0 counts
@@ -273,9 +256,6 @@ def describe(
     Ranks with the same note are told apart by the call that they are in.
 
     Args:
-        reports: report of each rank that has written one.
-        hosts: host of each rank.
-        folder: folder of the reports.
         timeout: time-out of the run and its setting, as text.
     """
     lines = [

@@ -19,10 +19,6 @@ class LossScale:
     Attributes:
         value: the factor.
         num_tolerated: overflows since the scale has doubled that did not halve it.
-
-    Args:
-        precision: precision of forward and backward passes.
-        settings: initial scale, and how it changes.
     """
 
     def __init__(self, precision: str, settings: LossScalingSettings) -> None:

@@ -27,10 +27,7 @@ def judge(
     """Judge a step by its loss and its gradient norm before clipping.
 
     Args:
-        settings: `train.on_bad_step`.
         recent: loss and gradient norm of the last good steps.
-        loss: mean over the tokens of the global batch.
-        grad_norm: norm over all parameters.
 
     Returns:
         None for a good step.

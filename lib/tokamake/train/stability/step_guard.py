@@ -22,16 +22,6 @@ class StepGuard:
 
     Attributes:
         state: what the next checkpoint keeps.
-
-    Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        engine: engine of the run's back end.
-        samples: training samples.
-        start: where training begins or resumes.
-
-    Raises:
-        UserError: rank 0 cannot write the journal.
     """
 
     def __init__(
@@ -69,12 +59,6 @@ class StepGuard:
         newest: Callable[[], ResumePoint | None],
     ) -> ResumePoint | None:
         """Journal a bad step and say what follows.
-
-        Args:
-            step: number of the step.
-            result: what it measured.
-            batch: its data.
-            newest: finds the newest checkpoint, or None.
 
         Returns:
             Checkpoint to go back to; None: training continues with the next step.

@@ -41,14 +41,7 @@ class RankTimes(NamedTuple):
 
 
 class Stragglers:
-    """Times of all ranks; all ranks call its methods together.
-
-    Args:
-        output: output folder of the run.
-        hosts: host of each rank.
-        rank: number of this process.
-        device: device of this rank.
-    """
+    """Times of all ranks; all ranks call its methods together."""
 
     def __init__(
         self, output: Path, hosts: Sequence[str], *, rank: int, device: "torch.device"
@@ -64,9 +57,7 @@ class Stragglers:
         A rank is named once it was slow two times in a row, and again once it was fast between.
 
         Args:
-            step: finished steps.
             reading: mean time of a step in which this rank waited for samples.
-            step_seconds: mean time of a step.
 
         Returns:
             A line for each rank that has become slow; only rank 0 has lines.
@@ -118,12 +109,7 @@ def read_slow(output: Path) -> list[str]:
 
 
 def slow_ranks(times: Sequence[RankTimes], step_seconds: float) -> dict[int, str]:
-    """Ranks that are slower than the median, with the reason.
-
-    Args:
-        times: times of each rank.
-        step_seconds: mean time of a step.
-    """
+    """Ranks that are slower than the median, with the reason."""
     reading, product = (median_low(values) for values in zip(*times, strict=True))
     reasons = {}
     for rank, own in enumerate(times):

@@ -39,7 +39,6 @@ class Deadline:
 
     Args:
         end: time.time() at which the job is killed; None: it has no time limit.
-        clock: returns the time.
         earlier: times that the previous job of the run has measured.
     """
 
@@ -61,8 +60,6 @@ class Deadline:
         """Deadline of this job; rank 0 alone knows it and tells the others to stop.
 
         Args:
-            output: output folder of the run.
-            ranks: this process among its peers.
             minutes: how long the job may take; None: what its scheduler says.
         """
         end = end_of_job(minutes) if ranks.rank == 0 else None

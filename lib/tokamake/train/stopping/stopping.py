@@ -19,17 +19,7 @@ _LOOK_SECONDS = 5.0
 
 
 class Stopping:
-    """Requests to stop a run, as far as this rank knows.
-
-    Attributes:
-        signals: signals of this process.
-
-    Args:
-        output: output folder of the run.
-        ranks: this process among its peers.
-        deadline: end of this job.
-        clock: returns the time in seconds.
-    """
+    """Requests to stop a run, as far as this rank knows."""
 
     def __init__(
         self,

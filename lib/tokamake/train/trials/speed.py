@@ -144,10 +144,6 @@ def utilization(
     Counts what the model needs; recomputation does not count. All ranks call this together.
 
     Args:
-        measured: result of `measure`.
-        run: the run that was measured.
-        ranks: this process among its peers.
-        device: device of this rank.
         peak_tflops: peak of a rank's device; None: look it up or measure it.
     """
     per_token = model_flops_per_token(run)

@@ -35,19 +35,8 @@ if TYPE_CHECKING:
 class TrialSteps:
     """Steps of a run on trial, with the start-up log of `train`; all batches have full size.
 
-    Attributes:
-        run: the run, with its precision chosen.
-        engine: engine of the run's back end.
-
     Args:
-        run: the resolved run.
-        ranks: this process among its peers.
-        device: device of the model.
-        num_steps: number of steps.
         synthetic: train on random tokens; if not, the index is read.
-
-    Raises:
-        UserError: the run cannot start, or has too few samples.
     """
 
     def __init__(
