@@ -164,7 +164,6 @@ class Commands:
         return result.output.split()
 
     def find_command(self, name: str) -> list[str]:
-        """Command that prints the ids of the jobs of a name."""
         return ["qselect", "-N", name]
 
     def delete(self, ids: Sequence[str]) -> str:

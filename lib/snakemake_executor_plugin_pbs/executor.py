@@ -126,7 +126,6 @@ class Executor(RemoteExecutor):
             self._added.append(task)
 
     def request(self, job: JobExecutorInterface) -> SubmitRequest:
-        """Options of the submit command for a job."""
         return self.build_request(identity.name(job), job.threads, job.resources, self.user)
 
     def get_job_exec_prefix(self, job: JobExecutorInterface) -> str:  # noqa: ARG002

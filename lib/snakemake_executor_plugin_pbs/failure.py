@@ -46,7 +46,6 @@ def text(
 
 
 def rule_logs(job: Any) -> list[Path]:
-    """Log files of the rules of a job."""
     return [Path(str(path)) for member in members(job) for path in member.log]
 
 

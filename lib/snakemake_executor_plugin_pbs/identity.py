@@ -20,7 +20,6 @@ def title(job: Any) -> str:
 
 
 def rules(job: Any) -> list[str]:
-    """Names of the rules of a job, in alphabetical order."""
     return sorted({str(member.name) for member in members(job)})
 
 

@@ -38,7 +38,6 @@ class Queues:
                 self.note_submitted(task)
 
     def note_submitted(self, task: Task) -> None:
-        """Count one more waiting job."""
         self._waiting.setdefault(task.request.queue, []).append(task)
 
     def pause(self, queue: str, until: float) -> None:

@@ -45,12 +45,10 @@ class Record:
 
 
 def new_token() -> str:
-    """Random token of a submission."""
     return secrets.token_hex(6)
 
 
 def key_of(parts: Iterable[str]) -> str:
-    """Key of the job that these strings identify."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -129,7 +127,6 @@ class Records:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def faulty_hosts(self, record: Record) -> list[str]:
-        """Hosts that the work found faulty."""
         try:
             words = self.path(record, "faulty").read_text(errors="replace").split()
         except OSError:

@@ -38,23 +38,19 @@ def members(job: Any) -> list[Any]:
 
 
 def wildcards(job: Any) -> dict[str, str]:
-    """Wildcards of a single job."""
     return dict(job.wildcards_dict)
 
 
 def code(job: Any) -> list[Any]:
-    """Name and code of the rule of a single job."""
     rule = job.rule
     return [rule.name, rule.shellcmd, rule.script, rule.notebook, rule.wrapper]
 
 
 def params(job: Any) -> list[Any]:
-    """Values of the `params` of a single job."""
     return list(job.params)
 
 
 def is_ancient(path: Any) -> bool:
-    """Whether an input file is marked with `ancient`."""
     return bool(getattr(path, "flags", {}).get("ancient"))
 
 
@@ -85,5 +81,4 @@ def end_status_thread(executor: Any) -> None:
 
 
 def join_status_thread(executor: Any) -> None:
-    """Wait for the end of the status thread."""
     executor.wait_thread.join()

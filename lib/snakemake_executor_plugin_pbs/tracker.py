@@ -142,5 +142,4 @@ class Tracker:
 
 
 def chunks(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:
-    """Cut a sequence into chunks of at most a size."""
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -20,7 +20,6 @@ class UserFile:
     rules: Mapping[str, Mapping[str, str]]
 
     def value(self, rule: str, name: str) -> str | None:
-        """Value for a rule, or None."""
         return self.rules.get(rule, {}).get(name, self.common.get(name))
 
 
@@ -50,7 +49,6 @@ def read_user_file(path: Path, known: tuple[str, ...]) -> UserFile:
 
 
 def _strings(where: str, values: Any, *, known: tuple[str, ...]) -> dict[str, str]:
-    """Values of known names as strings."""
     if not isinstance(values, dict):
         raise UserError(f"{where}{values!r}: is not a mapping of names to values")
     for name, value in values.items():

@@ -96,7 +96,6 @@ class SlurmCommands(Commands):
         return parse(result, ids)
 
     def find_command(self, name: str) -> list[str]:
-        """Command that prints the ids of the jobs of a name."""
         return ["squeue", "--noheader", f"--name={name}", "--format=%i"]
 
 

@@ -103,7 +103,6 @@ def build_request(
 
 
 def _refuse_conflicts(rule: str, resources: Mapping[str, Any]) -> None:
-    """Refuse resources that contradict each other, and those that the executor cannot honour."""
     if clusters := resources.get("clusters") or resources.get("cluster"):
         raise UserError(
             f"rule {rule}: clusters: {clusters!r}: jobs on other clusters are not followed; start "

@@ -195,7 +195,6 @@ GROUPS = ("Data", "Checkpoints", "Training", "Model", "Inspection")
 
 
 def commands(table: dict[str, dict[str, Command]]) -> dict[str, Command]:
-    """Subcommands of all groups of a table."""
     return {name: command for group in table.values() for name, command in group.items()}
 
 
@@ -405,12 +404,10 @@ def function_name(stage: str) -> str:
 
 
 def module_name(stage: str) -> str:
-    """Module of a stage's function."""
     return f"tokamake.{COMMANDS[stage].package}.{function_name(stage)}"
 
 
 def group_of(stage: str) -> str:
-    """Group that a subcommand is listed in."""
     return next(group for table in (STAGES, TOOLS) for group in table if stage in table[group])
 
 

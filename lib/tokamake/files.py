@@ -56,7 +56,6 @@ def sync_file_system(folder: Path) -> None:
 # ---- Temporary names ----
 
 STANDARD_OUTPUT = Path("-")
-"""The path that means standard output."""
 _TEMPORARY_NAME = re.compile(r"\..+\.(?:tmp|old)-(.+-[0-9a-f]{12})-(\d+)")
 """`.<name>.tmp-<host>-<hash of boot and PID namespace>-<pid>`; see `process_place`."""
 _ABANDONED_SECONDS = 7 * 24 * 3600
@@ -304,7 +303,6 @@ def write_link(link: Path, target: Path | str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically."""
     with atomic(path) as (temporary,):
         temporary.write_text(text, **_TEXT)
 
@@ -348,7 +346,6 @@ def to_json(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON document atomically."""
     write_text(path, to_json(value))
 
 
@@ -367,7 +364,6 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 _SEAL = "sha256"
-"""Key of `write_sealed_json`."""
 
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:

@@ -37,7 +37,6 @@ def check(kind: str, name: str) -> str:
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import a plug-in."""
     path = _paths(kind)[check(kind, name)].relative_to(_ROOT).with_suffix("")
     return import_module(".".join(("tokamake", *path.parts)))
 

@@ -241,7 +241,6 @@ class Table(NamedTuple):
     """A table with its line numbers."""
 
     header: int
-    """Line number of the header."""
     columns: list[str]
     rows: dict[int, dict[str, str]]
     """Line number → column → cell, without empty cells."""

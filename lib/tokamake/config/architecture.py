@@ -257,7 +257,6 @@ class Architecture(Settings):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """Objectives that the family learns."""
         return objectives(self.family)
 
     @property
@@ -278,7 +277,6 @@ class Architecture(Settings):
         return ("rope_theta", "rope_scaling", "max_position_embeddings")
 
     def with_positions_of(self, other: "Architecture") -> "Architecture":
-        """This architecture with the fields about positions of another one."""
         changed = {name: getattr(other, name) for name in self.position_fields}
         return self.model_copy(update=changed)
 
@@ -308,7 +306,6 @@ class Architecture(Settings):
             )
 
     def check_pipeline_parallel(self, size: int) -> None:
-        """Check that `size` ranks can divide the layers."""
         if size > 1 and self.has_decoder:
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "

@@ -18,11 +18,9 @@ class SampleCorpus(Settings):
 
 
 MIN_VOCAB_SIZE = 300
-"""Smallest vocabulary of a tokenizer to train."""
 
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "ids"]
-"""Kinds of tokenizers that `train_tokenizer` makes."""
 
 
 class TokenizerSettings(Settings):
@@ -52,7 +50,6 @@ class TokenizerSettings(Settings):
 
     @property
     def has_ids(self) -> bool:
-        """Whether text is token ids."""
         return self.path is None and self.kind == "ids"
 
     @model_validator(mode="after")

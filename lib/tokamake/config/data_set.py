@@ -34,12 +34,10 @@ class DataSet(NamedTuple):
 
     @property
     def logs(self) -> str:
-        """Folder of the logs of its jobs."""
         return "logs" if self.name == DEFAULT else f"logs/data/{self.name}"
 
     @property
     def benchmarks(self) -> str:
-        """Folder of the benchmarks of its jobs."""
         folder = f"{_RESULTS}/benchmarks"
         return folder if self.name == DEFAULT else f"{folder}/data/{self.name}"
 
@@ -55,7 +53,6 @@ class DataSet(NamedTuple):
 
     @property
     def plan(self) -> str:
-        """Plan of shards, merged datasets and job batches."""
         return f"{self.folder}/plan.json"
 
     @property

@@ -10,7 +10,6 @@ from tokamake.config.plugin_settings import PlugInSettings
 from tokamake.config.training import TrainSettings
 
 FOLDER = "finetune/tasks"
-"""Folder of the plug-ins."""
 
 TRAIN_SETTINGS = (
     *("on_change", "sequence_length", "micro_batch_size", "global_batch_size", "dropout"),
@@ -57,7 +56,6 @@ class FinetuneTask(PlugInSettings):
 
     @property
     def architecture_fields(self) -> dict[str, Any]:
-        """Fields of the architecture of a model with this head."""
         num_classes = len(self.labels) if self.head == "classes" else 1
         is_choice = self.head == "choice"
         return {"task_head": "choice" if is_choice else "classes", "num_classes": num_classes}
@@ -78,7 +76,6 @@ TaskFiles = Annotated[
 ]
 """Files, folders or patterns."""
 TestSet = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-"""Name of a test set."""
 
 
 class FinetuneSettings(Settings):

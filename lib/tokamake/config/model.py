@@ -215,4 +215,3 @@ def _as_tuple(value: Any) -> Any:
 CheckpointForms = Annotated[
     tuple[Annotated[str, AfterValidator(_check_form)], ...], BeforeValidator(_as_tuple)
 ]
-"""One name of an export format, or several."""

@@ -14,7 +14,6 @@ from tokamake.config.fields import plug_in
 from tokamake.config.plugin_settings import PlugInSettings
 
 FOLDER = "optim"
-"""Folder of the optimizers."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -127,7 +126,6 @@ class OptimizerSettings(PlugInSettings):
 
     @property
     def facts(self) -> OptimizerFacts:
-        """Facts of this optimizer."""
         return optimizer_facts(self.name)
 
     @property

@@ -46,7 +46,6 @@ class ParallelSettings(Settings):
 
     @property
     def num_stages(self) -> int:
-        """Number of pipeline stages of all ranks."""
         return self.pipeline_parallel_size * self.virtual_pipeline_size
 
     @model_validator(mode="after")

@@ -68,7 +68,6 @@ class PlugInSettings(Settings):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Add the own settings of all plug-ins."""
         section = handler.resolve_ref_schema(handler(schema))
         for name in plugins.names(cls.folder):
             own = _own_settings(cls, name).model_json_schema()
@@ -77,7 +76,6 @@ class PlugInSettings(Settings):
 
     @classmethod
     def _add_published_values(cls, name: str, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the published values of a plug-in."""
         published = {key: _default(value) for key, value in _settings(cls, name).items()}
         used_quantities = {cls._quantity(key) for key in published}
         key_of_quantity: dict[str, str] = {}
@@ -107,7 +105,6 @@ class PlugInSettings(Settings):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Values of the plug-in's own settings."""
         return dict(self._own)
 
 
@@ -124,7 +121,6 @@ def _default(value: Any) -> Any:
 
 @cache  # a model takes milliseconds to create
 def _own_settings(section: type[PlugInSettings], name: str) -> type[Settings]:
-    """Model of the own settings of a plug-in."""
     fields: dict[str, Any] = {}
     for key, value in _settings(section, name).items():
         if key in section.model_fields:

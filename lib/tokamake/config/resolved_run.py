@@ -32,7 +32,6 @@ class ResolvedTrainSettings(TrainSettings):
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Samples of each step."""
         step, sample = self._first
         return dataclasses.replace(super().batch_sizes, first_step=step, first_sample=sample)
 

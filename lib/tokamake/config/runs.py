@@ -121,7 +121,6 @@ def _check_columns(columns: list[str], where: str) -> None:
 
 
 def _with_overrides(values: dict[str, Any], cells: dict[str, str], *, where: str) -> dict[str, Any]:
-    """Return a copy of the config with the settings of a row."""
     overridden = copy.deepcopy(values)
     for column, text in cells.items():
         *sections, name = column.split(".")

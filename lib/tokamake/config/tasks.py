@@ -11,7 +11,6 @@ from tokamake.config.plugin_settings import PlugInSettings
 from tokamake.remote.remote_file import is_remote
 
 FOLDER = "evaluate/tasks"
-"""Folder of the plug-ins."""
 
 
 class TaskSettings(PlugInSettings):
@@ -26,7 +25,6 @@ class TaskSettings(PlugInSettings):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of `data`."""
         return [each for each in self.data if is_remote(each)]
 
     @property
@@ -58,4 +56,3 @@ def _with_names(value: Any) -> Any:
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """Name of a task, and of the files with its scores."""
 Tasks = Annotated[dict[Key, TaskSettings], BeforeValidator(_with_names)]
-"""Tasks by their names."""

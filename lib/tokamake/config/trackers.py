@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field
 from tokamake.config.fields import Settings, plug_in
 
 FOLDER = "train/trackers"
-"""Folder of the trackers."""
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -148,7 +148,6 @@ def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str,
 
 
 def judge_slow(title: str, value: str, *, slow: Mapping[str, float]) -> Result:
-    """Return the result for a measurement and its slow hosts."""
     if not slow:
         return ok(title, value)
     worst = sorted(slow.items(), key=lambda item: -item[1])

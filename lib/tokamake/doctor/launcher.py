@@ -39,7 +39,6 @@ class Launcher:
     options: tuple[str, ...] = ()
     """Names of its options, with dashes."""
     script: Path | None = None
-    """Launch script that contains the command."""
     setup: str = ""
     """Lines of the launch script that load modules and set `mpiexec`."""
 

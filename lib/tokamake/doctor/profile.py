@@ -54,19 +54,15 @@ class Profile:
     path: Path | None
     """File of the profile; None: no profile."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Keys and values of the profile."""
     user_values: Mapping[str, Any] = field(default_factory=dict)
-    """Keys and values of the user's file."""
     user_path: Path | None = None
     """Path of the user's file, which need not exist."""
     launch: Path | None = None
     """Launch script, relative to the working directory of the workflow."""
     launcher: Launcher = field(default_factory=Launcher)
-    """Launcher that the launch script runs."""
 
     @property
     def executor(self) -> str:
-        """Name of Snakemake's executor."""
         return str(self.values.get("executor", "local"))
 
     @property

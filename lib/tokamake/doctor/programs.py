@@ -14,7 +14,6 @@ class ProgramOutput:
     """Output of a program, or the reason why there is none."""
 
     output: str = ""
-    """Standard output."""
     fault: str = ""
     """Reason of the failure in one line; empty if the program succeeded."""
 

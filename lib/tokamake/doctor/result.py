@@ -12,32 +12,26 @@ class Result:
     """One line of the report."""
 
     name: str
-    """Subject of the check."""
     state: ResultState
     """warning: runs may be slow or fail in some cases. wrong: runs fail."""
     value: str
-    """Measured or detected value."""
     remedy: str = ""
     """How to fix the fault; empty if the state is ok."""
 
     @property
     def line(self) -> str:
-        """The result as a line of the printed report."""
         return f"{self.state:8} {self.name}: {self.value}{f' ({self.remedy})' * bool(self.remedy)}"
 
 
 def ok(name: str, value: str) -> Result:
-    """Return the result of a passed check."""
     return Result(name, "ok", value)
 
 
 def warning(name: str, value: str, remedy: str) -> Result:
-    """Return the result of a check that found a possible problem."""
     return Result(name, "warning", value, remedy)
 
 
 def wrong(name: str, value: str, remedy: str) -> Result:
-    """Return the result of a failed check."""
     return Result(name, "wrong", value, remedy)
 
 

@@ -152,7 +152,6 @@ def _report(
 
 
 def check_values(**values: tuple[int | None, int]) -> None:
-    """Check values, each with its minimum."""
     for name, (value, minimum) in values.items():
         if value is not None and value < minimum:
             raise UserError(f"{name}: {value}: too small; give {minimum} or more")

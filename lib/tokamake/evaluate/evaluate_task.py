@@ -84,7 +84,6 @@ def evaluate_task(
 
 
 def _with_files(task: "TaskSettings", fetched: Path | None) -> "TaskSettings":
-    """Replace addresses by the files that were downloaded."""
     from tokamake.files import read_json
 
     if not task.addresses:

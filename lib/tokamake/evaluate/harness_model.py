@@ -28,7 +28,6 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The end-of-document token."""
         return self._scorer.tokenizer.eod
 
     @property

@@ -17,7 +17,6 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
 _BATCH_TEXTS = 1000
-"""Texts that are encoded at once."""
 
 
 class HeldOut(NamedTuple):
@@ -93,7 +92,6 @@ def _encode(path: Path, keys: str, *, max_tokens: int, tokenizer: Tokenizer) -> 
 def _read(
     dataset: IndexedDataset, numbers: range, *, num_tokens: int
 ) -> list[npt.NDArray[np.integer]]:
-    """Read documents up to `num_tokens` tokens."""
     documents: list[npt.NDArray[np.integer]] = []
     for number in numbers:
         if num_tokens <= 0:

@@ -266,7 +266,6 @@ class _Work:
 
 
 def _message(text: str, tokenizer: "Tokenizer") -> str:
-    """A prompt that is the message of a user."""
     from tokamake.inference.chat import chat_prompt
 
     return chat_prompt(tokenizer, [{"role": "user", "content": text}])
@@ -286,7 +285,6 @@ def _printer(prompt: str) -> Callable[[str], None]:
 def _encode(
     texts: Sequence[str], checkpoint: "Checkpoint", *, tokenizer: "Tokenizer", chat: bool
 ) -> list[list[int]]:
-    """Tokens of each prompt."""
     context_length = checkpoint.architecture.max_position_embeddings
     encoded = []
     for text in texts:

@@ -22,7 +22,6 @@ class TokenRules:
     """Tokens with an effect of their own."""
 
     end_tokens: frozenset[int]
-    """Tokens that end a continuation."""
     forbidden_after: Mapping[int, int] = field(default_factory=dict)
     """Token that must not follow a token."""
 
@@ -35,7 +34,6 @@ class Beam(NamedTuple):
     score: float
     """Log-probability divided by the length to the power of the penalty."""
     end_token: int | None = None
-    """The end token that followed."""
 
 
 def search(

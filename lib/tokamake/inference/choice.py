@@ -20,7 +20,6 @@ _LEAST_TEMPERATURE = 1e-30
 
 
 def check_finite(logits: Tensor) -> None:
-    """Check that logits can be compared."""
     if not logits.isfinite().all():
         raise UserError("checkpoint: its predictions are not finite; train or export it again")
 

@@ -58,7 +58,6 @@ class Generation:
     num_alternatives: int | None = None
     """Tokens of `TokenScore.alternatives`; None: no scores are computed."""
     scores_prompt: bool = False
-    """Whether `prompt_scores` are computed."""
     accept: Callable[[int], bool] = lambda _: True
     """Called with each new token; False ends the sequence."""
     forbidden_after: Mapping[int, int] = field(default_factory=dict)
@@ -78,14 +77,12 @@ class Generation:
     """The token that ended the sequence."""
     finish: Finish | None = None
     error: Exception | None = None
-    """Why it has failed."""
 
     def __post_init__(self) -> None:
         self.chooser = Chooser(self.sampling, self.prompt)
 
     @property
     def next_bias(self) -> dict[int, float]:
-        """Values to add to the logits of the next token."""
         never = [*(self.end_tokens if len(self.tokens) < self.min_new_tokens else ())]
         if (last := (self.tokens or self.prompt)[-1]) in self.forbidden_after:
             never.append(self.forbidden_after[last])
@@ -122,12 +119,10 @@ class InferenceEngine:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that share the model."""
         return self._model.world_size
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have no row yet."""
         return len(self._waiting)
 
     @property
@@ -170,7 +165,6 @@ class InferenceEngine:
             self.renew_cache()
 
     def run(self, generations: Iterable[Generation]) -> None:
-        """Continue sequences to their ends."""
         for generation in generations:
             self.add(generation)
         while self._waiting or self._active:
@@ -281,7 +275,6 @@ class InferenceEngine:
                     self._take(each, token, logits_1V=logits_NV[row, None])
 
     def _take(self, generation: Generation, token: int, *, logits_1V: Tensor) -> None:
-        """Give a sequence its next token, or end it."""
         if not generation.max_new_tokens:
             generation.finish = "max_new_tokens"
             return
@@ -294,7 +287,6 @@ class InferenceEngine:
         generation.finish = self._finish(generation, token)
 
     def _choices(self, generations: Sequence[Generation], logits_NV: Tensor) -> list[int]:
-        """The next token of each sequence."""
         logits_NV = biased(logits_NV, [each.next_bias for each in generations])
         tokens: list[int] = logits_NV.argmax(-1).tolist()
         unfiltered = [row for row, each in enumerate(generations) if each.sampling.is_unfiltered]

@@ -130,7 +130,6 @@ def peers() -> Iterator[Peers]:
 
 @contextmanager
 def _explained_lack_of_memory(ranks: Ranks) -> Iterator[None]:
-    """Say what to change when the device of a rank has too little memory."""
     from tokamake.runtime.device_memory import is_out_of_memory
 
     try:

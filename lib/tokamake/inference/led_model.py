@@ -126,12 +126,10 @@ class LedModel:
         return logits
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row of the cache to another one."""
         with self._call(LedCall.MOVE, source, target):
             self._cache.move(source, target)
 
     def clear(self, row: int) -> None:
-        """Forget the sequence of a row of the cache."""
         with self._call(LedCall.CLEAR, row):
             self._cache.clear(row)
 
@@ -281,7 +279,6 @@ def _packed(rows: Sequence[Sequence[int]], ranges: Sequence[range]) -> list[int]
 
 
 def _unpacked(numbers: Sequence[int]) -> tuple[list[list[int]], list[range]]:
-    """Undo `_packed`."""
     count = numbers[0]
     sizes = [numbers[1 + 3 * row : 4 + 3 * row] for row in range(count)]
     rows, begin = [], 1 + 3 * count

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tokamake.config.architecture import Architecture
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes of weights by their names in a layout."""
 
 
 def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world_size: int) -> int:

@@ -75,7 +75,6 @@ class InferenceModel:
             print(warning, file=sys.stderr, flush=True)
 
     def _load(self, checkpoint: Checkpoint, layout: InferenceLayout) -> Any:
-        """Build this rank's stage and read its weights."""
         family = plugins.load("models/*/model", self.architecture.family)
         layers = layout.settings.layers_of_stages(self.architecture.num_hidden_layers)
         with torch.device("meta"):

@@ -28,7 +28,6 @@ _KINDS = (
 )
 """Ends of names of data, where nobody names the files. The first kind that there is, is taken."""
 _NO_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
-"""Descriptions of data."""
 _HIDDEN = re.compile(r"(^|/)(\.|__)")
 _MAX_STARS = 5
 """Wildcards of a pattern in a card: the time to match it is a power of their number."""
@@ -67,14 +66,12 @@ def files_of(
 
 
 def _script(parsed: HubAddress) -> str:
-    """Name of the script that makes a dataset, if there is one."""
     return f"{parsed.repository.partition('/')[2]}.py"
 
 
 def _no_split(
     parsed: HubAddress, names: list[str], *, splits: Iterable[str], address: str
 ) -> UserError:
-    """Return the error for a split without files."""
     if known := ", ".join(splits):
         return UserError(
             f"{address}: no file of split {parsed.split or 'train'}; it has the splits {known}; "

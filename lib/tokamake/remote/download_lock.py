@@ -44,7 +44,6 @@ def claim(path: Path, partial: Path) -> bool:
 
 
 def release(path: Path) -> None:
-    """Give the lock of a download up."""
     beside(path, "lock").unlink(missing_ok=True)
 
 

@@ -77,7 +77,6 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port of an address."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
@@ -121,13 +120,11 @@ def download(file: RemoteFile) -> Path:
 
 
 def find(file: RemoteFile) -> Path | None:
-    """Find a downloaded file in the cache."""
     path = cache_path(file)
     return path if is_finished(path, file) else None
 
 
 def cache_path(file: RemoteFile) -> Path:
-    """Path of a download in the cache."""
     return cache_folder() / "tokamake" / Path(file.path).relative_to(FOLDER)
 
 
@@ -174,7 +171,6 @@ def _finish(
     headers: Headers,
     check: Callable[[Path], None] | None,
 ) -> None:
-    """Complete the beginning of a file."""
     with partial.open("ab") as stream:
         _with_retries(
             file.url, lambda: _continue(file, stream, url=url, headers=headers), stream=stream
@@ -188,7 +184,6 @@ def _finish(
 
 
 def _facts(url: str) -> tuple[Any, int]:
-    """Headers and size of a file."""
     for method, more in (("HEAD", {}), ("GET", {"Range": "bytes=0-0"})):
         try:
             with _open(url, method, more, address=url) as response:

@@ -165,7 +165,6 @@ def _facts(entry: Any) -> tuple[int, str]:
 def _named(
     parsed: HubAddress, files: dict[str, tuple[int, str]], *, commit: str, address: str
 ) -> list[str]:
-    """Return the files that an address names."""
     names = sorted(files)
     if not parsed.path and parsed.kind == "dataset":
         try:

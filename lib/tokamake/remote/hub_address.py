@@ -51,7 +51,6 @@ class HubAddress(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The address of a model as text."""
         return self.at(quote(self.revision, safe=""), self.path).rstrip("/")
 
     def at(self, commit: str, path: str) -> str:

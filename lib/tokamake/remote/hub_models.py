@@ -172,7 +172,6 @@ def unfetched(path: Path) -> list[RemoteFile]:
 
 
 def _write_list(parsed: HubAddress, files: list[RemoteFile], *, tokenizer_only: bool) -> None:
-    """Write the list of what an address stands for."""
     commit = parse_address(files[0].url).revision
     path = Path(parsed.folder, commit[:COMMIT_DIGITS], parsed.path)
     content = {"commit": commit, "path": parsed.path, "files": [file._asdict() for file in files]}
@@ -206,7 +205,6 @@ def _list_of(path: Path, *, tokenizer_only: bool) -> Path:
 
 
 def _lists(path: Path) -> list[Path]:
-    """All lists of the commit that a path is of."""
     organization, name, commit, *_ = path.relative_to(_MODELS).parts
     return sorted((_MODELS / organization / name).glob(f"{commit}.*.json"))
 
@@ -218,7 +216,6 @@ def _commit(path: Path) -> str | None:
 
 
 def _find_listed(parsed: HubAddress) -> RemoteFile | None:
-    """Find a file at a commit in the lists of the commit."""
     files = _all_listed(parsed.fetched)
     return next((file for file in files if parse_address(file.url) == parsed), None)
 

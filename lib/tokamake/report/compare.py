@@ -55,7 +55,6 @@ def compare(*runs: Path, output: Path) -> None:
 
 
 def _check_finished(runs: tuple[Path, ...]) -> None:
-    """Check that each folder is one of a finished run."""
     from tokamake.errors import UserError
 
     for folder in runs:

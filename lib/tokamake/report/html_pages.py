@@ -55,7 +55,6 @@ def sections(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def definitions(values: Sequence[tuple[str, str]]) -> str:
-    """Format names and values as a definition list."""
     items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values)
     return f"<dl>\n{items}\n</dl>"
 

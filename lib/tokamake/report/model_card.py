@@ -61,7 +61,6 @@ def model_card(
 
 
 def _front_matter(sources: dict[str, str], *, base_model: str | None, license: str | None) -> str:
-    """YAML that the Hub reads."""
     import re
 
     import yaml

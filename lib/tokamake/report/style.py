@@ -13,7 +13,6 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 INK, MUTED, GRID = "#22272e", "#6b7480", "#e4e7eb"
 BLUE, PALE_BLUE, ORANGE, GREY = "#2f6db5", "#b5cde8", "#c4601d", "#a9b1bb"
 VALIDATION_COLORS = (ORANGE, "#7a4fa3", "#2e8b57", "#b03060", "#8c6d1f")
-"""Colours of validation splits, in rotation."""
 WIDTH_INCHES = 9.0
 """648 pt, or 864 CSS pixels."""
 _LINE_INCHES = 0.22

@@ -14,7 +14,6 @@ from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_
 
 _MAX_BARS = 30
 _MAX_CORPORA = 6
-"""Corpora whose losses a figure shows."""
 
 
 def loss(history: MetricsHistory, vocab_size: int) -> Figure:

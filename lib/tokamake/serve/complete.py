@@ -95,7 +95,6 @@ def _prompts(path: Path | None) -> Iterator[str]:
 
 
 def _ask(url: Any, body: dict[str, Any], *, token: str) -> str:
-    """Prompt and continuation."""
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     headers = {"Content-Type": "application/json"}
     if token:

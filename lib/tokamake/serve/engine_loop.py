@@ -144,7 +144,6 @@ class EngineLoop:
         self._inbox.put(lambda: self._cancel(work))
 
     def stop(self) -> None:
-        """Let `run` return."""
         self._inbox.put(self._stop)
 
     # ---- The main thread ----

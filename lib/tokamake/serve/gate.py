@@ -33,7 +33,6 @@ class Gate:
         self._header = f"Bearer {token}".encode() if token else b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -73,7 +73,6 @@ class HttpThread:
         end_of_grace.start()
 
     def end(self) -> None:
-        """Stop, and wait for the end."""
         self._uvicorn.should_exit = True
         self._thread.join()
         if self._failure:

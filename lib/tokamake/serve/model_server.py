@@ -74,7 +74,6 @@ class Submission:
         self._watcher = asyncio.create_task(self._watch())
 
     async def ended(self) -> None:
-        """Wait for the end of all work."""
         async for _ in self.changes():
             pass
 
@@ -96,7 +95,6 @@ class Submission:
             self.cancel()
 
     def cancel(self) -> None:
-        """End what has not ended."""
         self._watcher.cancel()
         for work in self._works:
             if not work.is_ended:

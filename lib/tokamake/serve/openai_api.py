@@ -206,7 +206,6 @@ def openai_routes(server: ModelServer) -> APIRouter:
 
 
 def _chat_tokens(model: ServedModel, body: ChatRequest) -> TokenIds:
-    """Tokens of a conversation."""
     variables, continues = body.chat_template_kwargs or {}, bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "true: leave it out with continue_final_message"
@@ -227,7 +226,6 @@ def _chat_tokens(model: ServedModel, body: ChatRequest) -> TokenIds:
 
 
 def _prompts(model: ServedModel, body: CompletionRequest) -> list[TokenIds]:
-    """Tokens of each prompt."""
     return [
         model.encode(prompt, field="prompt", adds_bos=body.add_special_tokens is not False)
         if isinstance(prompt, str)

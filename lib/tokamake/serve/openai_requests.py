@@ -111,12 +111,10 @@ class OpenAIRequest(Body):
 
     @property
     def num_choices(self) -> int:
-        """Continuations of each prompt."""
         return self.n or 1
 
     @property
     def stops(self) -> list[str]:
-        """Texts that end a continuation."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
@@ -143,7 +141,6 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
-        """The prompts as a list."""
         prompt: Any = self.prompt
         return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 

@@ -22,5 +22,4 @@ class Body(BaseModel):
 
 
 def descriptions(body: type[BaseModel]) -> dict[str, str]:
-    """Description of each field of a body."""
     return {name: field.description or "" for name, field in body.model_fields.items()}

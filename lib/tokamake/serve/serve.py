@@ -31,7 +31,6 @@ class OpenedModel(NamedTuple):
     model: "LedModel"
     tokenizer: "Tokenizer"
     end_tokens: frozenset[int]
-    """Tokens that end a continuation."""
 
 
 def serve(

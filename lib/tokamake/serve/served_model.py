@@ -20,11 +20,9 @@ class ServedModel:
     """A model of a server."""
 
     name: str
-    """Name in requests."""
     tokenizer: Tokenizer
     engine: InferenceEngine
     end_tokens: frozenset[int]
-    """Tokens that end a continuation."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was loaded, in seconds since 1970."""
 
@@ -68,7 +66,6 @@ class ServedModel:
         return tokens
 
     def check_tokens(self, tokens: Sequence[int], *, field: str) -> None:
-        """Check that tokens are in the vocabulary."""
         size = self.tokenizer.vocab_size
         if wrong := [token for token in tokens if not 0 <= token < size]:
             message = f"token {wrong[0]}: not in the vocabulary; give 0 to {size - 1}"
@@ -88,7 +85,6 @@ class ServedModel:
         return max(len(self.tokenizer.decode([token]).encode()) for token in tokens) + 1
 
     def check_length(self, prompt: Sequence[int], num_new: int, *, field: str) -> None:
-        """Check that there is room for a continuation."""
         if (room := self.max_length - len(prompt)) < num_new:
             raise RequestError(
                 f"{num_new}: too many after a prompt of {len(prompt)} tokens; give at most {room}",

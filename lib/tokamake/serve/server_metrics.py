@@ -44,7 +44,6 @@ class ServerMetrics:
         )
 
     def request(self, method: str, path: str, *, status: int, seconds: float) -> None:
-        """Count a request that has ended."""
         self._requests.labels(method, path, status).inc()
         self._request_seconds.labels(path).observe(seconds)
 

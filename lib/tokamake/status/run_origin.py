@@ -16,7 +16,6 @@ class Origin(NamedTuple):
     """Data set and parent of a run."""
 
     data_set: str
-    """Name of its data set."""
     replaced: list[str]
     """Datasets that have been written with other content since the run was indexed."""
     parent: str | None
@@ -24,7 +23,6 @@ class Origin(NamedTuple):
 
 
 def read_origin(folder: Path, run: str) -> Origin:
-    """Read what a run was made from."""
     parent = None
     with suppress(UserError):  # there is no run.yaml yet
         parent = read_run(folder / f"results/{run}/run.yaml").parent

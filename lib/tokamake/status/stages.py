@@ -28,11 +28,9 @@ class StageJob(NamedTuple):
     """A rule, or the part of it that one job does."""
 
     name: str
-    """Name of the rule."""
     product: str
     """File or folder that exists when the job is done."""
     log: str
-    """Log of its job."""
     always: bool = True
     """Whether every workflow has it. Other stages appear only after they have begun."""
 
@@ -221,7 +219,6 @@ def _weight_fetches(folder: Path) -> list[StageJob]:
 
 
 def _report_stages(data_set: DataSet) -> list[StageJob]:
-    """Return the jobs that report on the runs of a data set."""
     page = f"{data_set.shared}/compare/runs.html"
     return [
         StageJob("compare", page, f"{data_set.logs}/compare.log", always=False),

@@ -132,7 +132,6 @@ def _ago(seconds: float) -> str:
 
 
 def _tail(log: Path) -> list[str]:
-    """Last non-empty lines of a log."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")[-10_000:]
     except OSError:

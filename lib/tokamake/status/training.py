@@ -27,7 +27,6 @@ class TrainingProgress(NamedTuple):
     loss: float | None
     """Last training loss, in nats per token."""
     validation_loss: float | None
-    """Last validation loss."""
     validation_losses: dict[str, float]
     """Name of another validation split → its last loss."""
     tokens_per_second: float | None
