@@ -39,9 +39,6 @@ def doctor(
         ranks: Check communication between the ranks of this command.
         timeout: Seconds that ranks wait for each other.
         output: JSON file for the report.
-
-    Raises:
-        UserError: ranks cannot connect to each other.
     """
     from tokamake.doctor.result import ok
 

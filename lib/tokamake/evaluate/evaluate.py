@@ -73,10 +73,6 @@ def evaluate(
         batch_size: windows per forward pass.
         layout: how ranks share the model.
         output: JSON file to write.
-
-    Raises:
-        UserError: a value is out of range, no corpus has a document of the split, or files do not
-            match.
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import tokenizer_of

@@ -38,9 +38,6 @@ def evaluate_task(
         batch_size: sequences per forward pass.
         layout: how ranks share the model.
         output: JSON file to write.
-
-    Raises:
-        UserError: a setting is wrong, or files are missing, damaged or do not match.
     """
     from tokamake import plugins
     from tokamake.checkpoint.detect import open_any

@@ -13,9 +13,6 @@ def fetch_task(name: str, /, *, settings: str = "{}", output: Path | None = None
         name: plug-in in evaluate/tasks/.
         settings: JSON of the task's settings.
         output: JSON file that names the files of each address, for `evaluate-task`.
-
-    Raises:
-        UserError: a setting is wrong, nothing is to be downloaded, or it cannot be.
     """
     from tokamake import plugins
     from tokamake.config.tasks import FOLDER

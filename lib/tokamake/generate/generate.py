@@ -78,9 +78,6 @@ def generate(
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
             max_new_tokens, or context: the context of the model is full). Beams have a score, that
             of the whole beam, also if its text ends at a stop.
-
-    Raises:
-        UserError: a value is out of range, a prompt is too long, or files do not match.
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of

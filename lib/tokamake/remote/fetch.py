@@ -14,9 +14,6 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
             dataset, with or without a path or pattern behind it; or https addresses of files.
         tokenizer: of a model, only the files of its tokenizer. At an https address, a file of a
             tokenizer, with the merges or configs beside it.
-
-    Raises:
-        UserError: there is no such file, it cannot be downloaded, or differs from what was listed.
     """
     from tokamake.errors import UserError
     from tokamake.remote.download import download, list_files

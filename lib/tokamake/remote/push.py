@@ -15,9 +15,6 @@ def push(
         address: hf://ORG/NAME, or hf://ORG/NAME@BRANCH for a branch that exists.
         private: whether a new repository is private.
         output: JSON file that names the commit, written at the end.
-
-    Raises:
-        UserError: the folder is no model, the address is wrong, or the Hub refuses it.
     """
     from huggingface_hub import HfApi
 

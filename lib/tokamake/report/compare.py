@@ -35,9 +35,6 @@ def compare(*runs: Path, output: Path) -> None:
     Args:
         runs: folders of two or more finished runs, for example results/NAME.
         output: folder to write; an existing one is replaced.
-
-    Raises:
-        UserError: a file of a run is missing or invalid, or there are fewer than two runs.
     """
     from tokamake.errors import UserError
     from tokamake.files import atomic_folder

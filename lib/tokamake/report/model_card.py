@@ -32,9 +32,6 @@ def model_card(
         base_model: ORG/NAME of the model that training started from, on the Hugging Face Hub.
         license: licence of the model, such as apache-2.0.
         output: README.md to write.
-
-    Raises:
-        UserError: a file is missing or invalid.
     """
     import math
 

@@ -36,9 +36,6 @@ def plot(
         samples: JSON file of `generate`. An encoder has none.
         config: run.yaml of `resolve`.
         output: folder to write; an existing one is replaced.
-
-    Raises:
-        UserError: a file is missing or invalid.
     """
     import math
 

@@ -17,9 +17,6 @@ def plot_finetuned(*, scores: Path, evaluation: Path, output: Path) -> None:
         scores: JSON file of `finetune`.
         evaluation: JSON file of `evaluate-finetuned`.
         output: folder to write; an existing one is replaced.
-
-    Raises:
-        UserError: a file is missing or invalid.
     """
     from tokamake.files import atomic_folder, read_json
     from tokamake.report import style

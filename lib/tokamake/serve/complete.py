@@ -39,9 +39,6 @@ def complete(
         top_p: sample from the most likely tokens whose probabilities add up to this; 0: not set.
         seed: seed of the draws; by default, each answer differs.
         token_file: file with the token of the server.
-
-    Raises:
-        UserError: the server cannot be reached, or refuses a prompt.
     """
     url = urlsplit(server if "://" in server else f"http://{server}")
     try:

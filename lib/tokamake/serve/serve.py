@@ -61,9 +61,6 @@ def serve(
         token_file: file with the token that requests must send, as Authorization: Bearer TOKEN.
         limits: limits of requests.
         layout: how ranks share the model.
-
-    Raises:
-        UserError: a value is out of range, the address cannot be used, or files do not match.
     """
     limits.check()
     with peers() as ranks, ExitStack() as stack:

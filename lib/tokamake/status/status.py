@@ -31,9 +31,6 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     Args:
         folder: Working directory of the workflow, which contains results/ and logs/.
         json: Print a JSON object, for programs.
-
-    Raises:
-        UserError: the folder has neither results nor logs.
     """
     from tokamake.errors import UserError
     from tokamake.status.run_origin import read_origin
