@@ -58,6 +58,7 @@ def describe(folder: Path) -> records.Metadata:
 
 
 KEY = "model.model.norm.weight"
+STATE = "optimizer.exp_avg.model.norm.weight"
 INDEX = records.MetadataIndex(KEY, [0])
 
 
@@ -110,6 +111,21 @@ def with_a_hole(metadata: records.Metadata) -> None:
 def in_the_same_bytes(metadata: records.Metadata) -> None:
     other = records.MetadataIndex(KEY.replace("norm", "layers.0.input_layernorm"), [0])
     metadata.storage_data[other] = metadata.storage_data[INDEX]
+
+
+def rekeyed(old: str, new: str) -> Callable[[Path], None]:
+    """Change a key everywhere in `.metadata`."""
+
+    def change(metadata: records.Metadata) -> None:
+        saved = metadata.state_dict_metadata
+        saved[new] = saved.pop(old)
+        data: Any = metadata.storage_data
+        metadata.storage_data = {
+            replace(index, fqn=new) if index.fqn == old else index: info
+            for index, info in data.items()
+        }
+
+    return described(change)
 
 
 DATA = "__0_0.distcp"
@@ -176,6 +192,12 @@ def swapped(folder: Path) -> None:
             described(lambda metadata: metadata.storage_data.pop(INDEX)),
             "has 0 of 32 elements of tensor",
         ),
+        (rekeyed("rank.0", "rank.1"), r"\.metadata: damaged: has no rank\.0; name another"),
+        (rekeyed("rank.0", "rank.x"), r"damaged: has 'rank\.x', which is no tensor of a run"),
+        (rekeyed(KEY, f"M{KEY[1:]}"), "damaged: has '"),
+        (rekeyed(STATE, STATE.replace("avg", "avf")), r"damaged: has 'optimizer\.exp_avf\."),
+        (rekeyed(STATE, STATE.replace("norm", "nor")), r"damaged: has 'optimizer\.exp_avg\."),
+        (stating(world_size=2), r"\.metadata: damaged: has no rank\.1; name another"),
     ],
 )
 def test_damage_is_reported(copied: Path, damage: Callable[[Path], None], message: str) -> None:

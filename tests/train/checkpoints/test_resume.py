@@ -31,9 +31,9 @@ def write_native(folder: Path, step: int, text: str) -> None:
     location = StorageLocation("file", 0, len(text))
     chunk = StoredChunk((0,), (len(text),), location)
     dcp_metadata_writer.write(
-        folder, {"x": WholeTensor((len(text),), dtypes.named("uint8"), (chunk,))}
+        folder, {"model.x": WholeTensor((len(text),), dtypes.named("uint8"), (chunk,))}
     )
-    description = {"version": 1, "world_size": 1, "architecture": {}, "iteration": step}
+    description = {"version": 1, "world_size": 0, "architecture": {}, "iteration": step}
     files.write_json(folder / "tokamake.json", {**description, "loss_scale": [1.0, 0]})
     (folder / "file").write_text(text)
     (folder / "run.yaml").write_text("seed: 5\n")

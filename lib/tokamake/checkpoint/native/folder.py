@@ -1,7 +1,8 @@
 """Folder of a native checkpoint: find it, read its description `tokamake.json`. No torch."""
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,16 +86,38 @@ def check_files(folder: Path) -> None:
     """Check that a checkpoint has all its files, each long enough; no tensor is read.
 
     Raises:
-        UserError: a file is missing, truncated, from another checkpoint or, if it is a small one,
+        UserError: a file is missing, truncated or from another checkpoint, or a small file is
             damaged.
     """
-    stated = read_description(folder).get(_FILES) or {}
-    dcp_metadata.check_files(folder, dcp_metadata.Contents(dcp_metadata.read(folder), {}))
-    for name, digest in _hashes(folder) if stated else ():
+    description, tensors = read_description(folder), dcp_metadata.read(folder)
+    stated = description.get(_FILES) or {}
+    dcp_metadata.check_files(folder, dcp_metadata.Contents(tensors, {}))
+    if not stated:
+        if problem := _odd_key(tensors.keys(), num_ranks=description["world_size"]):
+            raise UserError(f"{folder / dcp_metadata.FILE}: damaged: {problem}; {_REMEDY}")
+        return
+    for name, digest in _hashes(folder):
         if stated.get(name) != digest:
             raise UserError(
                 f"{folder / name}: damaged: does not match its hash in {DESCRIPTION}; {_REMEDY}"
             )
+
+
+def _odd_key(keys: Collection[str], *, num_ranks: int) -> str:
+    """Describe a damaged or missing key of a checkpoint without hashes; "" if there is none."""
+    kinds = Counter(key.split(".")[1] for key in keys if key.startswith("optimizer."))
+    for key in keys:
+        prefix, _, name = key.partition(".")
+        if prefix == "optimizer":
+            kind, _, name = name.partition(".")
+            # Each kind of state belongs to several parameters.
+            is_known = f"model.{name}" in keys and kinds[kind] > 1
+        else:
+            is_known = prefix == "model" or (prefix == "rank" and name.isdecimal())
+        if not is_known:
+            return f"has {key!r}, which is no tensor of a run"
+    missing = (rank for rank in range(num_ranks) if f"rank.{rank}" not in keys)
+    return next((f"has no rank.{rank}" for rank in missing), "")
 
 
 def seal(folder: Path) -> None:
