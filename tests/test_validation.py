@@ -69,6 +69,7 @@ def test_each_mistake_is_a_line_with_its_place(value: Any, lines: list[str]) -> 
     [
         ("evaluation_interval", "evaluation_steps: 0 turns them off"),
         ("save_interval", "train_steps turns others off"),
+        ("log_interval", "train_steps turns off all but the first"),
     ],
 )
 def test_a_refused_0_says_what_turns_it_off(name: str, switch: str) -> None:

@@ -172,7 +172,7 @@ class TrainSettings(Settings):
     """Seconds without progress after which the run counts as hung, once its first step is done.
     Choose a time that is longer than a step, and longer than a rank waits for a checkpoint."""
     log_interval: Annotated[int, Field(ge=1)] = 10
-    """Steps between log lines."""
+    """Steps between log lines; train_steps turns off all but the first and the last."""
     log_style: Literal["plain", "megatron"] = "plain"
     """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
     its logs. metrics.jsonl is the same. As in Megatron-LM, a line has the learning rate of the next

@@ -153,3 +153,12 @@ def test_the_header_decides_the_separator(tmp_path: Path, name: str, separator: 
     rows = f'id{separator}text\n1{separator}"a, b; c | d"\n'.encode()
     (tmp_path / name).write_bytes(gzip.compress(rows) if name.endswith("gz") else rows)
     assert records(open_input(tmp_path / name)) == [{"text": "a, b; c | d"}]
+
+
+def test_a_field_beyond_the_limit_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MAX_CHARACTERS", 100)
+    (tmp_path / "a.csv").write_text(f'id,text\n1,{"x" * 100}\n2,"{"y" * 101}"\n')
+    with pytest.raises(UserError, match=r"a\.csv:3: not valid csv \(field larger than field limit"):
+        rows(tmp_path / "a.csv", "text")

@@ -56,10 +56,10 @@ def raw_files(
             remote = [RawFile(file.path, file.size, None, True) for file in downloads[pattern]]
             files.update({file.path: file for file in remote})
             continue
-        expression = re.compile(glob_expression(pattern))
+        expression = glob_expression(pattern)
         num_matches = 0
         for path, size in declared.items():
-            if any(map(expression.fullmatch, (path, str(Path(path).absolute())))):
+            if any(re.fullmatch(expression, name) for name in (path, str(Path(path).absolute()))):
                 files.setdefault(Path(path).resolve(), RawFile(path, size, None))
                 num_matches += 1
         # `**` already lists the files in folders.
@@ -112,7 +112,7 @@ def _files_on_disk(
     for path in paths:
         parent = path[: path.rfind("/") + 1] or "."
         if parent not in is_skipped:
-            is_skipped[parent] = Path(parent).resolve() in skipped_folders
+            is_skipped[parent] = bool(skipped_folders) and Path(parent).resolve() in skipped_folders
         if is_skipped[parent]:
             continue
         try:
