@@ -85,11 +85,7 @@ class StepRows(NamedTuple):
 
 
 class EpochOrder:
-    """Rows of the steps of a run.
-
-    Args:
-        multiple: lengths of sequences are multiples of this.
-    """
+    """Rows of the steps of a run; lengths of sequences are multiples of `multiple`."""
 
     def __init__(
         self, rows: LabeledRows, train: TrainSettings, *, seed: int, mesh: Mesh, multiple: int

@@ -48,11 +48,7 @@ class FinetuneRun(Settings):
         return -(-num_rows // self.train.global_batch_size)
 
     def resolved(self, num_rows: int) -> Run:
-        """The run of the trainer's engine, its length given by epochs of `num_rows` rows.
-
-        Raises:
-            UserError: a phase of the schedule is longer.
-        """
+        """The run of the trainer's engine, its length given by epochs of `num_rows` rows."""
         steps = self.finetune.epochs * self.steps_per_epoch(num_rows)
         values = {**used_settings(self.train), "train_steps": steps}
         return Run(

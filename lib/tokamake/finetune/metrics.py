@@ -60,11 +60,7 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
 
 
 def predictions(logits: npt.NDArray[np.float32], head: str) -> Numbers:
-    """Return the predictions of a model: the most likely class or option, or a number.
-
-    Args:
-        logits: (N, classes or options) logits; (N, 1) numbers of a regression.
-    """
+    """Most likely classes or options of (N, classes) logits; a regression's (N, 1) numbers."""
     if head == "regression":
         numbers: npt.NDArray[np.float64] = logits[:, 0].astype(np.float64)
         return numbers

@@ -12,11 +12,7 @@ from tokamake.finetune.trainer import FinetuneTrainer
 
 
 def write_results(trainer: FinetuneTrainer, run: FinetuneRun, *, output: Path, model: Path) -> None:
-    """Write the best checkpoint, then the file that says that the run is finished.
-
-    Args:
-        model: folder to write; its files are links to those of the checkpoint where possible.
-    """
+    """Link the best checkpoint to `model`, then write the file that says the run is finished."""
     _link(trainer.best_checkpoint(), model)
     files.write_json(output, summary(trainer, run))
 

@@ -190,11 +190,7 @@ class _LabelReader:
 def read_rows(
     files: Iterable[str], task: FinetuneTask, *, tokenizer: Path, sequence_length: int
 ) -> LabeledRows:
-    """Read and tokenize the files of a task.
-
-    Args:
-        files: files, folders or patterns.
-    """
+    """Read and tokenize files, folders or patterns of a task."""
     opened = open_tokenizer(tokenizer)
     paths = expand([*files])
     read = plugins.load(FOLDER, task.name).read

@@ -27,11 +27,7 @@ _RECORD = "settings.json"
 
 
 def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskData:
-    """Read and tokenize the rows of a run.
-
-    Raises:
-        UserError: a file is missing or damaged, or a row has no label.
-    """
+    """Read and tokenize the rows of a run; each must have a label."""
     finetune, length = run.finetune, run.train.sequence_length
     read = {}
     for name in ("train", "validation"):
@@ -72,11 +68,7 @@ def locked_start(
     ranks: Ranks,
     beat: Callable[[], object],
 ) -> Iterator[ResumePoint]:
-    """Lock the output folder of a run and find where to begin; all ranks call this together.
-
-    Raises:
-        UserError: another process trains there, or the checkpoints there are those of another run.
-    """
+    """Lock the output folder of a run and find where to begin; all ranks call this together."""
     with ExitStack() as lock:
         with raise_on_all_ranks():
             if ranks.rank == 0:

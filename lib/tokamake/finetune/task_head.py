@@ -29,11 +29,7 @@ class ModelStart(NamedTuple):
 
 
 def with_task_head(pretrained: Checkpoint, task: FinetuneTask, *, seed: int) -> ModelStart:
-    """Put the head of a task on a pretrained model; the head of another task goes, too.
-
-    Raises:
-        UserError: the family of the model has no such head.
-    """
+    """Put the head of a task on a pretrained model whose family has one; replace another head."""
     architecture = finetuned_architecture(pretrained.architecture, task)
     shapes, source = model_tensors.shapes(architecture), pretrained.source
     kept = [n for n in shapes if f"model.{n}" in source and not n.startswith(_HEAD)]

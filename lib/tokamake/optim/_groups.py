@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters decay, which are hidden matrices, and their rates.
+"""Parameter groups: which parameters decay, which are hidden matrices, and their options.
 
 `build` of an optimizer takes the groups; `set_rates` sets their rates before each step.
 """
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tokamake.config.optimization import OptimizerSettings
+
 
 def parameter_groups(
     parameters: Iterable[tuple[str, Parameter]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Split parameters into a group with weight decay and a group without.
+    """Split parameters into a group with weight decay and one without; no group is empty.
 
     Matrices and embeddings (two or more dimensions) decay; norms and biases do not, as for GPT-3
     and Llama. Frozen parameters are in no group. Besides torch's keys, a group has `decays` (bool)
     and `param_names`.
-
-    Returns:
-        The groups that are not empty.
     """
     trained = [(name, each) for name, each in parameters if each.requires_grad]
     matrices = [pair for pair in trained if pair[1].dim() >= 2]
@@ -71,3 +70,9 @@ def set_rates(
         group["lr"] = learning_rate
         if group.get("decays", group["weight_decay"] != 0):
             group["weight_decay"] = weight_decay
+
+
+def adam_options(settings: OptimizerSettings) -> dict[str, Any]:
+    """Arguments of torch's Adam, and of optimizers with the same names."""
+    epsilon = settings.used("epsilon")
+    return {"lr": settings.learning_rate, "betas": settings.betas, "eps": epsilon}

@@ -68,12 +68,7 @@ class ParameterBatch:
 
 
 class Rule(torch.optim.Optimizer, ABC):
-    """Base class of the rules.
-
-    Args:
-        defaults: default values of keys of groups; `lr` and `weight_decay` are set before each
-            step.
-    """
+    """Base class of the rules; `lr` and `weight_decay` are set before each step."""
 
     zeros: tuple[str, ...] = ()
     """Names of the state tensors that are shaped like the parameter and start at 0."""

@@ -55,11 +55,7 @@ def part_of(parameter: Tensor) -> ParameterShard:
 
 
 class WholeParameters:
-    """Sums over whole parameters. Methods are collectives of all ranks that hold parts.
-
-    Args:
-        part: function from a parameter of the optimizer to the part that this rank holds.
-    """
+    """Sums over whole parameters. Methods are collectives of all ranks that hold parts."""
 
     def __init__(self, part: Callable[[Tensor], ParameterShard] = part_of) -> None:
         self._part = part
@@ -216,11 +212,7 @@ class WholeParameters:
     def exchange(
         self, sent: list[Tensor], sizes: list[int], group: dist.ProcessGroup
     ) -> list[Tensor]:
-        """Send a flat tensor to each rank of a group, and receive one from each.
-
-        Args:
-            sizes: numbers to receive from each rank.
-        """
+        """Send a flat tensor to each rank of a group; receive one of each of the `sizes`."""
         received = sent[0].new_empty(sum(sizes))
         dist.all_to_all_single(
             received, torch.cat(sent), sizes, [len(each) for each in sent], group=group

@@ -28,11 +28,7 @@ STATE = {
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer, without momentum.
-
-    Args:
-        settings: peak learning rate, which scales with a parameter's size: 1e-2 in the paper.
-    """
+    """Make the optimizer, without momentum; peak rates scale with parameters (paper: 1e-2)."""
     names = ("beta2_decay", "epsilon", "epsilon2", "clip_threshold")
     options = {name: settings.used(name) for name in names}
     return Adafactor(groups, whole=whole, lr=settings.learning_rate, **options)

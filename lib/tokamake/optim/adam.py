@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._groups import adam_options
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
@@ -17,10 +18,4 @@ def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make torch's fused Adam. Weight decay is added to the gradient (L2): moments include it."""
-    return torch.optim.Adam(
-        groups,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
-        fused=True,
-    )
+    return torch.optim.Adam(groups, **adam_options(settings), fused=True)

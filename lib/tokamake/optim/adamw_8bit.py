@@ -8,6 +8,7 @@ import torch
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
 from tokamake.optim import _torchao_internals as torchao
+from tokamake.optim._groups import adam_options
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
@@ -21,11 +22,7 @@ PACKAGES = ("torchao",)
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make torchao's AdamW8bit; its step is compiled on accelerators only.
-
-    Args:
-        whole: unused. Blocks are those of local parts, so results depend slightly on the layout.
-    """
+    """Make torchao's AdamW8bit. Its blocks are of local parts: layouts differ slightly."""
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -55,6 +52,4 @@ def build(
             with eager:
                 return super().step(closure)
 
-    return Optimizer(
-        groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.used("epsilon")
-    )
+    return Optimizer(groups, **adam_options(settings))

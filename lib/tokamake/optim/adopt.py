@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import (
@@ -30,13 +31,7 @@ def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer."""
-    return Adopt(
-        groups,
-        whole=whole,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
-    )
+    return Adopt(groups, whole=whole, **adam_options(settings))
 
 
 class Adopt(Rule):

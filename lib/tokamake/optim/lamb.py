@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adam_direction
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_add_, foreach_mul_
@@ -18,19 +19,8 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer.
-
-    Args:
-        groups: parameter groups, each with its own `weight_decay`; a group without decay is not
-            scaled either, as in the authors' BERT.
-    """
-    return Lamb(
-        groups,
-        whole=whole,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
-    )
+    """Make the optimizer; a group without decay is not scaled, as in the authors' BERT."""
+    return Lamb(groups, whole=whole, **adam_options(settings))
 
 
 class Lamb(Rule):

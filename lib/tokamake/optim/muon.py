@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._groups import part_hidden_matrices
+from tokamake.optim._groups import adam_options, part_hidden_matrices
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adamw, decay, number
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import foreach_lerp, foreach_lerp_
@@ -39,17 +39,11 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too.
-
-    Args:
-        groups: parameter groups with `param_names`, by which hidden matrices are recognized.
-    """
+    """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too."""
     return Muon(
         part_hidden_matrices(groups),
         whole=whole,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
+        **adam_options(settings),
         momentum=settings.used("momentum"),
         newton_schulz_steps=int(settings.used("newton_schulz_steps")),
         ratio=settings.used("matrix_learning_rate_ratio"),

@@ -6,6 +6,7 @@ import torch
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
+from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch
 from tokamake.optim._schedule_free import ScheduleFree
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
@@ -33,20 +34,10 @@ AVERAGES_WEIGHTS = True
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
-
-    Raises:
-        UserError: beta1 is 0. Then y equals z, and x cannot be computed from them.
-    """
+    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
     if not settings.used("beta1"):
         raise UserError("train.optimizer.beta1: 0: schedule_free_adamw needs more, such as 0.9")
-    return ScheduleFreeAdamW(
-        groups,
-        whole=whole,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
-    )
+    return ScheduleFreeAdamW(groups, whole=whole, **adam_options(settings))
 
 
 class ScheduleFreeAdamW(ScheduleFree):

@@ -24,11 +24,7 @@ AVERAGES_WEIGHTS = True
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`.
-
-    Raises:
-        UserError: momentum is 0. Then y equals z, and x cannot be computed from them.
-    """
+    """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
     if not settings.used("momentum"):
         raise UserError("train.optimizer.momentum: 0: schedule_free_sgd needs more, such as 0.9")
     return ScheduleFreeSGD(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
 from tokamake.runtime.torch_internals import (
@@ -43,9 +44,7 @@ def build(
     return SophiaG(
         groups,
         whole=whole,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.used("epsilon"),
+        **adam_options(settings),
         rho=settings.used("rho"),
     )
 
@@ -62,13 +61,10 @@ class SophiaG(Rule):
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:
-        """Update the moving average of the Hessian from the current gradients: num_labels g^2.
+        """Average num_labels g^2 of the current gradients into the Hessian.
 
         The gradients are those of the mean loss over labels sampled from the model, averaged over
         ranks, without clipping or scaling. The caller clears them afterwards.
-
-        Args:
-            num_labels: number of labels of the mean, over all ranks.
         """
         for group in self.param_groups:
             weight = 1.0 - group["betas"][1]

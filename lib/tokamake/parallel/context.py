@@ -27,11 +27,7 @@ Relation = Literal["apart", "same", "mixed"]
 
 
 def zigzag_indices(length: int, axis: Axis, *, device: torch.device | None = None) -> Tensor:
-    """Indices of this rank's tokens in the whole sequence, (length / C,) int64, ascending.
-
-    Raises:
-        UserError: the length is not a multiple of 2 C, and C is not 1.
-    """
+    """Indices of this rank's tokens, (length / C,) int64, ascending; 2 C divides the length."""
     check_length(length, axis.size)
     # Later tokens attend to more keys: an early and a late chunk give all ranks the same work.
     chunks = torch.arange(length, device=device).view(2 * axis.size, -1)
@@ -39,22 +35,14 @@ def zigzag_indices(length: int, axis: Axis, *, device: torch.device | None = Non
 
 
 def share(x: Tensor, *, axis: Axis, dim: int = 1) -> Tensor:
-    """This rank's tokens of a whole sequence, along `dim`; on one rank, the tensor itself.
-
-    Raises:
-        UserError: the length is not a multiple of 2 C.
-    """
+    """This rank's tokens of a sequence whose length 2 C divides; all tokens on one rank."""
     if axis.size == 1:
         return x
     return x.index_select(dim, zigzag_indices(x.shape[dim], axis, device=x.device))
 
 
 def check_length(sequence_length: int, context_parallel_size: int) -> None:
-    """Check that a sequence can be cut into two equal chunks per context-parallel rank.
-
-    Raises:
-        UserError: the length (in tokens) is not a multiple of 2 C, and C is not 1.
-    """
+    """Check that a sequence can be cut into two equal chunks per context-parallel rank."""
     chunks = 2 * context_parallel_size
     if context_parallel_size > 1 and sequence_length % chunks:
         raise UserError(
@@ -65,11 +53,7 @@ def check_length(sequence_length: int, context_parallel_size: int) -> None:
 
 
 def check_heads(num_heads: int, context_parallel_size: int) -> None:
-    """Check that "ulysses" can divide the query heads of a tensor-parallel rank.
-
-    Raises:
-        UserError: the number of heads is not a multiple of the number of ranks.
-    """
+    """Check that "ulysses" can divide the query heads of a tensor-parallel rank."""
     if num_heads % context_parallel_size:
         raise UserError(
             f"num_attention_heads / tensor_parallel_size: {num_heads} heads are not a multiple of "
@@ -126,11 +110,7 @@ class Documents:
 
 
 def positions_in_documents(ids_BL: Tensor) -> Tensor:
-    """Positions of tokens in their documents, (B, L) int64.
-
-    Args:
-        ids_BL: document id of each token, integers; tokens of a document are consecutive.
-    """
+    """Positions of tokens in their documents, (B, L) int64; ids of a document are consecutive."""
     places_BL = torch.arange(ids_BL.shape[1], device=ids_BL.device).expand_as(ids_BL)
     begins_BL = ids_BL[:, 1:] != ids_BL[:, :-1]
     firsts_BL = F.pad(begins_BL, (1, 0), value=True) * places_BL

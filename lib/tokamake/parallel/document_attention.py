@@ -34,9 +34,6 @@ def by_document(
         q_BHLK: (B, H, L, K) floating-point queries.
         k_BGLK: (B, G, L, K) keys, same dtype; H is a multiple of G.
         v_BGLK: (B, G, L, K) values, same dtype.
-
-    Returns:
-        (B, H, L, K) in the dtype of the queries.
     """
     at_once = _at_once(q_BHLK)
     batch, heads, length, _ = q_BHLK.shape

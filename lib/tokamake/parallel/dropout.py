@@ -142,11 +142,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _hashes(key: int, counters: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Two words for each combination of counters; two, so that no two rows have the same mask.
-
-    Args:
-        counters: int64, at least 0, of shapes that broadcast.
-    """
+    """Two words per combination of int64 counters >= 0; two, so that no rows share a mask."""
     words = []
     for start in (key & _WORD, key >> 32):
         state: Tensor | int = start

@@ -27,16 +27,7 @@ layer is wider out than in, so that oneDNN divides its work well."""
 
 
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """Compute `torch.nn.functional.linear`; on a CPU, rounding errors may differ from torch's.
-
-    Args:
-        x: (..., D), floating-point.
-        weight_ED: (E, D), in the dtype of `x`.
-        bias_E: (E,), in the dtype of `x`.
-
-    Returns:
-        (..., E) in the dtype of `x`.
-    """
+    """x (..., D) times weight (E, D), plus bias; on a CPU, rounding differs from torch's."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.linear(x, weight_ED, bias_E)
     if not torch.is_grad_enabled() and _is_few(x, weight_ED):

@@ -47,13 +47,10 @@ SINGLE_RANK = Mesh()
 def build(
     settings: "ParallelSettings", world_size: int, *, device: torch.device, shard: bool = True
 ) -> Mesh:
-    """Build the mesh of a run. This is a collective of all ranks of the process group.
+    """Build the mesh of a run, whose sizes must divide `world_size`. All ranks call it.
 
     Args:
         shard: whether data-parallel ranks shard parameters; else each holds all of them.
-
-    Raises:
-        UserError: the product of the sizes does not divide `world_size`.
     """
     data = settings.data_parallel_size(world_size)
     if world_size == 1:

@@ -45,11 +45,7 @@ def stages_of_rank(schedule: str, rank: int, *, ranks: int, num_stages: int) -> 
 
 
 class Pipeline:
-    """The stages of this rank, connected with those of the other pipeline ranks.
-
-    Args:
-        loss: function of the last stage's output and the labels that returns the scalar loss.
-    """
+    """This rank's stages, connected with the other pipeline ranks; `loss` (output, labels)."""
 
     def __init__(
         self,

@@ -129,11 +129,7 @@ def parameter_chunks(
     saved_names: Mapping[str, str],
     tied_output: str | None,
 ) -> list[ParameterChunk]:
-    """Describe this rank's part of each parameter of a stage.
-
-    Args:
-        tied_output: name of the output layer if it is a copy of an embedding in another stage.
-    """
+    """Describe this rank's part of each parameter of a stage, tied output layer included."""
     chunks = []
     for name, parameter in model.named_parameters():
         tensor: Tensor = parameter

@@ -80,11 +80,7 @@ class _LoadedEmbedding(nn.Embedding):
 
 
 class ColumnParallelLinear(_LoadedLinear):
-    """A linear layer whose outputs the ranks divide; its input is a `shared_input`.
-
-    Args:
-        out_features: E of all ranks together.
-    """
+    """A linear layer whose E outputs the ranks divide; its input is a `shared_input`."""
 
     def __init__(
         self, in_features: int, out_features: int, *, mesh: Mesh = SINGLE_RANK, bias: bool = False
@@ -99,12 +95,7 @@ class ColumnParallelLinear(_LoadedLinear):
 
 
 class RowParallelLinear(_LoadedLinear):
-    """A linear layer whose inputs the ranks divide; it sums their partial outputs.
-
-    Args:
-        in_features: D of all ranks together.
-        bias: whether the layer has a bias, which is added after the sum.
-    """
+    """A linear layer whose D inputs the ranks divide; it sums partial outputs, then adds bias."""
 
     def __init__(
         self, in_features: int, out_features: int, *, mesh: Mesh = SINGLE_RANK, bias: bool = False
@@ -149,11 +140,7 @@ class ReplicatedLinear(_LoadedLinear):
 
 
 class WholeLinear(_LoadedLinear):
-    """A linear layer that every rank has whole, without a `shared_input`.
-
-    Args:
-        partial: whether ranks compute it for different tokens, so that gradients must be summed.
-    """
+    """A linear layer that every rank has whole; `partial`: gradients must be summed."""
 
     def __init__(self, in_features: int, out_features: int, *, partial: bool = False) -> None:
         super().__init__(in_features, out_features)
@@ -165,12 +152,9 @@ class WholeLinear(_LoadedLinear):
 
 
 class JoinedLinear(nn.Module):
-    """Linear layers of the same input as one product, for inference.
+    """Linear layers of the same input as one product, for inference; weights are copied.
 
     Of a few tokens, a product takes as long as it takes to start it.
-
-    Args:
-        layers: the layers; their weights are copied.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -192,11 +176,7 @@ class JoinedLinear(nn.Module):
 
 
 class VocabParallelEmbedding(_LoadedEmbedding):
-    """An embedding whose vocabulary the ranks divide.
-
-    Args:
-        num_embeddings: V of all ranks together.
-    """
+    """An embedding whose V entries the ranks divide."""
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, *, mesh: Mesh = SINGLE_RANK

@@ -29,7 +29,6 @@ def progress(
 
     Args:
         total: total size of all items; by default their number, if `items` has a length.
-        size: function that returns the size of an item.
         num_bytes: function that returns the bytes of an item; log lines have rates then.
     """
     if total is None and isinstance(items, Sized):

@@ -39,11 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _cgroup_limits(root: Path = Path("/")) -> list[float]:
-    """Memory limits of this process's control groups, which batch systems and containers set.
-
-    Args:
-        root: folder that contains proc and sys.
-    """
+    """Memory limits of this process's control groups; `root` has proc and sys."""
     limits = [math.inf]
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -95,11 +95,7 @@ def alone(file: Path) -> Iterator[None]:
 
 
 def _flock(stream: IO[str], in_use: str) -> bool:
-    """Lock a file; return False if its file system has no locks.
-
-    Raises:
-        TemporaryError: another process has locked it.
-    """
+    """Lock a file unless another process has; return False if its file system has no locks."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -110,12 +106,7 @@ def _flock(stream: IO[str], in_use: str) -> bool:
 
 
 def _write_owner(file: Path, in_use: str, *, has_flock: bool) -> None:
-    """Create the owner file; replace that of a process that has ended.
-
-    Raises:
-        TemporaryError: the process that the file names still runs.
-        UserError: this host cannot know whether it does.
-    """
+    """Create the owner file; replace that of a process that has ended."""
     here = _Owner.here()
     try:
         create_text(file, " ".join(here))  # an empty file would lock the folder for ever

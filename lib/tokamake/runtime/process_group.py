@@ -97,15 +97,9 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
 
 
 def meeting(ranks: Ranks, seconds: float) -> "Store":
-    """Open a key-value store that all peers share, at their rendezvous.
+    """Open a key-value store that all peers share, within a number of seconds.
 
     Rank 0 serves it. The others wait for rank 0; rank 0 does not wait for them.
-
-    Args:
-        seconds: timeout for rank 0 and for each key.
-
-    Raises:
-        UserError: rank 0 cannot be reached in time.
     """
     import torch.distributed as dist
 
@@ -243,11 +237,7 @@ def _compare_devices(device: "torch.device") -> None:
 
 
 def check_devices(owners: Sequence[tuple[str, str]]) -> None:
-    """Check that each rank has its own device.
-
-    Args:
-        owners: host and device UUID of each rank.
-    """
+    """Check that no two ranks have the same host and device UUID."""
     first_ranks: dict[tuple[str, str], int] = {}
     for rank, owner in enumerate(owners):
         if (first := first_ranks.setdefault(owner, rank)) != rank:

@@ -32,12 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Restarter:
-    """Runs a command again and again.
-
-    Args:
-        num_restarts: restarts in a row without a new checkpoint.
-        nodes: nodes of the job, if it has more than its ranks need.
-    """
+    """Runs a command again, up to `num_restarts` times without a new checkpoint."""
 
     def __init__(
         self,

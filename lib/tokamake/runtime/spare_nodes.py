@@ -47,12 +47,9 @@ class SpareNodes:
         """Environment variables for the launch script of the ranks."""
 
     def replace_lost(self) -> bool:
-        """Check all hosts after a failure, and choose those of the next start.
+        """Check all hosts after a failure; choose the next start's, or return False if too few.
 
         Hosts that ranks used before are preferred. Prints a line if hosts are lost.
-
-        Returns:
-            Whether enough hosts are left.
         """
         whole = self._whole_hosts()
         lost = [host for host in self._hosts if host not in whole]
@@ -98,11 +95,7 @@ class SpareNodes:
 def find_spare_nodes(
     command: Sequence[str], environment: Mapping[str, str], *, folder: Path
 ) -> SpareNodes | None:
-    """The spare nodes of a job; None if its ranks need all its nodes.
-
-    Args:
-        command: a launch script, its numbers of nodes and ranks, and the command of a rank.
-    """
+    """Spare nodes of a job (command: launch script, numbers, rank command), or None."""
     hosts = hosts_of_job(environment)
     if len(command) < 4 or not command[1].isdecimal() or len(hosts) <= int(command[1]):
         return None

@@ -20,12 +20,9 @@ _ROUND_SECONDS = 20.0
 def in_rounds(
     work: Iterator[Item | None], ranks: Ranks, *, beat: Callable[[], object] = lambda: None
 ) -> Iterator[list[Item]]:
-    """Do the work of each rank; yield what all ranks have finished since the last yield.
+    """Do each rank's work (None: a part is done); yield what all ranks have finished.
 
     All ranks call this together.
-
-    Args:
-        work: this rank's share: a finished item, or None after a part of one.
     """
     import torch.distributed as dist
 

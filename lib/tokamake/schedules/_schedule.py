@@ -17,11 +17,7 @@ class Schedule:
         self._options = train.schedule.options(train.optimizer.learning_rate)
 
     def learning_rate(self, step: int, consumed_samples: int) -> float:
-        """Learning rate of the next update.
-
-        Args:
-            step: number of finished updates.
-        """
+        """Learning rate of the update after `step` finished ones."""
         share = self._share(self._position(step, consumed_samples))
         return self._optimizer.learning_rate * share
 

@@ -22,15 +22,13 @@ def factor(
     annealing: float,
     **levels: float | str,
 ) -> float:
-    """Share of the peak learning rate after warm-up.
+    """Share of the peak rate after warm-up, `cooldown`, a constant phase and `annealing`.
 
     Ibrahim et al. 2024, arXiv 2403.08763, section 7: after warm-up, the cooldown lowers the share
     from 1 to constant_ratio; it stays constant until length - annealing; annealing lowers it to
     min_ratio at the end of the run.
 
     Args:
-        cooldown: length of the phase after warm-up.
-        annealing: length of the last phase.
         levels: constant_ratio and min_ratio, shares of the peak; cooldown_shape and
             annealing_shape, shapes of `between`.
     """

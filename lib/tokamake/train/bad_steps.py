@@ -86,10 +86,7 @@ def ranges_without_effect(ranges: Sequence[tuple[int, int]], step: int) -> str |
 
 
 def bad_ranks(values: Sequence[tuple[float, float]]) -> list[int]:
-    """Ranks that a bad step comes from.
-
-    Args:
-        values: for each rank, its share of the loss and of the squared gradient norm.
+    """Ranks that a bad step comes from, by each rank's loss and squared gradient norm.
 
     Returns:
         Ranks whose share of the loss is not finite; if there are none, those of the gradient; if

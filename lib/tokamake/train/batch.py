@@ -233,14 +233,7 @@ def steps_of_rank(
     consumed_samples: int,
     left_out: Sequence[tuple[int, int]] = (),
 ) -> Iterator[StepBatch]:
-    """This rank's share of each training step that is left.
-
-    Args:
-        left_out: first and last step of ranges whose samples are not read.
-
-    Raises:
-        UserError: the ranks cannot share a global batch.
-    """
+    """This rank's share of the remaining training steps, without the ranges `left_out`."""
     return steps(
         samples,
         train.batch_sizes,

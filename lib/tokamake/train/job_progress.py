@@ -18,11 +18,7 @@ _VARIABLE = "JOB_PROGRESS_FILE"
 
 
 def note(step: int, *, stopped: str = "") -> None:
-    """Write that a checkpoint is saved at a step; do nothing outside an executor's job.
-
-    Args:
-        stopped: how training stopped in time for the end of its job, which is no failure.
-    """
+    """Note, in an executor's job, the step of a checkpoint and how training `stopped` in time."""
     if path := os.environ.get(_VARIABLE):
         with suppress(OSError):  # training is worth more than the note
             Path(path).write_text(f"{stopped and f'stopped {stopped}, '}saved at step {step}\n")

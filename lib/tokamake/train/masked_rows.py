@@ -52,11 +52,7 @@ class MaskedRows(NamedTuple):
 
 
 def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
-    """Return the fields of records.
-
-    Args:
-        records: (B,) with int64 fields tokens, types and labels (L,), num_tokens and is_swapped.
-    """
+    """Fields of (B,) records: int64 tokens, types, labels (L,), num_tokens, is_swapped."""
     tokens = records["tokens"]
     padding_mask = np.arange(tokens.shape[-1]) < records["num_tokens"][..., None]
     return MaskedRows(
@@ -67,11 +63,7 @@ def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
 def inputs_of_encoder(
     types: Integers, padding_mask: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of an encoder beside tokens: token_types, and document_ids that hide padding.
-
-    Args:
-        padding_mask: (B, L) True for tokens, False for padding.
-    """
+    """token_types, and document_ids that hide padding (where the (B, L) mask is False)."""
     arrays: dict[str, npt.NDArray[Any]] = {"token_types": types}
     if not padding_mask.all():
         # Padding is a document of its own. Without any, kernels need no mask.

@@ -59,7 +59,7 @@ class _Setup(NamedTuple):
 
 
 def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
-    """Memory of the pipeline rank that needs most.
+    """Memory of the pipeline rank that needs most; other ranks do not differ.
 
     With P parameters of a rank after tensor and pipeline parallelism, S ranks that shard them,
     b bytes an element in the passes (4 or 2), D optimizer states:
@@ -80,12 +80,6 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
       the micro batches on their way, if the schedule computes gradients of weights late.
 
     After Korthikanti et al. 2022, arXiv 2205.05198, with SDPA in place of stored scores.
-
-    Args:
-        run: the resolved run, with its precision chosen; memory differs only by pipeline rank.
-
-    Raises:
-        UserError: the layout does not fit the ranks.
     """
     train = run.train
     data_parallel_size = train.parallel.data_parallel_size(world_size)

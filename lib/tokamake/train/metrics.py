@@ -83,11 +83,7 @@ def record_scalars(record: Record) -> Scalars:
 
 
 class RecordFile:
-    """JSON lines that a job appends to, after it has dropped those of steps that are done again.
-
-    Args:
-        keeps: whether a record of an earlier job stays.
-    """
+    """JSON lines; `keeps` says which records of an earlier job stay."""
 
     def __init__(self, path: Path, keeps: Callable[[Any], bool]) -> None:
         records, num_damaged = (

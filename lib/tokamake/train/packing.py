@@ -42,11 +42,7 @@ class Packing(NamedTuple):
         return self.rows(numbers[:, None], padding=len(numbers))
 
     def places_of(self, tokens: Integers, width: int) -> Integers:
-        """Places among all R × L of tokens that are given by their places among all B × W.
-
-        Args:
-            tokens: places of tokens of the samples.
-        """
+        """Places among all R × L of tokens that are given by their places among all B × W."""
         return self.places[tokens // width] + tokens % width
 
 

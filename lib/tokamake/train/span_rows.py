@@ -31,11 +31,7 @@ class SpanRows(NamedTuple):
     """(B, L) True for tokens of the encoder, False for padding."""
 
     def inputs(self, multiple: int) -> EncoderInputs:
-        """Inputs of the model; each row is a sample.
-
-        Args:
-            multiple: number of ranks that divide the decoder's tokens.
-        """
+        """Inputs of the model, a row per sample; decoder tokens are padded to the `multiple`."""
         of_decoder = one_per_row(*self.labels.shape, row_length=self._row_length(multiple))
         arrays = {"decoder_tokens": of_decoder.rows(self.decoder_tokens, padding=0)}
         if not self.padding_mask.all():
@@ -68,11 +64,7 @@ class SpanRows(NamedTuple):
 
 
 def span_rows(records: npt.NDArray[Any]) -> SpanRows:
-    """Return the fields of records.
-
-    Args:
-        records: (B,) with int64 fields tokens (L,), decoder_tokens and labels (M,), and num_tokens.
-    """
+    """Fields of (B,) records: int64 tokens (L,), decoder_tokens, labels (M,), num_tokens."""
     tokens = records["tokens"]
     padding_mask = np.arange(tokens.shape[-1]) < records["num_tokens"][..., None]
     return SpanRows(tokens, records["decoder_tokens"], records["labels"], padding_mask)

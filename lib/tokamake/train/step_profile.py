@@ -18,11 +18,7 @@ MAX_RANKS = 8
 
 
 class StepProfile:
-    """Profiles a range of steps on this rank; writes profile/rank-N.json.gz in the output folder.
-
-    Args:
-        steps: first and last step; None: nothing is profiled.
-    """
+    """Profiles the first to the last of `steps` on this rank; writes profile/rank-N.json.gz."""
 
     def __init__(
         self, folder: Path, steps: tuple[int, int] | None, *, rank: int, device: torch.device

@@ -32,14 +32,11 @@ class TaskRows(NamedTuple):
 
 
 def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the losses of rows that have a label, fp32.
+    """Sum of the cross entropy, or squared error, of rows that have a label, fp32.
 
     Args:
         logits: (B, classes), (B × O, 1) of a choice, or (B, 1) of a regression.
         labels: (B,) int64 classes or options, or float32 numbers, see `TaskRows`.
-
-    Returns:
-        Cross entropy, or of a regression the squared error.
     """
     logits = logits.float()
     if labels.is_floating_point():

@@ -68,12 +68,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Sender(Thread):
-    """Sends the records of a run to one tracker.
-
-    Args:
-        state: `id` of the run for the tracker, `step` and names of the last record that was sent;
-            empty in the first job.
-    """
+    """Sends records to one tracker; `state` has its run's `id` and the last record it got."""
 
     def __init__(self, run: Run, name: str, *, state: dict[str, Any]) -> None:
         super().__init__(name=name, daemon=True)

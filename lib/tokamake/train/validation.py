@@ -34,11 +34,7 @@ class ValidationSplit(NamedTuple):
 
 
 def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSplit]:
-    """Open each validation split that fills a global batch, by name.
-
-    Args:
-        verify: whether this rank checks the datasets and reports splits that are too small.
-    """
+    """Open the validation splits that fill a global batch; with `verify`, report the others."""
     train, splits = run.train, dict[str, ValidationSplit]()
     if not train.evaluation_steps:
         return splits

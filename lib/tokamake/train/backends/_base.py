@@ -166,11 +166,7 @@ class EngineBase(ABC):
         return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
     def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
-        """Make the run's optimizer for the parameters of this rank.
-
-        Args:
-            whole: whether the optimizer may gather whole parameters.
-        """
+        """Make the run's optimizer; with `whole`, it may gather whole parameters."""
         settings = self._run.train.optimizer
         named = [(chunk.name, chunk.local) for chunk in self._chunks]
         parts: dict[Tensor, ParameterShard] = {

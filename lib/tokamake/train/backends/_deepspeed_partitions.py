@@ -62,11 +62,7 @@ def _fragment(chunk: ParameterChunk, optimizer: Any, *, stage: int) -> Fragment:
 def tensors_of(
     fragments: Iterable[Fragment], states: Mapping[Tensor, dict[str, Any]]
 ) -> training_state.Tensors:
-    """This rank's chunks of weights and optimizer states, by their keys in a checkpoint.
-
-    Args:
-        states: states of the optimizer, by `Fragment.flat`.
-    """
+    """This rank's weights and optimizer states (by `Fragment.flat`), by key in a checkpoint."""
     tensors: training_state.Tensors = {}
     for fragment in fragments:
         name = fragment.chunk.saved_name
@@ -86,12 +82,7 @@ def make_state(
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
-    """Allocate the optimizer states that a checkpoint has.
-
-    Args:
-        optimizer: torch's optimizer, whose parameters are the buffers.
-        kinds: STATE of the optimizer's plug-in.
-    """
+    """Allocate the optimizer states of a checkpoint for this rank's flat buffers."""
     saved_tensors = training_state.saved_in(folder)
     for fragment in fragments:
         state = optimizer.state[fragment.flat]

@@ -46,11 +46,7 @@ class _StagesModule(nn.Module):
 
 
 class Engine(EngineBase):
-    """One rank's part of the model and its optimizer.
-
-    Args:
-        continues: whether `load` comes next, so that the initial weights are not read.
-    """
+    """One rank's part of the model and its optimizer; see `native.Engine`."""
 
     def __init__(
         self, run: Run, ranks: Ranks, *, device: torch.device, continues: bool = False

@@ -24,9 +24,6 @@ def load_newest_whole(
 
     Args:
         load: loads a checkpoint and verifies what it reads; each call replaces what it has loaded.
-
-    Raises:
-        UserError: no checkpoint of the run is whole.
     """
     newest_problem = ""
     while start.resumed:

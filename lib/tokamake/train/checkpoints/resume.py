@@ -230,14 +230,11 @@ def _free_name(path: Path) -> Path:
 
 
 def commit(output: Path, state: ResumeState) -> Path:
-    """Move the checkpoint inside `SAVING` into place, then let `latest` name it.
+    """Move the complete checkpoint inside `SAVING` into place, then let `latest` name it.
 
     Call it from one process only, once the checkpoint's files are on disk. A folder of the same
     name exists if training restarted from an earlier checkpoint. One of this run is removed once
     the new one is in place; one of another run is renamed.
-
-    Raises:
-        UserError: a file of the checkpoint is missing or truncated.
     """
     name = f"global_step{state.step}"
     source, target = output / SAVING / name, output / name

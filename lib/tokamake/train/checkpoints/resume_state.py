@@ -92,11 +92,7 @@ class ResumeState(NamedTuple):
 
 
 def read_state(folder: Path, *, thorough: bool = False) -> ResumeState | None:
-    """Content of a checkpoint's state.json; None: there is no such file.
-
-    Args:
-        thorough: also compare the files in `HASHED` with the hashes in state.json.
-    """
+    """Read a checkpoint's state.json, or None; `thorough` also compares the hashes of `HASHED`."""
     path = folder / "state.json"
     if not path.is_file():
         return None

@@ -39,11 +39,7 @@ class CheckpointSaver:
         return self._saving is not None and self._saving[0].done
 
     def begin(self, state: ResumeState) -> None:
-        """Begin to save a checkpoint; call `finish` before, if another one is being saved.
-
-        Raises:
-            TemporaryError: it does not fit on the disk; nothing is written.
-        """
+        """Begin to save a checkpoint, if it fits on the disk; call `finish` for the one before."""
         with raise_on_all_ranks():
             if self._retention:
                 self._retention.make_room(state.step, self._engine.checkpoint_bytes())
@@ -58,11 +54,7 @@ class CheckpointSaver:
         self._saving = self._engine.save(folder, progress), state
 
     def finish(self) -> None:
-        """Wait until the checkpoint is on disk, then put it in place.
-
-        Raises:
-            UserError: a rank could not write its files.
-        """
+        """Wait until all ranks have written the checkpoint, then put it in place."""
         if self._saving is None:
             return
         (saving, state), self._saving = self._saving, None

@@ -57,11 +57,7 @@ class EventLog:
     def add(
         self, step: int, result: StepResult, *, bad: BadStep, batch: StepBatch, **facts: Any
     ) -> None:
-        """Journal a bad step, and bring it to disk.
-
-        Args:
-            facts: more entries of the event, such as ranks.
-        """
+        """Journal a bad step with further facts, such as its ranks, and bring it to disk."""
         first, stop = batch.consumed_samples, batch.consumed_samples + batch.global_batch_size
         if bad.action in ACTED:
             self.history = self.history._replace(num_acted=self.history.num_acted + 1)

@@ -90,12 +90,7 @@ class Heartbeat:
     # ---- What the training calls ----
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
-        """Note that this rank makes progress.
-
-        Args:
-            phase: what it does from now on; None: the same as before.
-            step: finished steps; None: the same as before.
-        """
+        """Note that this rank makes progress; None: phase or finished steps are the same."""
         last = self._last
         self._last = Beat(last.number + 1, phase or last.phase, last.step if step is None else step)
 
@@ -176,12 +171,9 @@ class Silence:
         self._seen, self._last_look, self._seconds = beat, now, 0.0
 
     def look(self, beat: Beat, now: float, *, interval: float) -> float:
-        """Seconds without a new note.
+        """Seconds without a new note; `interval` is the usual time between two looks.
 
         A suspended job (`scontrol suspend`, SIGSTOP) does not look: that time does not count.
-
-        Args:
-            interval: usual time between two looks.
         """
         passed, self._last_look = min(now - self._last_look, 2 * interval), now
         self._seconds = self._seconds + passed if beat == self._seen else 0.0
@@ -254,9 +246,6 @@ def describe(
     """Say which ranks lag: those without a report, else those with the fewest notes.
 
     Ranks with the same note are told apart by the call that they are in.
-
-    Args:
-        timeout: time-out of the run and its setting, as text.
     """
     lines = [
         f"tokamake train: no rank has made progress for {timeout}; the run ends with {HUNG}; if "

@@ -24,14 +24,7 @@ def judge(
     loss: float,
     grad_norm: float,
 ) -> BadStep | None:
-    """Judge a step by its loss and its gradient norm before clipping.
-
-    Args:
-        recent: loss and gradient norm of the last good steps.
-
-    Returns:
-        None for a good step.
-    """
+    """Judge a step by the `recent` losses and gradient norms (before clipping) of good steps."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             return BadStep("not_finite", settings.not_finite, f"{name}: {value}")

@@ -58,13 +58,10 @@ class StepGuard:
         batch: StepBatch,
         newest: Callable[[], ResumePoint | None],
     ) -> ResumePoint | None:
-        """Journal a bad step and say what follows.
+        """Journal a bad step and say what follows; raise if training must not continue.
 
         Returns:
             Checkpoint to go back to; None: training continues with the next step.
-
-        Raises:
-            UserError: training must not continue.
         """
         bad, back, problem = self._decide(result, newest)
         ranks = self._engine.bad_ranks()

@@ -57,11 +57,7 @@ class Deadline:
 
     @classmethod
     def of_job(cls, output: Path, ranks: Ranks, *, minutes: float | None) -> "Deadline":
-        """Deadline of this job; rank 0 alone knows it and tells the others to stop.
-
-        Args:
-            minutes: how long the job may take; None: what its scheduler says.
-        """
+        """Deadline in `minutes`, or by the scheduler; only rank 0 knows it and tells the others."""
         end = end_of_job(minutes) if ranks.rank == 0 else None
         if end:
             ranks.print_once(f"this job ends at {time.ctime(end)}; training saves before")
@@ -116,13 +112,10 @@ def write_durations(path: Path, world_size: int, *, measured: Durations) -> None
 
 
 def end_of_job(minutes: float | None = None) -> float | None:
-    """When this job will be killed, as time.time(); None: it has no known time limit.
+    """time.time() at which this job is killed: in `minutes`, else by the scheduler; or None.
 
     Slurm sets SLURM_JOB_END_TIME; older versions do not, but squeue knows the time left. A job of
     snakemake-executor-plugin-pbs has PBS_JOB_END_TIME.
-
-    Args:
-        minutes: how long the job may run from now; takes precedence over the scheduler.
     """
     if minutes is not None:
         return time.time() + 60 * minutes

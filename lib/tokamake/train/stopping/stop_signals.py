@@ -28,11 +28,7 @@ def on_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
 
 
 class StopRequest:
-    """Records the first signal; a Ctrl-C after it ends the process at once, with code 130.
-
-    Args:
-        reports: whether this process prints a line if a Ctrl-C ends it.
-    """
+    """Records the first signal; a Ctrl-C after it ends the process at once, with code 130."""
 
     def __init__(self, *, reports: bool) -> None:
         self._reports = reports

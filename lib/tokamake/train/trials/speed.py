@@ -139,12 +139,9 @@ def utilization(
     device: torch.device,
     peak_tflops: float | None,
 ) -> Measurements:
-    """Floating-point operations per second of a rank, and their share of the peak (MFU).
+    """FLOP/s of a rank, and their share of the peak (MFU), which is looked up or measured if None.
 
     Counts what the model needs; recomputation does not count. All ranks call this together.
-
-    Args:
-        peak_tflops: peak of a rank's device; None: look it up or measure it.
     """
     per_token = model_flops_per_token(run)
     computed = measured["tokens_per_second_per_rank"] * measured["rows_per_sample"]

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 class TrialSteps:
-    """Steps of a run on trial, with the start-up log of `train`; all batches have full size.
-
-    Args:
-        synthetic: train on random tokens; if not, the index is read.
-    """
+    """Trial steps with batches of full size, of random tokens if `synthetic`."""
 
     def __init__(
         self,
