@@ -91,7 +91,7 @@ def blend(name: str, weights: np.ndarray, size: int) -> Contest:
         helpers.build_blending_indices(*arrays, weights, len(weights), size, False)
         return arrays
 
-    return name, size, theirs, lambda: _csrc.build_blend_index(weights, size)
+    return name, size, theirs, lambda: _csrc.Blender(weights).draw(size)
 
 
 def exhaustive(name: str, sizes: np.ndarray) -> Contest:
@@ -103,7 +103,7 @@ def exhaustive(name: str, sizes: np.ndarray) -> Contest:
         helpers.build_exhaustive_blending_indices(*arrays, sizes, len(sizes))
         return arrays
 
-    return name, size, theirs, lambda: _csrc.build_exhaustive_blend_index(sizes)
+    return name, size, theirs, lambda: _csrc.Blender.exhaustive(sizes).draw(size)
 
 
 def sentence_data() -> list[Contest]:

@@ -76,7 +76,7 @@ def test_blend_equals_megatron(weights: list[float], size: int) -> None:
     shares = np.array(weights) / np.sum(weights)
     datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
     helpers.build_blending_indices(datasets, samples, shares, len(shares), size, False)
-    blend = _csrc.build_blend_index(shares, size)
+    blend = _csrc.Blender(shares).draw(size)
     assert_identical(blend[0], datasets)
     assert_identical(blend[1], samples)
 
@@ -152,14 +152,14 @@ def test_blend_of_unnormalized_weights_equals_megatron(scale: float) -> None:
     weights = many_weights("of few values", 300) * scale
     datasets, numbers = np.zeros(5000, np.int16), np.zeros(5000, np.int64)
     helpers.build_blending_indices(datasets, numbers, weights, 300, 5000, False)
-    blend = _csrc.build_blend_index(weights, 5000)
+    blend = _csrc.Blender(weights).draw(5000)
     assert_identical(blend[0], datasets)
     assert_identical(blend[1], numbers)
 
 
 def test_blocks_equal_the_whole_blend() -> None:
     weights = many_weights("even", 700)
-    whole = _csrc.build_blend_index(weights, 1000)
+    whole = _csrc.Blender(weights).draw(1000)
     blender = _csrc.Blender(weights)
     blocks = [blender.draw(size) for size in (0, 1, 7, 92, 900)]
     for column in (0, 1):
@@ -170,8 +170,8 @@ def assert_exhaustive(sizes: np.ndarray) -> None:
     total = int(sizes.sum())
     datasets, numbers = np.zeros(total, np.int16), np.zeros(total, np.int64)
     helpers.build_exhaustive_blending_indices(datasets, numbers, sizes, len(sizes))
-    narrow = _csrc.Blender.exhaustive(sizes, widest=False).draw(total)
-    for blend in (_csrc.build_exhaustive_blend_index(sizes), narrow):
+    for widest in (True, False):
+        blend = _csrc.Blender.exhaustive(sizes, widest=widest).draw(total)
         assert_identical(blend[0], datasets)
         assert_identical(blend[1], numbers)
 
@@ -202,7 +202,7 @@ def test_exhaustive_blend_has_an_end() -> None:
 )
 def test_exhaustive_blend_refuses_bad_sizes(sizes: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"sizes|datasets"):
-        _csrc.build_exhaustive_blend_index(sizes)
+        _csrc.Blender.exhaustive(sizes)
 
 
 @given(
@@ -267,7 +267,7 @@ def test_shuffle_refuses_bad_input(error: type[Exception], arguments: tuple) -> 
 
 
 def test_the_lowest_number_wins_a_tie() -> None:
-    datasets, _ = _csrc.build_blend_index(np.full(3, 1 / 3), 6)
+    datasets, _ = _csrc.Blender(np.full(3, 1 / 3)).draw(6)
     assert datasets.tolist() == [0, 1, 2, 0, 1, 2]
 
 
@@ -286,7 +286,7 @@ def test_the_lowest_number_wins_a_tie() -> None:
 )
 def test_blend_refuses_bad_input(error: type[Exception], weights: np.ndarray, size: int) -> None:
     with pytest.raises(error):
-        _csrc.build_blend_index(weights, size)
+        _csrc.Blender(weights).draw(size)
 
 
 def test_a_mapped_file_keeps_no_descriptor(tmp_path: Path) -> None:

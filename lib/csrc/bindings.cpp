@@ -1,11 +1,7 @@
-// Python bindings; text_bindings.cpp has those of the byte-level tokenizer, decode_bindings.cpp
-// those of generation. NumPy arrays come in by reference, and results are new arrays. Longer work
-// runs without Python's global interpreter lock.
+// Python bindings of everything but decoding, masking and the byte-level tokenizer. NumPy arrays
+// come in by reference, and results are new arrays. Longer work runs without Python's global
+// interpreter lock.
 #include "bindings.hpp"
-
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -32,14 +28,8 @@ namespace py = pybind11;
 
 namespace {
 
-using Int32Array = py::array_t<int32_t, py::array::c_style>;
-using Int64Array = py::array_t<int64_t, py::array::c_style>;
-using UInt8Array = py::array_t<uint8_t, py::array::c_style>;
-using UInt32Array = py::array_t<uint32_t, py::array::c_style>;
-using Float64Array = py::array_t<double, py::array::c_style>;
-
 tokamake::Int32View view(const Int32Array& array) {
-  if (array.ndim() != 1) throw std::invalid_argument("arrays must have one dimension");
+  check_one_dimension(array);
   return {static_cast<const py::array&>(array).data(), array.size()};
 }
 
@@ -96,7 +86,7 @@ void in_blocks(int64_t size, int64_t block, const Work& work) {
 
 template <typename T>
 std::vector<T> to_vector(const py::array_t<T, py::array::c_style>& array) {
-  if (array.ndim() != 1) throw std::invalid_argument("arrays must have one dimension");
+  check_one_dimension(array);
   std::vector<T> values(static_cast<size_t>(array.size()));
   const auto* data = static_cast<const char*>(static_cast<const py::array&>(array).data());
   std::copy_n(data, values.size() * sizeof(T), reinterpret_cast<char*>(values.data()));
@@ -119,16 +109,6 @@ py::tuple draw_blend(tokamake::Blender& blender, int64_t size) {
 
 const tokamake::Lanes& lanes(bool widest) {
   return widest ? tokamake::widest_lanes() : tokamake::kLanesOf128Bits;
-}
-
-py::tuple build_blend_index(const Float64Array& weights, int64_t size) {
-  auto blender = tokamake::Blender::of_weights(to_vector(weights));
-  return draw_blend(blender, size);
-}
-
-py::tuple build_exhaustive_blend_index(const Int64Array& sizes) {
-  auto blender = tokamake::Blender::of_sizes(to_vector(sizes));
-  return draw_blend(blender, blender.left());
 }
 
 py::tuple exact_block(const tokamake::ExactBlend& blend, int64_t start, int64_t stop) {
@@ -267,8 +247,7 @@ py::array packed_tokens(const UInt32Array& ids, const Int64Array& lengths, int64
 py::array pack(const UInt32Array& ids, const Int64Array& lengths, int64_t bos, int64_t eod,
                const py::object& dtype) {
   const auto type = py::dtype::from_args(dtype);
-  if (ids.ndim() != 1 || lengths.ndim() != 1)
-    throw std::invalid_argument("arrays must have one dimension");
+  check_one_dimension(ids, lengths);
   if (type.equal(py::dtype::of<uint16_t>())) return packed_tokens<uint16_t>(ids, lengths, bos, eod);
   if (type.equal(py::dtype::of<int32_t>())) return packed_tokens<int32_t>(ids, lengths, bos, eod);
   throw std::invalid_argument("tokens are packed as uint16 or int32");
@@ -282,15 +261,7 @@ std::unique_ptr<tokamake::Words> make_words(const UInt8Array& kinds,
 }
 
 py::list split_words(tokamake::Words& words, const py::list& texts) {
-  std::vector<std::string_view> views;
-  views.reserve(texts.size());
-  for (size_t i = 0; i < texts.size(); ++i) {
-    Py_ssize_t size = 0;
-    const char* text =
-        PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(texts.ptr(), static_cast<Py_ssize_t>(i)), &size);
-    if (text == nullptr) throw py::error_already_set();
-    views.emplace_back(text, static_cast<size_t>(size));
-  }
+  const auto views = views_of(texts);
   {
     py::gil_scoped_release release;
     words.split(views);
@@ -315,6 +286,18 @@ py::tuple finish_words(tokamake::Words& words, const UInt32Array& ids, const Int
 
 }  // namespace
 
+std::vector<std::string_view> views_of(const py::list& texts) {
+  std::vector<std::string_view> views;
+  views.reserve(texts.size());
+  for (const py::handle text : texts) {
+    Py_ssize_t size = 0;
+    const char* begin = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (begin == nullptr) throw py::error_already_set();
+    views.emplace_back(begin, static_cast<size_t>(size));
+  }
+  return views;
+}
+
 PYBIND11_MODULE(_csrc, module) {
   module.doc() = "Sample indexes, blends, and fast paths of reading and tokenization.";
   module.def("build_sample_index", &build_sample_index, py::arg("lengths").noconvert(),
@@ -324,10 +307,6 @@ PYBIND11_MODULE(_csrc, module) {
              "Rows (position in document_index, offset) of each sample's first token.");
   module.def("map_file", &map_file, py::arg("path"),
              "Map a file into memory, without an open file descriptor.");
-  module.def("build_blend_index", &build_blend_index, py::arg("weights").noconvert(),
-             py::arg("size"), "Dataset of each sample of a blend, and number of the sample in it.");
-  module.def("build_exhaustive_blend_index", &build_exhaustive_blend_index,
-             py::arg("sizes").noconvert(), "The same for a blend of all samples of all datasets.");
   py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn in blocks.")
       .def(py::init([](const Float64Array& weights, bool widest) {
              return tokamake::Blender::of_weights(to_vector(weights), lanes(widest));
@@ -340,7 +319,8 @@ PYBIND11_MODULE(_csrc, module) {
           },
           py::arg("sizes").noconvert(), py::kw_only(), py::arg("widest") = true,
           "Start a blend of all samples of all datasets.")
-      .def("draw", &draw_blend, py::arg("size"), "Draw the next samples.");
+      .def("draw", &draw_blend, py::arg("size"),
+           "Dataset of each of the next samples, and number of the sample in it.");
   py::class_<tokamake::ExactBlend>(module, "ExactBlend", "Exact blend in integers.")
       .def(py::init([](const Int64Array& counts) {
              return std::make_unique<tokamake::ExactBlend>(to_vector(counts));

@@ -1,7 +1,28 @@
-// Python bindings in other files than bindings.cpp.
+// Shared by the Python bindings: bindings.cpp, and files that bind a part of the module.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+using Int32Array = pybind11::array_t<int32_t, pybind11::array::c_style>;
+using Int64Array = pybind11::array_t<int64_t, pybind11::array::c_style>;
+using UInt8Array = pybind11::array_t<uint8_t, pybind11::array::c_style>;
+using UInt32Array = pybind11::array_t<uint32_t, pybind11::array::c_style>;
+using Float64Array = pybind11::array_t<double, pybind11::array::c_style>;
+
+template <typename... Arrays>
+void check_one_dimension(const Arrays&... arrays) {
+  if (((arrays.ndim() != 1) || ...)) throw std::invalid_argument("arrays must have one dimension");
+}
+
+// Texts in UTF-8, which the strings of the list own.
+std::vector<std::string_view> views_of(const pybind11::list& texts);
 
 void bind_decoding(pybind11::module_& module);
 void bind_masking(pybind11::module_& module);

@@ -12,11 +12,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "text.hpp"
+
 namespace tokamake {
 
 namespace {
 
-constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
 constexpr size_t kHugePage = size_t{1} << 21;
 constexpr int kLineBits = 17;
 constexpr size_t kLines = size_t{1} << kLineBits;  // 8 MiB for short words
@@ -24,20 +25,6 @@ constexpr size_t kSlots = size_t{1} << 16;         // 1 MiB for longer words,
 constexpr size_t kTextBytes = size_t{1} << 21;     // their text,
 constexpr size_t kIds = size_t{1} << 20;           // and tokens
 constexpr size_t kLongest = 1024;                  // bytes; longer words are rare and not cached
-
-uint32_t hash_of(std::string_view word) {
-  uint64_t hash = word.size() * kFactor;
-  uint64_t part = 0;
-  for (; word.size() >= sizeof part; word.remove_prefix(sizeof part)) {
-    std::memcpy(&part, word.data(), sizeof part);
-    hash = (hash ^ part) * kFactor;
-    hash ^= hash >> 32;
-  }
-  part = 0;
-  std::memcpy(&part, word.data(), word.size());
-  hash = (hash ^ part) * kFactor;
-  return static_cast<uint32_t>(hash >> 32);
-}
 
 // Key of a word of 1 to 15 bytes. Bytes after the word may be read, up to `end`.
 inline WordCache::Key key_of(std::string_view word, const char* end) {
@@ -81,9 +68,9 @@ void WordCache::clear() {
 }
 
 WordCache::Line& WordCache::line_of(Key key) {
-  uint64_t hash = (key.first ^ (key.rest * kFactor)) * kFactor;
+  uint64_t hash = (key.first ^ (key.rest * kHashFactor)) * kHashFactor;
   hash ^= hash >> 32;
-  return lines_[hash * kFactor >> (64 - kLineBits)];
+  return lines_[hash * kHashFactor >> (64 - kLineBits)];
 }
 
 uint32_t* WordCache::write(uint32_t id, uint32_t count, uint32_t* out) const {

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "pretokens.hpp"
+#include "text.hpp"
 
 namespace tokamake {
 

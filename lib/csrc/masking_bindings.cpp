@@ -1,8 +1,4 @@
 // Python bindings of samples for BERT and T5, and of NumPy's legacy generator for its tests.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
@@ -17,16 +13,9 @@ namespace py = pybind11;
 
 namespace {
 
-using Int32Array = py::array_t<int32_t, py::array::c_style>;
-using Int64Array = py::array_t<int64_t, py::array::c_style>;
-using UInt8Array = py::array_t<uint8_t, py::array::c_style>;
-using Float64Array = py::array_t<double, py::array::c_style>;
-
 tokamake::MaskingRule make_rule(const UInt8Array& pieces, double probability, int32_t max_ngram,
                                 const Float64Array& cumulative, double stop_probability) {
-  if (pieces.ndim() != 1 || cumulative.ndim() != 1) {
-    throw std::invalid_argument("arrays must have one dimension");
-  }
+  check_one_dimension(pieces, cumulative);
   if (!(probability > 0 && probability < 1) || max_ngram < 1) {
     throw std::invalid_argument("probability is between 0 and 1, max_ngram 1 or more");
   }
@@ -53,10 +42,6 @@ int64_t* writable(Int64Array& row, int64_t size) {
   return row.mutable_data();
 }
 
-void check_line(const Int32Array& array) {
-  if (array.ndim() != 1) throw std::invalid_argument("arrays must have one dimension");
-}
-
 class MaskedSampler {
  public:
   MaskedSampler(tokamake::MaskingRule rule, tokamake::MaskedTokens special, bool in_two)
@@ -67,8 +52,7 @@ class MaskedSampler {
   // Writes tokens, types, labels (each `length`), the number of tokens, swapped, truncated.
   void write(const Int32Array& tokens, const Int32Array& lengths, int32_t target, uint32_t seed,
              Int64Array& row) {
-    check_line(tokens);
-    check_line(lengths);
+    check_one_dimension(tokens, lengths);
     const std::vector<int32_t> sizes(lengths.data(), lengths.data() + lengths.size());
     int64_t total = 0;
     for (const int32_t size : sizes) {
@@ -102,7 +86,7 @@ class SpanSampler {
   // tokens of encoder and decoder, and whether tokens were dropped.
   void write(const Int32Array& tokens, int32_t target, uint32_t seed, int64_t decoder_length,
              Int64Array& row) {
-    check_line(tokens);
+    check_one_dimension(tokens);
     const int64_t length = row.size() - 2 * decoder_length - 3;
     if (length < 0 || decoder_length < 1) throw std::invalid_argument("the row is too short");
     int64_t* data = writable(row, length + 2 * decoder_length + 3);
@@ -134,11 +118,10 @@ class SpanSampler {
   py::array_t<int32_t> sizes_of(const py::array_t<T, py::array::c_style>& tokens,
                                 const Int64Array& starts, const Int32Array& counts,
                                 const Int32Array& targets, uint32_t seed) {
-    check_line(counts);
+    check_one_dimension(tokens, starts, counts, targets);
     const int64_t num_samples = counts.size();
-    if (tokens.ndim() != 1 || starts.ndim() != 1 || targets.ndim() != 1 ||
-        starts.size() != num_samples || targets.size() != num_samples) {
-      throw std::invalid_argument("arrays must have one dimension, and a number for each sample");
+    if (starts.size() != num_samples || targets.size() != num_samples) {
+      throw std::invalid_argument("arrays must have a number for each sample");
     }
     // NumPy maps files: their tokens need not be aligned.
     const auto* data = static_cast<const char*>(static_cast<const py::array&>(tokens).data());

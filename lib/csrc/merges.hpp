@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "text.hpp"
+
 namespace tokamake {
 
 class Merges {
@@ -38,7 +40,7 @@ class Merges {
     }
   }
   static uint64_t hash_of(uint64_t pair) {
-    pair *= 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+    pair *= kHashFactor;
     return pair ^ pair >> 32;
   }
   uint32_t rank_of_bytes(char left, char right) const {

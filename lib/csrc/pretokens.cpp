@@ -154,23 +154,10 @@ bool PreTokenizer::is_white_at(std::string_view text, size_t at) const {
 }
 
 CharacterClass PreTokenizer::class_at(std::string_view text, size_t at, size_t& size) const {
-  const auto byte = [&](size_t i) {
-    return static_cast<uint32_t>(static_cast<uint8_t>(text[at + i]));
-  };
-  const auto low = [&](size_t i) { return byte(i) & 0x3F; };
-  const uint32_t first = byte(0);
-  uint32_t code_point = first;
-  size = 1;
-  if (first >= 0xF0) {
-    code_point = (first & 0x07) << 18 | low(1) << 12 | low(2) << 6 | low(3);
-    size = 4;
-  } else if (first >= 0xE0) {
-    code_point = (first & 0x0F) << 12 | low(1) << 6 | low(2);
-    size = 3;
-  } else if (first >= 0x80) {
-    code_point = (first & 0x1F) << 6 | low(1);
-    size = 2;
-  }
+  const char* const begin = text.data() + at;
+  const char* end = begin;
+  const uint32_t code_point = next_code_point(end);
+  size = static_cast<size_t>(end - begin);
   return static_cast<CharacterClass>(classes_[code_point]);
 }
 

@@ -14,17 +14,12 @@
 #include <string_view>
 #include <vector>
 
+#include "text.hpp"
+
 namespace tokamake {
 
 // Class of a code point in the expression, and values of the table of PreTokenizer.
 enum CharacterClass : uint8_t { kSign = 0, kLetter = 1, kDigit = 2, kWhiteSpace = 3 };
-
-// Loads 8 bytes in little-endian order, on any processor.
-inline uint64_t load_bytes(const char* at) {
-  uint64_t bytes = 0;
-  for (int i = 0; i < 8; ++i) bytes |= uint64_t{static_cast<uint8_t>(at[i])} << (8 * i);
-  return bytes;
-}
 
 class PreTokenizer {
  public:

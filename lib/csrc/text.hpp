@@ -1,12 +1,58 @@
-// Search of texts for marked code points, and packing of tokens.
+// Bytes, hashes and code points of texts; search for marked code points, and packing of tokens.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace tokamake {
+
+constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+
+inline uint32_t hash_of(std::string_view word) {
+  uint64_t hash = word.size() * kHashFactor;
+  uint64_t part = 0;
+  for (; word.size() >= sizeof part; word.remove_prefix(sizeof part)) {
+    std::memcpy(&part, word.data(), sizeof part);
+    hash = (hash ^ part) * kHashFactor;
+    hash ^= hash >> 32;
+  }
+  part = 0;
+  std::memcpy(&part, word.data(), word.size());
+  hash = (hash ^ part) * kHashFactor;
+  return static_cast<uint32_t>(hash >> 32);
+}
+
+// Loads 8 bytes in little-endian order, on any processor.
+inline uint64_t load_bytes(const char* at) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < 8; ++i) bytes |= uint64_t{static_cast<uint8_t>(at[i])} << (8 * i);
+  return bytes;
+}
+
+// Decodes the code point at `text`, which is valid UTF-8, and advances `text`.
+inline uint32_t next_code_point(const char*& text) {
+  const auto byte = [&](int i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[i])); };
+  const auto low = [&](int i) { return byte(i) & 0x3F; };
+  const uint32_t first = byte(0);
+  uint32_t code_point = first;
+  int size = 1;
+  if (first >= 0xF0) {
+    code_point = (first & 0x07) << 18 | low(1) << 12 | low(2) << 6 | low(3);
+    size = 4;
+  } else if (first >= 0xE0) {
+    code_point = (first & 0x0F) << 12 | low(1) << 6 | low(2);
+    size = 3;
+  } else if (first >= 0x80) {
+    code_point = (first & 0x1F) << 6 | low(1);
+    size = 2;
+  }
+  text += size;
+  return code_point;
+}
 
 // Returns whether a string with code points of 2 or 4 bytes holds a marked one. `table` has a byte
 // for each code point from 0 to 0x10FFFF.

@@ -1,10 +1,8 @@
 // Python bindings for the reader of JSON lines and the byte-level tokenizer.
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,10 +16,6 @@
 namespace py = pybind11;
 
 namespace {
-
-using UInt8Array = py::array_t<uint8_t, py::array::c_style>;
-using UInt32Array = py::array_t<uint32_t, py::array::c_style>;
-using Int64Array = py::array_t<int64_t, py::array::c_style>;
 
 // Shrinks an array to its first elements, and releases the memory after them.
 template <typename Array>
@@ -77,8 +71,10 @@ std::unique_ptr<tokamake::ByteLevel> make(
                                                add_prefix_space);
 }
 
-py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::string_view>& views,
-                       size_t bytes) {
+py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::string_view>& views) {
+  const size_t bytes =
+      std::accumulate(views.begin(), views.end(), size_t{0},
+                      [](size_t sum, std::string_view view) { return sum + view.size(); });
   Int64Array lengths(static_cast<py::ssize_t>(views.size()));
   UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(bytes, views.size())));
   int64_t* to_lengths = lengths.mutable_data();
@@ -92,17 +88,7 @@ py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::st
 }
 
 py::tuple encode(tokamake::ByteLevel& tokenizer, const py::list& texts) {
-  std::vector<std::string_view> views;
-  views.reserve(texts.size());
-  size_t bytes = 0;
-  for (const py::handle text : texts) {
-    Py_ssize_t size = 0;
-    const char* begin = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-    if (begin == nullptr) throw py::error_already_set();
-    views.emplace_back(begin, static_cast<size_t>(size));
-    bytes += static_cast<size_t>(size);
-  }
-  return encode_views(tokenizer, views, bytes);
+  return encode_views(tokenizer, views_of(texts));
 }
 
 py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
@@ -117,7 +103,7 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
     views.emplace_back(text + begin, static_cast<size_t>(end - begin));
     begin = end;
   }
-  return encode_views(tokenizer, views, static_cast<size_t>(begin));
+  return encode_views(tokenizer, views);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #include "words.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "text.hpp"
 
 namespace tokamake {
 
@@ -12,42 +13,6 @@ namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr size_t kMinSlots = size_t{1} << 16;
-
-uint32_t hash_of(const char* text, size_t size) {
-  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
-  uint64_t hash = size * kFactor;
-  uint64_t part = 0;
-  for (; size >= sizeof part; text += sizeof part, size -= sizeof part) {
-    std::memcpy(&part, text, sizeof part);
-    hash = (hash ^ part) * kFactor;
-    hash ^= hash >> 32;
-  }
-  part = 0;
-  std::memcpy(&part, text, size);
-  hash = (hash ^ part) * kFactor;
-  return static_cast<uint32_t>(hash >> 32);
-}
-
-// Decodes the code point at `text`, which is valid UTF-8, and advances `text`.
-uint32_t next_code_point(const char*& text) {
-  const auto byte = [&](int i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[i])); };
-  const auto low = [&](int i) { return byte(i) & 0x3F; };
-  const uint32_t first = byte(0);
-  uint32_t code_point = first;
-  int size = 1;
-  if (first >= 0xF0) {
-    code_point = (first & 0x07) << 18 | low(1) << 12 | low(2) << 6 | low(3);
-    size = 4;
-  } else if (first >= 0xE0) {
-    code_point = (first & 0x0F) << 12 | low(1) << 6 | low(2);
-    size = 3;
-  } else if (first >= 0x80) {
-    code_point = (first & 0x1F) << 6 | low(1);
-    size = 2;
-  }
-  text += size;
-  return code_point;
-}
 
 }  // namespace
 
@@ -130,7 +95,7 @@ bool Words::is_whole(const char* at, const char* end) const {
 
 void Words::add(const char* begin, const char* end) {
   const std::string_view word(begin, static_cast<size_t>(end - begin));
-  const uint32_t hash = hash_of(word.data(), word.size());
+  const uint32_t hash = hash_of(word);
   size_t slot = hash & (slots_.size() - 1);
   for (; slots_[slot] != 0; slot = (slot + 1) & (slots_.size() - 1)) {
     const Entry& entry = entries_[slots_[slot] - 1];

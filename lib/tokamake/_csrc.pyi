@@ -1,4 +1,8 @@
-"""Types of the C++ extension (lib/csrc): for the modules of `tokamake.data`, and for generation."""
+"""Types of the C++ extension (lib/csrc): for the modules of `tokamake.data`, and for generation.
+
+Arrays are contiguous and have the stated dtype, else TypeError is raised. Other bad input raises
+ValueError or IndexError. No object is thread-safe.
+"""
 
 from os import PathLike
 
@@ -17,22 +21,15 @@ def build_sample_index(
     """Find the start of each sample, like Megatron's `build_sample_idx`.
 
     Args:
-        lengths: (documents,) tokens of each document; contiguous, may be unaligned.
+        lengths: (documents,) tokens of each document; may be unaligned.
         document_index: (epochs × documents,) reading order of the documents.
         sequence_length: tokens between the starts of neighboring samples.
-        num_epochs: epochs in `document_index`.
-        tokens_per_epoch: tokens of one epoch.
         wide: return int64 even if int32 is enough.
 
     Returns:
         (samples + 1, 2) position in `document_index` and offset in that document: of the first
         token of each sample, and of the last label of the last sample. int32, or int64 if
         `document_index` has 2**31 entries or more.
-
-    Raises:
-        TypeError: an array is not contiguous or has another dtype.
-        ValueError: a number is out of range, or the documents hold too few tokens.
-        IndexError: `document_index` names a document without a length.
     """
 
 def map_file(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
@@ -40,104 +37,42 @@ def map_file(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
 
     Unlike `mmap` and `np.memmap`, this keeps no file descriptor open: many processes may open only
     1,024. An empty file gives an empty array.
-
-    Raises:
-        OSError: the file cannot be opened or mapped, or is a directory.
-    """
-
-def build_blend_index(
-    weights: npt.NDArray[np.float64], size: int
-) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-    """Draw from datasets by weight, like Megatron's `build_blending_indices`.
-
-    Args:
-        weights: (datasets,) shares with sum 1; not normalized here.
-        size: number of samples.
-
-    Returns:
-        (size,) dataset numbers and (size,) sample numbers in the datasets.
-
-    Raises:
-        TypeError: `weights` is not contiguous or has another dtype.
-        ValueError: `size` is negative, a weight is negative or not finite, or the number of weights
-            is 0 or above 32,767.
-    """
-
-def build_exhaustive_blend_index(
-    sizes: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-    """Order all samples of all datasets, like Megatron's `build_exhaustive_blending_indices`.
-
-    Args:
-        sizes: (datasets,) samples of each.
-
-    Returns:
-        (samples,) dataset numbers and (samples,) sample numbers in the datasets.
-
-    Raises:
-        TypeError: `sizes` is not contiguous or has another dtype.
-        ValueError: a size is below 1, or the number of sizes is 0 or above 32,767.
     """
 
 class Blender:
-    """The order of `build_blend_index` in blocks. Not thread-safe."""
+    """Draws from datasets by weight, like Megatron's `build_blending_indices`."""
 
     def __init__(self, weights: npt.NDArray[np.float64], *, widest: bool = True) -> None:
-        """Start an endless order by weights.
+        """Start an endless order of datasets with (datasets,) shares with sum 1.
 
-        Args:
-            weights: as for `build_blend_index`.
-            widest: use the widest vectors of the processor, otherwise 128 bits; only the speed
-                differs.
+        `widest` uses the widest vectors of the processor, otherwise 128 bits; only the speed
+        differs.
         """
 
     @staticmethod
     def exhaustive(sizes: npt.NDArray[np.int64], *, widest: bool = True) -> Blender:
-        """Start the order of `build_exhaustive_blend_index`."""
+        """Order all of (datasets,) samples, like `build_exhaustive_blending_indices`."""
 
     def draw(self, size: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-        """Draw the next `size` samples.
-
-        Raises:
-            ValueError: `size` is negative or larger than the number of remaining samples.
-        """
+        """Draw samples: (size,) dataset numbers, and (size,) sample numbers in the datasets."""
 
 class ExactBlend:
     """Exact blend in integers; see `tokamake.data.samples.blend.ExactBlend`."""
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
-        """Start a blend of (datasets,) sample counts.
-
-        Raises:
-            TypeError: `counts` is not contiguous or has another dtype.
-            ValueError: a count is negative, there are none, or their sum is above 2**53.
-        """
+        """Start a blend of (datasets,) sample counts with a sum up to 2**53."""
 
     def block(self, start: int, stop: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Dataset numbers, and sample numbers in the datasets, of samples `start` to `stop`.
-
-        Raises:
-            IndexError: a bound is out of range.
-        """
+        """Dataset numbers, and sample numbers in the datasets, of samples `start` to `stop`."""
 
 def shuffle(
     values: npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64],
     key: npt.NDArray[np.uint32],
     position: int,
 ) -> int:
-    """Shuffle in place, bit for bit like `numpy.random.RandomState.shuffle`.
+    """Shuffle up to 2**32 values in place, bit for bit like `numpy.random.RandomState.shuffle`.
 
-    Args:
-        values: (values,) at most 2**32.
-        key: (624,) key of the generator's state; changed in place.
-        position: position of the generator's state in the key.
-
-    Returns:
-        The new position.
-
-    Raises:
-        TypeError: an array is not contiguous or has another dtype.
-        ValueError: a shape or number is out of range, or an array is read-only.
+    `key` (624,) of the generator's state changes in place; returns the new position in it.
     """
 
 def build_mapping(
@@ -151,19 +86,7 @@ def build_mapping(
     seed: int,
     min_num_sent: int,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled samples of whole sentences, like Megatron's function of this name.
-
-    `tokamake.data.samples.sentence_mappings` describes the arguments.
-
-    Returns:
-        (samples, 3) first sentence, end of sentences, target tokens; uint64 if uint32 cannot count
-        the sentences.
-
-    Raises:
-        TypeError: an array is not contiguous or has another dtype.
-        ValueError: a number is out of range, or the documents' bounds decrease.
-        IndexError: a bound is outside the lengths.
-    """
+    """Shuffled samples of whole sentences: see `sentence_mappings.sentence_mapping`."""
 
 def build_blocks_mapping(
     documents: npt.NDArray[np.int64],
@@ -176,36 +99,25 @@ def build_blocks_mapping(
     seed: int,
     use_one_sent_blocks: bool,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled blocks of whole sentences, like Megatron's function of this name.
-
-    Returns:
-        (blocks, 4) first sentence, end of sentences, document, number of the block in its epoch;
-        dtype and errors as for `build_mapping`.
-    """
+    """Shuffled blocks of whole sentences: see `sentence_mappings.block_mapping`."""
 
 class RandomState:
     """Numbers of `numpy.random.RandomState(seed)`, bit for bit: what masking draws with."""
 
-    def __init__(self, seed: int) -> None:
-        """Start with a seed of 0 to 2**32 - 1."""
-
-    def random(self) -> float:
-        """Number in [0, 1)."""
-
-    def randint(self, low: int, high: int) -> int:
-        """Integer from `low` to `high` - 1; the bounds differ by less than 2**32."""
-
+    def __init__(self, seed: int) -> None: ...
+    def random(self) -> float: ...
+    def randint(self, low: int, high: int) -> int: ...
     def geometric(self, p: float) -> int:
         """Number of trials until the first success, for `p` below 1/3."""
 
     def choice(self, cumulative: list[float]) -> int:
-        """Place drawn with cumulative probabilities, whose last is 1."""
+        """Place drawn with cumulative probabilities; the last is 1."""
 
     def permutation(self, values: list[int]) -> list[int]:
         """The values after `shuffle` of a list."""
 
 class MaskedSampler:
-    """Samples of BERT; `tokamake.data.samples.masked` describes them. Not thread-safe."""
+    """Samples of BERT; `tokamake.data.samples.masked` describes them."""
 
     def __init__(
         self,
@@ -228,15 +140,8 @@ class MaskedSampler:
             probability: share of the tokens to mask.
             max_ngram: longest run of words that is masked at once.
             cumulative: (max_ngram,) cumulative probabilities of the number of words.
-            pad: token of padding.
-            cls: token that begins a sample.
-            sep: token that ends each part of a sample.
-            mask: token in the place of masked ones.
-            random: tokens that may be in the place of masked ones.
-            in_two: divide samples in two parts, which are swapped in half of them.
-
-        Raises:
-            ValueError: a number is out of range, or an array has another shape.
+            random: tokens that may take the place of masked ones.
+            in_two: divide samples in two parts, and swap these in half of the samples.
         """
 
     def write(
@@ -257,14 +162,10 @@ class MaskedSampler:
             seed: 0 to 2**32 - 1.
             row: (3 L + 3,) to write: tokens, types and labels, L each, number of tokens, whether
                 the parts are swapped, whether tokens were dropped.
-
-        Raises:
-            ValueError: the sample does not fit the row, or has too few sentences.
-            IndexError: a token is not in the vocabulary.
         """
 
 class SpanSampler:
-    """Samples of T5; `tokamake.data.samples.span_corruption` describes them. Not thread-safe."""
+    """Samples of T5; `tokamake.data.samples.span_corruption` describes them."""
 
     def __init__(
         self,
@@ -278,20 +179,9 @@ class SpanSampler:
         eos: int,
         sentinels: list[int],
     ) -> None:
-        """Start with a vocabulary.
+        """Start with a vocabulary, as `MaskedSampler`.
 
-        Args:
-            pieces: as for `MaskedSampler`.
-            probability: share of the tokens to mask.
-            max_ngram: longest run of words that is masked at once.
-            stop_probability: of the geometric distribution of the number of words, below 1/3.
-            pad: token of padding.
-            bos: token that begins the decoder's input.
-            eos: token that ends the decoder's labels.
-            sentinels: tokens in the place of spans.
-
-        Raises:
-            ValueError: a number is out of range, or an array has another shape.
+        `stop_probability` (below 1/3) is for the geometric distribution of the number of words.
         """
 
     def write(
@@ -303,19 +193,10 @@ class SpanSampler:
         decoder_length: int,
         row: npt.NDArray[np.int64],
     ) -> None:
-        """Write a sample.
+        """Write a sample, as `MaskedSampler.write`; the decoder has `decoder_length` (M) tokens.
 
-        Args:
-            tokens: (tokens,) concatenated sentences.
-            target: tokens that are used.
-            seed: 0 to 2**32 - 1.
-            decoder_length: M, tokens of the decoder.
-            row: (L + 2 M + 3,) to write: tokens of the encoder, L, input and labels of the decoder,
-                M each, number of tokens of encoder and decoder, whether tokens were dropped.
-
-        Raises:
-            ValueError: the sample does not fit the row, or has more spans than sentinels.
-            IndexError: a token is not in the vocabulary.
+        `row` (L + 2 M + 3,): tokens of the encoder, L, input and labels of the decoder, M each,
+        number of tokens of encoder and decoder, whether tokens were dropped.
         """
 
     def sizes(
@@ -338,25 +219,12 @@ class SpanSampler:
 
         Returns:
             (samples, 2) tokens of the decoder, and spans.
-
-        Raises:
-            ValueError: the tokens have another dtype, or an array another shape.
-            IndexError: a sample is outside the tokens, or a token outside the vocabulary.
         """
 
 def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Find the texts that hold a marked code point.
+    """Numbers of the texts that hold a marked code point, ascending.
 
-    Args:
-        texts: any strings.
-        table: (0x110000,) 1 for each marked code point; those below 256 must be 0.
-
-    Returns:
-        Numbers of these texts, ascending.
-
-    Raises:
-        TypeError: a text is not a string, or the table is not contiguous or has another dtype.
-        ValueError: the table has another size or marks a code point below 256.
+    `table` (0x110000,) has 1 for each marked code point, which is 256 or above.
     """
 
 def pack(
@@ -374,19 +242,11 @@ def pack(
         lengths: (documents,) tokens of each document.
         bos: token before each document that is not empty; -1: none.
         eod: token after each document that is not empty; -1: none.
-        dtype: uint16 or int32.
-
-    Returns:
-        (tokens, bos and eod,) array of `dtype`.
-
-    Raises:
-        TypeError: an array is not contiguous or has another dtype.
-        ValueError: a length is negative, the lengths do not add up, or `dtype` is not supported.
-        IndexError: a token does not fit `dtype`.
+        dtype: uint16 or int32. IndexError: a token does not fit.
     """
 
 class Words:
-    """Splits texts into words and caches the tokens of each word. Not thread-safe.
+    """Splits texts into words and caches the tokens of each word.
 
     For tokenizers whose tokens of a text are the concatenated tokens of its words.
     """
@@ -399,43 +259,23 @@ class Words:
                 without tokens, 2 always a word of its own.
             whole: text between two spaces is one word if it contains one of these.
             capacity: bytes of words and tokens; a larger cache is cleared.
-
-        Raises:
-            ValueError: `kinds` has another size, or a text of `whole` is empty.
         """
 
     def split(self, texts: list[str]) -> list[str]:
-        """Split texts and return the words without cached tokens.
-
-        Raises:
-            UnicodeEncodeError: a text has a lone surrogate.
-        """
+        """Split texts and return the words without cached tokens."""
 
     def finish(
         self, ids: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Add the tokens of the words from the last `split`.
+        """Add the concatenated tokens of these words, with the number of tokens of each word.
 
-        Args:
-            ids: (tokens,) concatenated tokens of these words.
-            lengths: (words,) tokens of each word.
-
-        Returns:
-            (tokens,) concatenated tokens of the texts from the last `split`, and (texts,) tokens of
-            each text.
-
-        Raises:
-            ValueError: the number of words differs, or the lengths do not add up.
+        Returns (tokens,) concatenated tokens of the texts, and (texts,) tokens of each text.
         """
 
 def json_texts(
     lines: bytes | memoryview, key: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """Read the texts under a key from lines of JSON. Accepts RFC 8259 without extensions.
-
-    Args:
-        lines: whole lines.
-        key: key without quotes, backslashes or control characters; others give None.
+    """Read the texts under a key from whole lines of JSON. Accepts RFC 8259 without extensions.
 
     Returns:
         (bytes,) concatenated texts in UTF-8, (lines,) end of each text, and (lines,) end of each
@@ -446,7 +286,7 @@ def json_texts(
     """
 
 class ByteLevel:
-    """Byte-level BPE with GPT-2's pre-tokenization. Not thread-safe."""
+    """Byte-level BPE with GPT-2's pre-tokenization."""
 
     def __init__(
         self,
@@ -466,51 +306,20 @@ class ByteLevel:
             merges: (merges, 3) left, right and merged token, in order of rank.
             added: added texts and their tokens; they are found before the text is split into words.
             add_prefix_space: start text between added tokens with a space.
-
-        Raises:
-            ValueError: an array has another shape, ASCII has other classes than in Unicode, two
-                merges have the same pair, a number has more than 21 bits, or an added text is
-                empty.
         """
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Encode texts.
-
-        Returns:
-            (tokens,) concatenated tokens of all texts, and (texts,) tokens of each text.
-
-        Raises:
-            UnicodeEncodeError: a text has a lone surrogate.
-        """
+        """(tokens,) concatenated tokens of all texts, and (texts,) tokens of each text."""
 
     def encode_utf8(
         self, utf8: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Encode concatenated texts.
+        """`encode` of (bytes,) concatenated texts in valid UTF-8, with the (texts,) end of each."""
 
-        Args:
-            utf8: (bytes,) concatenated texts, each valid UTF-8.
-            ends: (texts,) end of each text, ascending.
-
-        Raises:
-            ValueError: an end is out of range.
-        """
-
+# Tensors come in as addresses of contiguous fp32 (lengths: int64); decode.hpp has their shapes.
 def add_rms_norm(
     states: int, update: int, weight: int, eps: float, rows: int, width: int, normed: int
-) -> None:
-    """Add an update to token states, and write their RMS norms.
-
-    Args:
-        states: address of (rows, width) fp32.
-        update: address of (rows, width) fp32; 0: nothing is added.
-        weight: address of (width,) fp32.
-        eps: added to the mean square.
-        rows: number of tokens.
-        width: of a state.
-        normed: address of (rows, width) fp32 to write.
-    """
-
+) -> None: ...
 def attend(
     projected: int,
     cosines: int,
@@ -525,31 +334,5 @@ def attend(
     groups: int,
     width: int,
     mixed: int,
-) -> None:
-    """Let the next token of each row attend to itself and to those in a cache, which it joins.
-
-    Args:
-        projected: address of (rows, heads + 2 groups, width) fp32: queries, keys and values.
-        cosines: address of (rows, width) fp32.
-        sines: address of (rows, width) fp32.
-        keys: address of the keys of the first row in the cache.
-        values: address of the values of the first row in the cache.
-        row_stride: numbers from a row of the cache to the next one.
-        group_stride: numbers from a group of a row to the next one.
-        lengths: address of (rows,) int64: tokens of each row before.
-        rows: number of rows.
-        heads: number of query heads.
-        groups: number of key and value heads.
-        width: of a head.
-        mixed: address of (rows, heads, width) fp32 to write.
-    """
-
-def gate(projected: int, rows: int, width: int, gated: int) -> None:
-    """Write silu(gate) × up.
-
-    Args:
-        projected: address of (rows, 2 width) fp32: gate, up.
-        rows: number of tokens.
-        width: of the result.
-        gated: address of (rows, width) fp32 to write.
-    """
+) -> None: ...
+def gate(projected: int, rows: int, width: int, gated: int) -> None: ...

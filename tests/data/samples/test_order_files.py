@@ -77,7 +77,7 @@ def test_drawn_samples_are_counted_across_blocks(
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30))
 def test_exhaustive_blend_equals_megatron(folder: Path, counts: list[int]) -> None:
     write_exhaustive(folder, counts)
-    assert_written(folder, _csrc.build_exhaustive_blend_index(np.array(counts, np.int64)))
+    assert_written(folder, _csrc.Blender.exhaustive(np.array(counts, np.int64)).draw(sum(counts)))
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=4), min_size=1, max_size=4))
