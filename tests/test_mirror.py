@@ -96,8 +96,8 @@ TESTED_THROUGH = {
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/sharding"],
     # Training over ranks, with each back end.
     "train/checkpoints/test_resume.py": [
-        "train/checkpoints/resume_state",
-        "train/checkpoints/run_digest",
+        "checkpoint/native/resume_state",
+        "preflight/run_digest",
     ],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
     "train/trials/test_trial_steps.py": [

@@ -12,14 +12,14 @@ from tests.support import finetunes
 from tests.support.damage import sweep, table, tensor_bytes
 from tests.support.faults import Inject
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.errors import UserError
 from tokamake.finetune.epochs import read_history
 from tokamake.finetune.finetune_run import read_finetune_run
 from tokamake.finetune.start import effective_settings, read_data
+from tokamake.preflight.run_digest import weights_digest
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import state_before
-from tokamake.train.checkpoints.resume_state import newest_state
-from tokamake.train.checkpoints.run_digest import weights_digest
 from tokamake.train.numerics import with_precision
 
 FAULTS_A_FILE = 14

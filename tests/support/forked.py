@@ -24,9 +24,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from tests.support.faulty import dying
 from tests.support.ranks import CONTEXT, kill, start
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.cli import main
 from tokamake.runtime.exit_status import Stopped
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.stopping.stop_signals import StopRequest
 from tokamake.train.trainer import Trainer

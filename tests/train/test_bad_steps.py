@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from tokamake.train import bad_steps
-from tokamake.train.bad_steps import GuardState, bad_ranks, described
+from tokamake.checkpoint.native.resume_state import GuardState, ranges_without_effect
+from tokamake.train.bad_steps import bad_ranks, described
 
 GOOD = ((3.0, 0.5), (2.9, 0.6), (1 / 3, 0.1))
 """Loss and gradient norm of good steps."""
@@ -57,7 +57,7 @@ def test_ranks_are_named_as_ranges() -> None:
 
 def test_ranges_before_the_position_have_no_effect() -> None:
     ranges = [(1, 3), (5, 5), (8, 12)]
-    assert bad_steps.ranges_without_effect(ranges, 0) is None
-    assert bad_steps.ranges_without_effect(ranges, 9) == (
+    assert ranges_without_effect(ranges, 0) is None
+    assert ranges_without_effect(ranges, 9) == (
         "no effect on steps 1 to 3, 5: training is already at step 9"
     )

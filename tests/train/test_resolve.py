@@ -12,12 +12,12 @@ import yaml
 
 from tests.support.runs import ARCHITECTURE, SETTINGS, make_index, make_run, prepare, vouch
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
-from tokamake.train.checkpoints.changes import write_record
-from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
-from tokamake.train.checkpoints.resume_state import ResumeState
+from tokamake.preflight.changes import write_record
+from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.resolve import check_parent_tokenizer
 
 

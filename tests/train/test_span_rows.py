@@ -43,9 +43,9 @@ from tokamake.data.samples.span_corruption import span_record
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
+from tokamake.preflight.checks import check_layout, check_sequence_length
 from tokamake.train import trainer, validation
 from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
-from tokamake.train.checks import check_layout, check_sequence_length
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision

@@ -16,7 +16,8 @@ from tokamake.config.resolved_run import read_run
 from tokamake.config.trackers import FOLDER, TrackerSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train import packages, tracking
+from tokamake.preflight import packages
+from tokamake.train import tracking
 from tokamake.train.trackers._base import FollowedRun
 
 pytestmark = pytest.mark.usefixtures("lone_rank")

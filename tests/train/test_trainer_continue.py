@@ -22,8 +22,8 @@ from tokamake.checkpoint.native import training_state
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
+from tokamake.preflight.initial_checkpoint import state_keys
 from tokamake.report.tables import summary as report_of
-from tokamake.train.checkpoints.initial_checkpoint import state_keys
 from tokamake.train.trials.benchmark_train import benchmark_train
 
 Settings = dict[str, Any]

@@ -15,14 +15,14 @@ import torch
 from tests.support.damage import sweep, table, tensor_bytes
 from tests.support.faults import Inject
 from tests.support.runs import make_run, prepare, train_here
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.open_samples import open_samples
 from tokamake.errors import UserError
+from tokamake.preflight.run_digest import initial_digest, run_digest
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import state_before
-from tokamake.train.checkpoints.resume_state import newest_state
-from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import with_precision
 

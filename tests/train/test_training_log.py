@@ -9,10 +9,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.megatron_logs import megatron_lines
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.trackers import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import Validation, read
 from tokamake.train.step_result import StepResult
 from tokamake.train.training_log import TrainingLog

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
-from tokamake.train import packages
+from tokamake.preflight import packages
 from tokamake.workflow import layouts
 from tokamake.workflow.layouts import LayoutCheck
 

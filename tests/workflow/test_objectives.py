@@ -11,7 +11,7 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake.data.samples.index import index
 from tokamake.data.samples.open_samples import open_samples
-from tokamake.train import checks
+from tokamake.preflight import checks
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.objectives import ObjectiveCheck
 

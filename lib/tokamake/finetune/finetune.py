@@ -65,8 +65,8 @@ def finetune_run(
     from tokamake.finetune.results import write_results
     from tokamake.finetune.start import locked_start, read_data
     from tokamake.finetune.trainer import FinetuneTrainer, Job
+    from tokamake.preflight.checks import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
-    from tokamake.train.checks import check_on_ranks
     from tokamake.train.numerics import deterministic_algorithms, with_precision
     from tokamake.train.stability.heartbeat import watched
     from tokamake.train.stopping.deadline import Deadline

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.fields import dotted
 from tokamake.config.finetune import TRAIN_SETTINGS
 from tokamake.config.resolved_run import Run
@@ -15,12 +16,11 @@ from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.finetune.rows import read_rows
 from tokamake.finetune.trainer import TaskData
+from tokamake.preflight.run_digest import WITHOUT_EFFECT, weights_digest
 from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
-from tokamake.train.checkpoints.resume_state import ResumeState
-from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, weights_digest
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""

@@ -12,7 +12,7 @@ from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
 from tokamake.config.finetune import FinetuneTask
-from tokamake.finetune.checks import finetuned_architecture
+from tokamake.preflight.finetune import finetuned_architecture
 
 _HEAD = "model.task_head."
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tokamake import files, plugins
+from tokamake.checkpoint.native.resume_state import ResumeState, read_state
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.finetune.epochs import FILE, EpochOrder, History, read_history
@@ -30,7 +31,6 @@ from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.checkpoints.resume_state import ResumeState, read_state
 from tokamake.train.stability.heartbeat import Heartbeat
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals

@@ -4,10 +4,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from tokamake.checkpoint.native.resume_state import newest_state, run_since_change
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
-from tokamake.train.checkpoints.resume_state import newest_state, run_since_change
 from tokamake.train.stability.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20

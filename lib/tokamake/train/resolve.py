@@ -52,7 +52,7 @@ def resolve(
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.train.checks import check_resolved
+    from tokamake.preflight.checks import check_resolved
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, where="train")
@@ -114,7 +114,7 @@ def _from_checkpoint(
     the file.
     """
     from tokamake.config.architecture import read_architecture
-    from tokamake.train.checkpoints.initial_checkpoint import open_initial_checkpoint
+    from tokamake.preflight.initial_checkpoint import open_initial_checkpoint
 
     start = open_initial_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
     actual = start.architecture
@@ -127,8 +127,8 @@ def check_parent_tokenizer(
     checkpoint: Path, parent: str, *, index_json: dict[str, Any], data_root: Path
 ) -> None:
     """Check that a run has the tokenizer of the run that it starts from."""
-    from tokamake.train.checkpoints.changes import read_record, tokenizers_of
-    from tokamake.train.checkpoints.resume_state import read_state
+    from tokamake.checkpoint.native.resume_state import read_state
+    from tokamake.preflight.changes import read_record, tokenizers_of
 
     state = read_state(checkpoint)
     recorded = read_record(checkpoint.parent, state.digest) if state else None
@@ -153,7 +153,7 @@ def starting_point(
         UserError: the checkpoint must be converted, or it has been trained and train.finetune does
             not say whether to continue it.
     """
-    from tokamake.train.checkpoints.initial_checkpoint import check_native
+    from tokamake.preflight.initial_checkpoint import check_native
 
     check_native(checkpoint, start)
     progress = start.progress

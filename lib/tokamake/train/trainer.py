@@ -10,11 +10,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from tokamake import plugins
+from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
+from tokamake.preflight.checks import check_run, check_until_step, check_updated, step_of_samples
+from tokamake.preflight.packages import check_packages
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
@@ -25,13 +28,10 @@ from tokamake.train.batch import StepSamples, steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.checkpoints.resume_state import ResumeState, run_since_change
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
-from tokamake.train.checks import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import deterministic_algorithms, with_precision
-from tokamake.train.packages import check_packages
 from tokamake.train.run_environment import write_environment
 from tokamake.train.stability.heartbeat import Heartbeat, watched
 from tokamake.train.stability.step_guard import StepGuard

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import Metrics, Record, Validation
 from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.step_result import StepResult

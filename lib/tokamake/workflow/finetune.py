@@ -7,8 +7,8 @@ from typing import Any
 from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings
 from tokamake.config.training import LENGTHS
 from tokamake.errors import UserError
-from tokamake.finetune.checks import check_files
-from tokamake.train.checks import check_ranks
+from tokamake.preflight.checks import check_ranks
+from tokamake.preflight.finetune import check_files
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import RUN

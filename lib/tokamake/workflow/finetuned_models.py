@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.errors import UserError
-from tokamake.finetune.checks import check_files, check_model, finetuned_architecture
+from tokamake.preflight.finetune import check_files, check_model, finetuned_architecture
 from tokamake.workflow.initial_checkpoints import InitialModel, initial_model, parents_first
 from tokamake.workflow.snakemake_internals import has_wildcard
 

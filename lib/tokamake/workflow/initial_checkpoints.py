@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake.checkpoint.hf.config_json import read_config
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture, read_architecture
@@ -20,15 +21,14 @@ from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.remote.hub_models import unfetched
-from tokamake.train.checkpoints.initial_checkpoint import (
+from tokamake.preflight.checks import check_sequence_length
+from tokamake.preflight.initial_checkpoint import (
     check_start,
     differing_fields,
     open_initial_checkpoint,
 )
-from tokamake.train.checkpoints.initial_schedule import decide_schedule
-from tokamake.train.checkpoints.resume_state import newest_state
-from tokamake.train.checks import check_sequence_length
+from tokamake.preflight.initial_schedule import decide_schedule
+from tokamake.remote.hub_models import unfetched
 from tokamake.workflow.paths import RUN
 
 

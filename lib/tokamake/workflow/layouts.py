@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.errors import UserError
-from tokamake.train.checks import check_ranks
-from tokamake.train.packages import check_packages
+from tokamake.preflight.checks import check_ranks
+from tokamake.preflight.packages import check_packages
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.paths import RUN

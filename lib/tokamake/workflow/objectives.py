@@ -8,7 +8,7 @@ from typing import Any
 from tokamake.config.architecture import read_architecture
 from tokamake.config.root import Config
 from tokamake.errors import UserError
-from tokamake.train.checks import check_objective
+from tokamake.preflight.checks import check_objective
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 

@@ -18,7 +18,7 @@ from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import corpus_of, manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
-from tokamake.train.checkpoints.changes import compare_settings, dataset_lines
+from tokamake.preflight.changes import compare_settings, dataset_lines
 from tokamake.validation import read_yaml
 from tokamake.workflow.config import WorkflowConfig
 

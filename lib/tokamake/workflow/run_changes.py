@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState, newest_state
 from tokamake.config.architecture import read_architecture
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
@@ -18,10 +19,9 @@ from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
-from tokamake.train.checkpoints import changes
-from tokamake.train.checkpoints.changes import Changes, DottedSettings, RunRecord
-from tokamake.train.checkpoints.resume_state import ResumeState, newest_state
-from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT, effective_settings
+from tokamake.preflight import changes
+from tokamake.preflight.changes import Changes, DottedSettings, RunRecord
+from tokamake.preflight.run_digest import WITHOUT_EFFECT, effective_settings
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.paths import RUN

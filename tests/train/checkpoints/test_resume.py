@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import LineageEntry, ResumeState
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.torch_files import dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import commit, prepare_output
-from tokamake.train.checkpoints.resume_state import LineageEntry, ResumeState
 
 
 def state(step: int, digest: str = "a" * 64) -> ResumeState:

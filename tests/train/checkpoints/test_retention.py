@@ -17,11 +17,11 @@ from tests.support.faulty import dying
 from tests.support.forked import train
 from tests.support.runs import losses, make_run, prepare, train_here
 from tests.train.checkpoints.test_resume import save
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import TemporaryError, UserError
 from tokamake.train.backends.native import Engine
 from tokamake.train.checkpoints import retention
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.retention import Retention
 
 pytestmark = pytest.mark.usefixtures("lone_rank")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints import saving
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.saving import CheckpointSaver
 
 pytestmark = pytest.mark.usefixtures("lone_rank")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.data.samples.loader import DocumentSpan, StepBatch
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import BadStep
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import read
 from tokamake.train.stability.events import BadStepHistory, EventLog
 from tokamake.train.step_result import StepResult

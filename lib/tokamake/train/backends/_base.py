@@ -29,6 +29,7 @@ from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeP
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import ParameterChunk
+from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
 from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -42,7 +43,6 @@ from tokamake.train.batch import (
     to_batch,
     to_device,
 )
-from tokamake.train.checkpoints.initial_checkpoint import describe_initial_checkpoint
 from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tokamake.checkpoint.native.folder import check_files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.checkpoints.resume_state import ResumeState
 
 
 def load_newest_whole(

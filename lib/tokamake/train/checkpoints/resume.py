@@ -18,23 +18,23 @@ import torch.distributed as dist
 
 from tokamake import files
 from tokamake.checkpoint.native.folder import check_files
+from tokamake.checkpoint.native.resume_state import (
+    HASHED,
+    ResumeState,
+    newest_state,
+    ranges_without_effect,
+    read_state,
+    run_since_change,
+)
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
+from tokamake.preflight import changes
+from tokamake.preflight.initial_checkpoint import check_begun
+from tokamake.preflight.run_digest import initial_digest, run_digest
 from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
-from tokamake.train.bad_steps import ranges_without_effect
-from tokamake.train.checkpoints import changes
-from tokamake.train.checkpoints.initial_checkpoint import check_begun
-from tokamake.train.checkpoints.resume_state import (
-    HASHED,
-    ResumeState,
-    newest_state,
-    read_state,
-    run_since_change,
-)
-from tokamake.train.checkpoints.run_digest import initial_digest, run_digest
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""

@@ -17,10 +17,10 @@ from tokamake import files
 from tokamake.checkpoint.checksums import check_checksums
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.native.folder import check_files
+from tokamake.checkpoint.native.resume_state import ResumeState, read_state
 from tokamake.config.resolved_run import Run
 from tokamake.errors import TemporaryError, UserError, of_system
 from tokamake.train import metrics
-from tokamake.train.checkpoints.resume_state import ResumeState, read_state
 from tokamake.train.checkpoints.summary import summary_path
 from tokamake.units import in_bytes
 from tokamake.validation import read_yaml

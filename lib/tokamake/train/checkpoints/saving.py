@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run, write_run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.checkpoints.retention import Retention
 from tokamake.train.step_result import Saving
 from tokamake.train.stopping.deadline import DURATIONS, Deadline, write_durations

@@ -5,9 +5,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.train import metrics
-from tokamake.train.checkpoints.resume_state import ResumeState
 
 
 def summary_path(run: Run, step: int) -> Path:

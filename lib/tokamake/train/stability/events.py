@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.documents import HasSpans, documents_of
 from tokamake.data.samples.loader import StepBatch
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep
-from tokamake.train.checkpoints.resume_state import ResumeState
 from tokamake.train.metrics import RecordFile
 from tokamake.train.step_result import StepResult
 

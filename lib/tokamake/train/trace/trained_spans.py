@@ -5,12 +5,12 @@
 
 from typing import Literal, NamedTuple
 
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.config.batching import BatchSizes
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.index_folder import read_index
-from tokamake.train.checkpoints.changes import RunRecord, data_lines, read_record, trained_run
-from tokamake.train.checkpoints.resume_state import newest_state
-from tokamake.train.checkpoints.run_digest import training_index
+from tokamake.preflight.changes import RunRecord, data_lines, read_record, trained_run
+from tokamake.preflight.run_digest import training_index
 
 
 class TrainedSpan(NamedTuple):

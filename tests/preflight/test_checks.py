@@ -14,7 +14,7 @@ from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
-from tokamake.train import checks
+from tokamake.preflight import checks
 
 TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
 MODEL: Any = {**ARCHITECTURE, "vocab_size": 100}

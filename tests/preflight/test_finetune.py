@@ -8,7 +8,7 @@ from tests.support.finetunes import small_bert, write_vocabulary
 from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.finetune.checks import check_files, check_model, check_settings
+from tokamake.preflight.finetune import check_files, check_model, check_settings
 
 
 def test_files_that_do_not_exist_name_their_setting(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tokamake.config.finetune import FinetuneSettings, FinetuneTask, check_train
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
-from tokamake.train.checks import check_embeddings, check_sequence_length
+from tokamake.preflight.checks import check_embeddings, check_sequence_length
 
 _FAMILIES = "models/*/model"
 

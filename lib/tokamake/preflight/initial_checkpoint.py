@@ -195,7 +195,7 @@ def check_begun(run: "Run") -> None:
     Raises:
         UserError: it is another one, cannot be continued, or must not with another schedule.
     """
-    from tokamake.train.checkpoints.initial_schedule import decide_schedule
+    from tokamake.preflight.initial_schedule import decide_schedule
 
     assert run.checkpoint is not None, "a run that continues has a checkpoint"
     start = open_initial_checkpoint(run.checkpoint, run.train)

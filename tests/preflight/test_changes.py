@@ -32,9 +32,9 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train.checkpoints import changes
-from tokamake.train.checkpoints.initial_checkpoint import state_keys
-from tokamake.train.checkpoints.run_digest import WITHOUT_EFFECT
+from tokamake.preflight import changes
+from tokamake.preflight.initial_checkpoint import state_keys
+from tokamake.preflight.run_digest import WITHOUT_EFFECT
 
 
 def content(folder: Path) -> dict[Path, str]:

@@ -21,9 +21,9 @@ from tokamake import files
 from tokamake.checkpoint.native.dcp_reader import DcpReader
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
+from tokamake.preflight import run_digest
+from tokamake.preflight.run_digest import weights_digest
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.checkpoints import run_digest
-from tokamake.train.checkpoints.run_digest import weights_digest
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.latest import REMEDY
 from tokamake.checkpoint.native.folder import locate
+from tokamake.checkpoint.native.resume_state import read_state
 from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
 from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.resolved_run import Run
@@ -19,7 +20,6 @@ from tokamake.models.common.random_weights import SCHEME
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.timed_rounds import in_rounds
-from tokamake.train.checkpoints.resume_state import read_state
 
 _BLOCK = 1 << 22
 WITHOUT_EFFECT = {

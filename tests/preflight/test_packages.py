@@ -10,7 +10,7 @@ from tokamake import plugins
 from tokamake.config.trackers import FOLDER
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
-from tokamake.train import packages
+from tokamake.preflight import packages
 
 OPTIONAL = {
     package

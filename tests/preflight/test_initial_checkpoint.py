@@ -19,9 +19,9 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
+from tokamake.preflight import run_digest
+from tokamake.preflight.run_digest import weights_digest
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.checkpoints import run_digest
-from tokamake.train.checkpoints.run_digest import weights_digest
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 

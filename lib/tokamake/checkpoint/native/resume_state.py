@@ -1,6 +1,6 @@
 """Where a run stands at a checkpoint: the content of state.json, and the changes until there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,66 @@ from tokamake.checkpoint.latest import latest
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
-from tokamake.train.bad_steps import GuardState
 
 HASHED = ("run.yaml", DESCRIPTION, "finetune.json")
 """Files of a checkpoint whose hashes state.json has, if they are there."""
+
+
+class GuardState(NamedTuple):
+    """State of the guard that a checkpoint keeps."""
+
+    recent: tuple[tuple[float, float], ...] = ()
+    """Loss and gradient norm of the last good steps."""
+    rate_factor: float = 1.0
+    """Factor of the learning rate."""
+    skipped: tuple[int, ...] = ()
+    """Steps without an update besides those of `train.skip_data`; rewound ones may lie ahead."""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "GuardState":
+        """Read what `to_json` returned."""
+        recent = tuple(zip(value["losses"], value["grad_norms"], strict=True))
+        return cls(recent, float(value["rate_factor"]), tuple(value["skipped"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The state for state.json."""
+        losses, norms = zip(*self.recent, strict=True) if self.recent else ((), ())
+        return {
+            "losses": losses,
+            "grad_norms": norms,
+            "rate_factor": self.rate_factor,
+            "skipped": self.skipped,
+        }
+
+    def effect(self, step: int) -> dict[str, Any]:
+        """Changes of the weights by bad steps up to a step; empty if there are none."""
+        skipped = [number for number in self.skipped if number <= step]
+        changed = skipped or self.rate_factor != 1.0
+        return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
+
+    def until(self, step: int) -> "GuardState":
+        """The state without skipped steps that lie ahead: the journal knows them, too."""
+        return self._replace(skipped=tuple(number for number in self.skipped if number <= step))
+
+    def after_good(self, loss: float, grad_norm: float, *, window: int) -> "GuardState":
+        """The state after a step that updated the weights."""
+        return self._replace(recent=(*self.recent, (loss, grad_norm))[-window:])
+
+    def after_skip(self, *steps: int) -> "GuardState":
+        """The state with more skipped steps, past or future."""
+        return self._replace(skipped=tuple(sorted({*self.skipped, *steps})))
+
+
+def ranges_without_effect(ranges: Sequence[tuple[int, int]], step: int) -> str | None:
+    """Name ranges of `train.skip_data` before the position of a run; None: there are none."""
+    before = [
+        f"{first} to {last}" if first < last else str(first)
+        for first, last in ranges
+        if last <= step
+    ]
+    if not before:
+        return None
+    return f"no effect on steps {', '.join(before)}: training is already at step {step:,}"
 
 
 class LineageEntry(NamedTuple):

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState, ranges_without_effect, read_state
 from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
+from tokamake.preflight.run_digest import effective_settings, training_index
 from tokamake.runtime.console import counted
-from tokamake.train.bad_steps import ranges_without_effect
-from tokamake.train.checkpoints.resume_state import ResumeState, read_state
-from tokamake.train.checkpoints.run_digest import effective_settings, training_index
 from tokamake.validation import validate
 
 DottedSettings = dict[str, Any]
