@@ -23,7 +23,7 @@ TESTED_THROUGH = {
     ],
     "checkpoint/megatron_model/test_model_arguments.py": ["checkpoint/megatron_model/args_reader"],
     "checkpoint/torch_dist/test_format.py": [
-        *("checkpoint/torch_dist/common_state", "checkpoint/torch_dist/optimizer_reader"),
+        "checkpoint/torch_dist/optimizer_reader",
         *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
         "checkpoint/torch_files/dcp_metadata_writer",
     ],

@@ -21,7 +21,6 @@ def exported_config(config: Mapping[str, Any], architecture: Architecture) -> di
     """Content of an export's tokenizer_config.json, so that transformers gives the model's inputs.
 
     Args:
-        config: content of the tokenizer's file.
         architecture: shape of the model. One with token types needs those of a pair of texts; a
             decoder has tokens of its own for the beginning and the end.
     """
@@ -48,9 +47,6 @@ def read_tokenizer(
     these stay, as long as the tokenizer's is among them.
 
     The warning says that the model has more entries: padding, or those of another tokenizer.
-
-    Raises:
-        UserError: there is no tokenizer, or it has more entries than the model.
     """
     opened = open_tokenizer(tokenizer)
     warning = _compare_sizes(opened.vocab_size, checkpoint, named=f"--tokenizer {tokenizer}")
@@ -67,11 +63,7 @@ def read_tokenizer(
 
 
 def check_kept_tokenizer(checkpoint: Checkpoint) -> str | None:
-    """Compare the size of the tokenizer beside a model with the model's; return a warning.
-
-    Raises:
-        UserError: the tokenizer has more entries than the model.
-    """
+    """Compare the size of the tokenizer beside a model with the model's; return a warning."""
     folder = checkpoint.tokenizer[-1].parent
     try:
         num_entries = open_tokenizer(folder).vocab_size

@@ -19,15 +19,6 @@ def check_checksums(
     """Read all files of a checkpoint, and compare the data with the checksums in them.
 
     Safetensors have no checksums, nor have files of torch before 1.6.
-
-    Args:
-        checkpoint: the checkpoint.
-        workers: number of files that are read at the same time.
-        rank: number of this process among those that share the files.
-        world_size: number of these processes.
-
-    Raises:
-        UserError: a bit has changed; the message names the file and its record.
     """
     files = sorted({extent.file for extent in checkpoint.source.extents})
     archives = load_format(checkpoint.format).archives(files)

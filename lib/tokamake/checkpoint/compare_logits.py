@@ -27,15 +27,10 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     """Compare the logits of both models on some tokens.
 
     Args:
-        checkpoint: the source.
-        folder: the written model.
         dtype: that the weights were cast to; None: they were not.
 
     Returns:
         What was compared, in a line; or that there is too little memory.
-
-    Raises:
-        UserError: the logits differ, or are not finite although those of the source are.
     """
     from tokamake.checkpoint.load_model import load_model
 

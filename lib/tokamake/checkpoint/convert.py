@@ -263,8 +263,6 @@ def _print_side_files(
     """Print what was written beside the weights, and what was left behind.
 
     Args:
-        checkpoint: the source.
-        target: what was written.
         config: file that should name the end-of-text token, if the format has one.
         left: kinds of tensors that the format does not hold.
     """

@@ -32,11 +32,7 @@ def open_any(path: Path) -> Checkpoint:
 
 
 def list_files(path: Path) -> list[Path]:
-    """List the files of a checkpoint of any format, by name alone; none if `open_any` would fail.
-
-    Args:
-        path: as for `open_any`.
-    """
+    """List the files of a checkpoint of any format by name; none if `open_any` would fail."""
     path = _training(path)
     try:
         for name in _names():
@@ -78,7 +74,6 @@ def suggesting_other_step(path: Path, damaged: Path | None = None) -> Iterator[N
     """Add the name of a complete checkpoint to any error raised in the block.
 
     Args:
-        path: folder that the user gave.
         damaged: folder of the opened checkpoint; None if it could not be opened.
 
     Raises:
@@ -148,9 +143,6 @@ def _pointed(path: Path) -> tuple[Path | None, Path]:
     """Return the pointer file in a folder and the folder that it names, which may not exist.
 
     Without a pointer file, return None and `path` itself.
-
-    Raises:
-        UserError: the pointer file holds no name of a folder.
     """
     for name in _names():
         plug_in = load_format(name)

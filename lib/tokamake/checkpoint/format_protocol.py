@@ -75,18 +75,10 @@ class CheckpointFormat(Protocol):
         """
 
     def lay_out(self, folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-        """Write all files of a checkpoint, with holes in place of the tensors.
+        """Write all files of a checkpoint into an empty folder, with holes in place of the tensors.
 
-        Args:
-            folder: where to write; exists and is empty.
-            checkpoint: its architecture, progress and notes go into the files.
-            target: layout and dtype.
-
-        Returns:
-            Where the tensors go; the caller fills them in.
-
-        Raises:
-            UserError: the format cannot hold the model in this layout.
+        Return where the tensors go; the caller fills them in. A UserError says that the format
+        cannot hold the model in this layout.
         """
 
     def archives(self, files: Iterable[Path]) -> Mapping[Path, list[tuple[int, int]]]:

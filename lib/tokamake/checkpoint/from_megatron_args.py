@@ -89,11 +89,7 @@ def flag_table() -> list[list[str]]:
 
 
 def read_flags(arguments: list[str]) -> tuple[str, dict[str, list[str]]]:
-    """Name of the script, and the values of each flag. The last of several counts, as in Megatron.
-
-    Raises:
-        UserError: a quote is open, a word is no flag, or a variable of the shell has no value.
-    """
+    """Return the script and the values of each flag; as in Megatron, the last of several counts."""
     words = arguments
     if len(words) == 1:
         text = words[0]

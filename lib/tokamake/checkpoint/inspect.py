@@ -113,11 +113,7 @@ def _dtype(checkpoint: "Checkpoint", key: str) -> str:
 
 
 def _check_values(checkpoint: "Checkpoint") -> None:
-    """Read every tensor once, replicas too.
-
-    Raises:
-        UserError: a value is not finite, replicas differ, or a checksum is wrong.
-    """
+    """Read every tensor once, replicas too."""
     from concurrent.futures import ThreadPoolExecutor
 
     from tokamake.checkpoint.checksums import check_checksums

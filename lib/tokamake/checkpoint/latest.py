@@ -13,11 +13,7 @@ _MAX_NAME_BYTES = 255
 
 
 def latest(folder: Path) -> Path:
-    """Return the checkpoint that the file `latest` of a folder names.
-
-    Raises:
-        UserError: there is no `latest`, or the folder that it names is missing.
-    """
+    """Return the checkpoint that the file `latest` of a folder names."""
     pointer = folder / "latest"
     if not folder.is_dir():
         raise UserError(f"checkpoint {folder}: no such folder; {REMEDY}")
@@ -36,16 +32,7 @@ def latest(folder: Path) -> Path:
 def candidates(
     path: Path, pointer_name: str | None, numbered_folder: str | None = None
 ) -> list[Path]:
-    """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names.
-
-    Args:
-        path: folder of a checkpoint, or its parent with the pointer file.
-        pointer_name: POINTER of the checkpoint's format.
-        numbered_folder: NUMBERED_FOLDER of the format.
-
-    Raises:
-        UserError: the pointer file holds no name of a folder.
-    """
+    """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names."""
     if pointer_name is None or not (pointer := path / pointer_name).is_file():
         return [path]
     name = _name(pointer)
@@ -57,13 +44,7 @@ def candidates(
 def pointed_files(
     path: Path, pointer_name: str | None, *, numbered_folder: str | None = None
 ) -> list[Path]:
-    """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder.
-
-    Args:
-        path: folder of a checkpoint, or its parent with the pointer file.
-        pointer_name: POINTER of the checkpoint's format.
-        numbered_folder: NUMBERED_FOLDER of the format.
-    """
+    """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder."""
     folder = candidates(path, pointer_name, numbered_folder)[-1]
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     if pointer_name is not None and (path / pointer_name).is_file():
@@ -72,11 +53,7 @@ def pointed_files(
 
 
 def _name(pointer: Path) -> str:
-    """Return the name in a pointer file.
-
-    Raises:
-        UserError: it is no name of a folder beside the file, but for example a path to another one.
-    """
+    """Return the folder name in a pointer file; a path is refused."""
     with pointer.open("rb") as stream:
         content = stream.read(_MAX_NAME_BYTES + 2).strip()  # the end of the line may follow a name
     name = content.decode(errors="replace")

@@ -28,16 +28,7 @@ class LoadedModel(NamedTuple):
 
 
 def verify(checkpoint: Checkpoint, *, rank: int = 0, world_size: int = 1) -> None:
-    """Compare the weights of a checkpoint with the checksums that its files have.
-
-    Args:
-        checkpoint: the checkpoint.
-        rank: number of this process among those that share the files.
-        world_size: number of these processes.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Compare the weights of a checkpoint with the checksums that its files have."""
     from tokamake.checkpoint.checksums import check_checksums
     from tokamake.runtime.cores import file_workers
 
@@ -46,11 +37,7 @@ def verify(checkpoint: Checkpoint, *, rank: int = 0, world_size: int = 1) -> Non
 
 
 def load_model(checkpoint: Checkpoint) -> LoadedModel:
-    """Read a checkpoint's weights, and verify the checksums that its files have.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Read a checkpoint's weights, and verify the checksums that its files have."""
     from tokamake.checkpoint import model_tensors
     from tokamake.runtime.process_group import choose_device
     from tokamake.runtime.ranks import Ranks
@@ -82,12 +69,8 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
     """Open the tokenizer of a model.
 
     Args:
-        checkpoint: of the model.
         given: tokenizer that the user names; None: the one beside the weights, or else the one
             that the checkpoint's run.yaml names.
-
-    Raises:
-        UserError: there is none, or it has tokens beyond the model's vocabulary.
     """
     path = given or _stated_tokenizer(checkpoint)
     tokenizer = open_tokenizer(path)

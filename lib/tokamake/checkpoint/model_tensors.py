@@ -56,11 +56,7 @@ def random_weights(architecture: Architecture, seed: int) -> "RandomWeights":
 
 
 def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:
-    """Check that a checkpoint has exactly the tensors of its architecture.
-
-    Raises:
-        UserError: a tensor is missing or not part of the model.
-    """
+    """Check that a checkpoint has exactly the tensors of its architecture."""
     missing, unknown = (
         sorted(expected.keys() - names.keys()),
         sorted(names.keys() - expected.keys()),
@@ -78,11 +74,7 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
 
 
 def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: str) -> None:
-    """Check the shape of a tensor.
-
-    Raises:
-        UserError: it does not fit the architecture.
-    """
+    """Check the shape of a tensor."""
     if tuple(shape) != tuple(expected):
         raise UserError(
             f"{where}: tensor {name} has shape {list(shape)}, the architecture calls for "
@@ -91,11 +83,7 @@ def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], whe
 
 
 def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
-    """Return the dtype of all tensors.
-
-    Raises:
-        UserError: they differ in dtype, or it is none of fp32, bf16 and fp16.
-    """
+    """Return the dtype of all tensors."""
     dtype, supported = None, [dtype.torch for dtype in dtypes.OF_WEIGHTS.values()]
     for name, tensor in tensors.items():
         dtype = dtype or tensor.dtype

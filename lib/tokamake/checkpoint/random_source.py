@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 
 def new_architecture(path: Path, tokenizer: Path) -> Architecture:
-    """Read the architecture of a new model; its tokenizer gives a missing vocab_size.
-
-    Args:
-        path: YAML file, e.g. of config/models.
-        tokenizer: folder or file of the tokenizer.
-
-    Raises:
-        UserError: the architecture is invalid, its vocabulary is too small, or there is no
-            tokenizer.
-    """
+    """Read the architecture of a new model; its tokenizer gives a missing vocab_size."""
     architecture, entries = read_architecture(path), open_tokenizer(tokenizer).vocab_size
     if architecture.vocab_size is None:
         return architecture.model_copy(update={"vocab_size": entries})
@@ -41,12 +32,7 @@ def new_architecture(path: Path, tokenizer: Path) -> Architecture:
 
 
 class RandomSource(TensorSource):
-    """Random weights in fp32. Tensors are drawn as they are read; none is kept in memory.
-
-    Args:
-        architecture: shape of the model, vocab_size set.
-        seed: seed of the weights.
-    """
+    """Random weights in fp32. Tensors are drawn as they are read; none is kept in memory."""
 
     def __init__(self, architecture: Architecture, seed: int) -> None:
         super().__init__([], {})

@@ -61,11 +61,6 @@ def write(
     """Write a checkpoint atomically.
 
     Args:
-        path: folder to write.
-        checkpoint: the source.
-        name: of the format's plug-in.
-        target: layout and dtype.
-        workers: number of threads.
         check: gets the complete folder before it gets its name.
 
     Raises:
@@ -94,11 +89,7 @@ def write(
 
 
 def refuse_existing(path: Path) -> None:
-    """Check that a folder can be written.
-
-    Raises:
-        UserError: it exists and is not an empty folder, or a parent is a file.
-    """
+    """Check that a folder can be written."""
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise UserError(f"{path}: already exists; name another folder, or remove it")
     for folder in path.absolute().parents:
@@ -110,11 +101,7 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def _locked(growing: Path, path: Path) -> Iterator[None]:
-    """Hold the lock of a growing folder.
-
-    Raises:
-        UserError: another conversion holds it.
-    """
+    """Hold the lock of a growing folder."""
     lock = growing.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -52,15 +52,7 @@ def has_no_weights(file: Path) -> bool:
 
 
 def vocabulary_rows(file: Path, state: dict[str, Any]) -> int:
-    """Return the number of rows of the embedding on a rank.
-
-    Args:
-        file: file of the rank.
-        state: its contents.
-
-    Raises:
-        UserError: the file has no embedding.
-    """
+    """Return the number of rows of the embedding on a rank."""
     if not has_no_weights(file):
         return module_tree.vocabulary_rows(file, state.get("module"))
     for group in state.get("param_shapes") or ():
@@ -88,11 +80,7 @@ def count_ranks(folder: Path, pattern: re.Pattern[str] = _MODEL_STATES) -> int:
     """Return the number of ranks that have a file.
 
     Args:
-        folder: folder of the checkpoint.
         pattern: file names. The first group is the rank.
-
-    Raises:
-        UserError: the file of a rank is missing.
     """
     matches = (pattern.fullmatch(entry.name) for entry in _entries(folder))
     ranks = {int(match[1]) for match in matches if match}
@@ -117,15 +105,7 @@ def opened(
     """Return the open checkpoint of a format.
 
     Args:
-        format: name of the format's plug-in.
-        folder: folder of the checkpoint.
-        description: description in the file of the first rank.
-        weights: extents of weights.
-        states: optimizer states.
         ranks: number of tensor-parallel ranks, and of pipeline ranks.
-
-    Raises:
-        UserError: a tensor is incomplete.
     """
     state, stage = description.state, states.zero_stage
     has_unread = not stage and state.get("optimizer") is not None

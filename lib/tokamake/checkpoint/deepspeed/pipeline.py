@@ -17,11 +17,7 @@ _TIED_EMBEDDING = "tied_modules.embed"
 
 
 def layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
-    """Yield a rank's tensors of each pipeline layer, in order.
-
-    Raises:
-        UserError: the model has heads or a decoder, for which Megatron-DeepSpeed has no pipeline.
-    """
+    """Yield a rank's tensors of each pipeline layer, in order."""
     if rank.heads() or rank.architecture.has_decoder:
         raise UserError(
             f"format: Megatron-DeepSpeed has no pipeline of a {rank.architecture.family}; choose "
@@ -36,12 +32,7 @@ def layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
 
 
 def parameters(rank: TensorParallelRank, numbers: Iterable[int]) -> dict[str, TensorSlice]:
-    """Return a rank's tensors by DeepSpeed's names of parameters.
-
-    Args:
-        rank: tensor-parallel rank.
-        numbers: numbers of the pipeline layers.
-    """
+    """Return a rank's tensors by DeepSpeed's names of parameters."""
     slices: dict[str, TensorSlice] = {}
     for index, (number, tree) in enumerate(zip(numbers, layers(rank), strict=False)):
         # DeepSpeed names a tied layer after the tie, not after its number.

@@ -23,7 +23,6 @@ def partition_ranges(
 
     Args:
         sizes: name and number of elements of each tensor.
-        start: first element of the partition.
         stop: element after the last. It may lie in the padding after the tensors.
     """
     ends = accumulate(size for _, size in sizes)
@@ -43,10 +42,7 @@ def slice_range(name: str, size: int, *, rank: int, num_ranks: int, offset: int)
     """Return the range of a tensor on a rank in ZeRO 3; it is empty if earlier ranks hold it all.
 
     Args:
-        name: name of the tensor.
         size: its number of elements.
-        rank: data-parallel rank.
-        num_ranks: number of data-parallel ranks.
         offset: element of the rank's flat tensor where the slice begins.
     """
     start, stop = (min(size, number * slice_size(size, num_ranks)) for number in (rank, rank + 1))

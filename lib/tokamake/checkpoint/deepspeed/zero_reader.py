@@ -68,14 +68,10 @@ def read_states(
     """Locate the optimizer states of a checkpoint.
 
     Args:
-        folder: folder of the checkpoint.
         ranks: tensors that each model-parallel rank may have, by DeepSpeed's names.
         tensor_parallel_size: number of consecutive ranks that share a layer.
         weights: extents of weights in other files. If all are fp32, the optimizer's fp32 weights
             are copies and are not read.
-
-    Raises:
-        UserError: a file is missing, damaged, or not of the model.
     """
     states, owners = OptimizerStates(), dict[tuple[int, str], int]()
     if not any(_FILE.fullmatch(file.name) for file in folder.iterdir()):
@@ -108,11 +104,7 @@ def _describe(states: OptimizerStates, partitions: Sequence[_Partition]) -> None
 
 
 def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
-    """Read the files of all data-parallel ranks of a model-parallel rank.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+    """Read the files of all data-parallel ranks of a model-parallel rank."""
     matches = {file: _FILE.fullmatch(file.name) for file in folder.iterdir()}
     files = {int(m[1]): file for file, m in matches.items() if m and int(m[2]) == model_rank}
     partitions = []
@@ -134,11 +126,7 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
 
 
 def _groups(folder: Path, model_rank: int, *, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
-    """Return the flat tensors of each file and parameter group.
-
-    Raises:
-        UserError: the files have an unknown structure.
-    """
+    """Return the flat tensors of each file and parameter group."""
     model_states = rank_file.read(deepspeed_folder.model_states_path(folder, model_rank))
     shapes = model_states.get("param_shapes")
     try:
@@ -181,12 +169,7 @@ def _slice(slices: Mapping[str, TensorSlice], name: str, *, file: Path) -> Tenso
 def _stage_1_and_2_groups(
     groups: Sequence[Mapping[str, Sequence[int]]], partitions: Sequence[_Partition]
 ) -> Iterator[_FlatGroup]:
-    """Yield groups whose concatenated parameters are cut into equal partitions.
-
-    Args:
-        groups: shapes of each group's parameters.
-        partitions: files of all data-parallel ranks.
-    """
+    """Yield groups whose concatenated parameters are cut into equal partitions."""
     for index, shapes in enumerate(groups):
         flat_groups = [
             _FlatGroup(
@@ -282,9 +265,6 @@ def _add(
     """Add the tensors of a group.
 
     Args:
-        states: where to add them.
-        group: flat tensors of a file.
-        owned: the parameters to add.
         weights_prefix: prefix for the keys of fp32 weights, or None to leave them out.
     """
     ranges = [flat_range for flat_range in group.ranges if flat_range.name in owned]
@@ -314,9 +294,7 @@ def _chunks(
     """Yield the chunks of a state in a flat tensor, without padding.
 
     Args:
-        ranges: the parameters in the flat tensor.
         slices: the chunks of each parameter, with keys model.NAME.
-        prefix: prefix of the state's keys.
     """
     for flat_range in ranges:
         chunks = cut(slices[flat_range.name].chunks, flat_range.start, flat_range.stop)

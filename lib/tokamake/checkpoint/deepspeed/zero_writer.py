@@ -67,15 +67,7 @@ class _Share(NamedTuple):
 
 
 class PartitionWriter:
-    """Lays out the optimizer states of a checkpoint as partitions of DeepSpeed.
-
-    Args:
-        checkpoint: checkpoint with optimizer states.
-        target: ZeRO stage and ranks to write; with stage 0, nothing is written.
-
-    Raises:
-        UserError: DeepSpeed cannot resume from the states.
-    """
+    """Lays out optimizer states as partitions of DeepSpeed; with ZeRO stage 0, nothing."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
@@ -97,8 +89,6 @@ class PartitionWriter:
         """Write the files of a model-parallel rank, without the data of their tensors.
 
         Args:
-            folder: where to write.
-            model_rank: model-parallel rank.
             slices: tensors of the rank by DeepSpeed's names, in the order of the model.
 
         Returns:
@@ -191,9 +181,7 @@ class PartitionWriter:
         """Return a flat tensor to write.
 
         Args:
-            flat: its parameters.
             share: the ranges of the parameters in it.
-            size: number of elements.
             kind: kind of moments, or None for fp32 weights.
         """
         # The padding of the vocabulary has the mean of the embedding as weights, and no moments.
@@ -213,11 +201,7 @@ class PartitionWriter:
         return master_key if master_key in self._checkpoint.source else key
 
     def _param_groups(self, counts: list[int]) -> Iterator[dict[str, Any]]:
-        """Yield the settings of each group, which DeepSpeed adopts.
-
-        Args:
-            counts: number of flat tensors in each group.
-        """
+        """Yield the settings of each group, which DeepSpeed adopts."""
         settings = self._checkpoint.notes[OPTIMIZER_SETTINGS]
         rates = {**settings, "betas": (*settings["betas"],)}
         names = ("wd_no_scale_lr", "no_wd_no_scale_lr")
@@ -250,11 +234,7 @@ class PartitionWriter:
 
 
 def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
-    """Check that a checkpoint has the states that DeepSpeed needs.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Check that a checkpoint has the states that DeepSpeed needs."""
     check_has_states(checkpoint, zero_stage)
     if problem := adam_problem(checkpoint):
         raise UserError(

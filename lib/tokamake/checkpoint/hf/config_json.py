@@ -35,9 +35,6 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
 
     Returns:
         Shape of the model with vocab_size set, and how its tensors differ from tokamake's.
-
-    Raises:
-        UserError: the file is missing, or no family covers the model.
     """
     file = folder / "config.json"
     config = files.read_json(file, REMEDY)
@@ -93,11 +90,7 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
 
 
 def format_for(architecture: Architecture) -> HFFormat:
-    """Return the model type of transformers that can hold a model of this shape.
-
-    Raises:
-        UserError: there is none. The message names the nearest model type and a differing field.
-    """
+    """Return the model type of transformers that can hold a model of this shape."""
     formats: Iterable[HFFormat] = plugins.load(_FAMILIES, architecture.family).HUGGING_FACE
     differences = {each: each.differences(architecture) for each in formats}
     # The same positions count most: a user rarely can change them to fit transformers.
@@ -116,14 +109,7 @@ def format_for(architecture: Architecture) -> HFFormat:
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
-    """Read generation_config.json.
-
-    Args:
-        path: the file, or its folder.
-
-    Raises:
-        UserError: it is missing or no JSON object.
-    """
+    """Read generation_config.json."""
     file = path / GENERATION_CONFIG if path.is_dir() else path
     value = files.read_json(file, REMEDY)
     if not isinstance(value, dict):
@@ -151,19 +137,12 @@ def write_config(
     """Write config.json and generation_config.json, for transformers 4 and 5.
 
     Args:
-        folder: where to write.
-        architecture: shape of the model, vocab_size set.
-        dtype: of the weights.
         eos_token: end-of-text token, or several. None is written as null: transformers would take
             a missing key for its default token.
-        bos_token: beginning-of-text token, or None.
         notes: further `EXPORT_NOTES`. `generation`: settings of generation_config.json, and
             end-of-text tokens of its own if they include `eos_token`. `dropout`: rates of training;
             transformers drops nothing in inference, and a model that is trained further there has
             those that its type has keys for. `labels`: names of classes.
-
-    Raises:
-        UserError: transformers has no such model.
     """
     model_format = format_for(architecture)
     generation, dropout = notes.get("generation", {}), notes.get("dropout", {})

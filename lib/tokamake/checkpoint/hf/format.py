@@ -77,12 +77,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder. Tensors stay on disk, except a stored copy of a tied output layer.
-
-    Raises:
-        UserError: a file is missing, damaged or could run code; no family covers the model; or a
-            tensor is missing, unknown or of the wrong shape. The message names it.
-    """
+    """Open a folder. Tensors stay on disk, except a stored copy of a tied output layer."""
     if (folder / "adapter_config.json").is_file():  # transformers would apply it
         raise UserError(f"{folder}: {other_weights.in_path(folder)}")
     architecture, model_format = config_json.read_config(folder)
@@ -256,10 +251,7 @@ def _chunk(
     """Place rows of a tensor in a stored tensor.
 
     Args:
-        name: of the tensor.
-        rows: of it.
         start: row of the stored tensor where they begin; a column if that is transposed.
-        columns: shape of a row.
         num_columns: of the stored tensor, if it is transposed.
     """
     slices = (rows, *whole_slices(columns))
@@ -295,16 +287,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     """Write config.json and files of safetensors with holes in place of the tensors.
 
     Args:
-        folder: where to write; exists and is empty.
         checkpoint: the source. In its notes, `eos_token_id` is the end-of-text token, or several,
             `bos_token_id` the beginning-of-text token; for the others see `EXPORT_NOTES`.
-        target: dtype and maximum size of a file; this format has no parallel layout.
-
-    Returns:
-        Where the tensors go.
-
-    Raises:
-        UserError: transformers has no such model.
     """
     architecture = checkpoint.architecture
     stored = _stored_tensors(architecture, config_json.format_for(architecture))

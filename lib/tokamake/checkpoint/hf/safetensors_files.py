@@ -24,15 +24,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def read(file: Path, remedy: str) -> dict[str, Extent]:
-    """Locate the tensors of a file, by name.
-
-    Args:
-        file: to read.
-        remedy: end of the message if it is missing or damaged.
-
-    Raises:
-        UserError: the file is missing or damaged, or its length differs from that in its header.
-    """
+    """Locate the tensors of a file, by name."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -78,13 +70,6 @@ def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
     """Write a file with a hole in place of the tensors; a hole takes no space on disk.
 
     Once filled, the file has the same bytes as that of safetensors' own `save_file`.
-
-    Args:
-        file: to write.
-        planned: its tensors by name.
-
-    Returns:
-        Where the tensors go.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     offsets, end = [], 0

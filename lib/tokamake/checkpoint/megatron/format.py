@@ -111,11 +111,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint in a folder that `find` returned.
-
-    Raises:
-        UserError: a file is missing or damaged, or tokamake has no such model.
-    """
+    """Open a checkpoint in a folder that `find` returned."""
     ranks = _rank_folders(folder)
     tensor, pipeline = (max(int(match[n] or 0) for match in ranks) + 1 for n in (1, 2))
     first_file = folder / min(match[0] for match in ranks) / _FILE
@@ -175,13 +171,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _parameters(
     module: Any, tree: Any, *, weights: Iterable[Extent]
 ) -> Iterator[OptimizerParameter]:
-    """Yield the parameters of a stage in the order of its file.
-
-    Args:
-        module: the stage's module in the file.
-        tree: the tensors of the stage.
-        weights: their extents.
-    """
+    """Yield the parameters of a stage in the order of its file."""
     dtypes = {extent.name: extent.dtype for extent in weights}
     for name, tensor in module_tree.in_file_order(module, tree).items():
         yield OptimizerParameter(name, tensor, dtypes[name])
@@ -213,17 +203,7 @@ def _stored_layers(
     architecture: Architecture,
     layout: ParallelLayout,
 ) -> list[range]:
-    """Return the layers of each stage in the files; Megatron-LM may divide them unevenly.
-
-    Args:
-        folder: folder of the checkpoint.
-        states: contents of the files of the first tensor-parallel rank.
-        architecture: architecture of the model.
-        layout: parallel layout of the checkpoint.
-
-    Raises:
-        UserError: the layers are not those of the architecture.
-    """
+    """Return the layers of each stage in the files; Megatron-LM may divide them unevenly."""
     ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
     counts = [0] * ranks * virtual
     for pipeline_rank in range(ranks):
@@ -250,12 +230,7 @@ def _stored_layers(
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-    """Write the files in version 3.0 without the data of their tensors, with Adam's states if any.
-
-    Raises:
-        UserError: Megatron cannot divide the model among the ranks, or the distributed optimizer
-            has no states, or no single dtype of weights.
-    """
+    """Write files of version 3.0 without the data of their tensors, with Adam's states if any."""
     if target.layout.zero_stage > 1:
         raise UserError(
             f"--zero-stage {target.layout.zero_stage}: Megatron-LM's distributed optimizer shares "

@@ -84,8 +84,6 @@ class OptimizerReader:
         """Add the states of a rank.
 
         Args:
-            file: file of the rank.
-            state: its contents.
             stages: parameters of each of its (virtual) stages, in the order of the file.
         """
         if self.unread:
@@ -117,9 +115,6 @@ def _add_buffers(
     """Add the states in the flat buffers of a rank's distributed optimizer.
 
     Args:
-        states: to which they are added.
-        file: file of the rank; that of the buffers lies beside it.
-        state: its contents.
         stages: parameters of each of its (virtual) stages.
 
     Returns:
@@ -211,8 +206,6 @@ def _paired(
 
     Args:
         order: parameters of each group.
-        groups: groups of torch's optimizer.
-        states: states by parameter number.
         masters: fp32 weights of rounded parameters in the order of the groups, or nothing.
 
     Raises:
@@ -294,15 +287,7 @@ def _add(states: OptimizerStates, file: Path, *, entry: _ParameterStates) -> Non
 def _extent(
     file: Path, name: str, *, state: PickledTensor, parameter: TensorSlice, prefix: str
 ) -> Extent:
-    """Return the extent of a parameter's state.
-
-    Args:
-        file: file that holds it.
-        name: its name, for messages.
-        state: the state.
-        parameter: the parameter's slice.
-        prefix: prefix of the state's keys.
-    """
+    """Return the extent of a parameter's state."""
     chunks = (*state_chunks(parameter.chunks, prefix),)
     extent = torch_archive.extent(file, name, state, chunks)
     return replace(extent, is_replica=parameter.is_replica)

@@ -35,11 +35,7 @@ def planned_buffers(checkpoint: Checkpoint, stages: Iterable[Any]) -> dict[Any, 
     """Return the content of the distributed optimizer's file: buffers without data.
 
     Args:
-        checkpoint: checkpoint with loadable states.
         stages: planned weights of each (virtual) stage of a rank, in the order of the file.
-
-    Raises:
-        UserError: the weights have several dtypes, for which Megatron-LM has a buffer each.
     """
     buffers: dict[Any, Any] = {COALESCED: True}
     for number, weights in enumerate(stages):
@@ -82,8 +78,6 @@ def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool
     """Return the entries of a rank's file for the optimizer and the scheduler.
 
     Args:
-        checkpoint: checkpoint with loadable states.
-        weights: planned weights of the file, in its order.
         is_distributed: whether the states are in the distributed optimizer's own file.
     """
     tensors = _leaves(weights)
@@ -126,7 +120,6 @@ def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dic
     """Yield the settings of each group.
 
     Args:
-        checkpoint: checkpoint with the settings.
         counts: number of parameters in each group. Only the first decays.
     """
     for index, end in enumerate(accumulate(counts)):

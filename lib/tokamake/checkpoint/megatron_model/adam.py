@@ -41,11 +41,7 @@ def has_states(checkpoint: Checkpoint) -> bool:
 
 
 def check_has_states(checkpoint: Checkpoint, zero_stage: int) -> None:
-    """Check that there are optimizer states to share over ranks.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Check that there are optimizer states to share over ranks."""
     if not has_states(checkpoint):
         raise UserError(
             f"{checkpoint.path}: has no optimizer states for --zero-stage {zero_stage}; leave the "

@@ -90,14 +90,8 @@ def architecture_of(
     """Return the architecture that a checkpoint's arguments describe.
 
     Args:
-        args: Megatron's arguments.
-        file: where they come from, for messages.
         padded_vocab_size: rows of the stored embedding; the vocabulary size if none is known.
-        is_core: whether the model is megatron.core's.
         names: of the tensors of the last stage.
-
-    Raises:
-        UserError: an argument is missing, or tokamake has no such model.
     """
     description = getattr(args, "tokamake", None)
     if description is not None:
@@ -144,11 +138,7 @@ def _required(args: Any, name: str, *, file: Path) -> Any:
 
 
 def _dropout(args: Any, file: Path) -> dict[str, float] | None:
-    """Rates of dropout in training; None without. Megatron has one for hidden states and embedding.
-
-    Raises:
-        UserError: a rate is not a number.
-    """
+    """Dropout rates of training or None; Megatron has one for hidden states and embedding."""
     rates = []
     for name in ("hidden_dropout", "attention_dropout"):
         rate = getattr(args, name, None) or 0.0
@@ -171,11 +161,7 @@ def _key_value_heads(args: Any, file: Path) -> int | None:
 
 
 def check_rank_counts(args: Any, folder: Path, *, tensor: int, pipeline: int) -> None:
-    """Check that the arguments agree with the number of ranks that have files.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Check that the arguments agree with the number of ranks that have files."""
     for name, count in (("tensor", tensor), ("pipeline", pipeline)):
         ranks = counted(count, f"{name}-parallel rank")
         expected = getattr(args, f"{name}_model_parallel_size", None)

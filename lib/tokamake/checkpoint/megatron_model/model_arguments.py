@@ -78,16 +78,7 @@ _LLAMA3 = {
 
 
 def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
-    """Family whose `TENSORS` and `ARGUMENTS` a checkpoint has; of several, the one with most.
-
-    Args:
-        args: of the checkpoint.
-        file: with the arguments, for messages.
-        names: of its tensors.
-
-    Raises:
-        UserError: no family has such a model; the message names the argument.
-    """
+    """Family whose `TENSORS` and `ARGUMENTS` a checkpoint has; of several, the one with most."""
     tensors = {
         name: getattr(plugins.load(KIND, name), "TENSORS", ()) for name in plugins.names(KIND)
     }
@@ -122,17 +113,7 @@ def _matches(args: Any, name: str, *, value: Any) -> bool:
 
 
 def architecture_fields(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that the shapes of its tensors do not show.
-
-    Args:
-        args: of the checkpoint.
-        file: with the arguments, for messages.
-        family: of the model.
-        is_core: whether the model is megatron.core's, which reads some arguments differently.
-
-    Raises:
-        UserError: no family has such a model; the message names the argument.
-    """
+    """Fields of an `Architecture` that the shapes of its tensors do not show."""
     plug_in = plugins.load(KIND, family)
     _refuse(args, file, refused=_REFUSED, known=plug_in.ARGUMENTS)
     fields: dict[str, Any] = {"position_embedding": _positions(args, file)}
@@ -243,7 +224,6 @@ def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[s
     """Settings for which Megatron has no argument, so that it would compute another model.
 
     Args:
-        architecture: of the model.
         is_megatron_lm: whether the arguments are those of Megatron-LM, not Megatron-DeepSpeed.
     """
     settings, scaling = [], architecture.rope_scaling

@@ -78,9 +78,7 @@ def stage_tree(
     """Return the tensors of a pipeline stage, nested as in Megatron.
 
     Args:
-        rank: tensor-parallel rank.
         layers: layers of the stage. Megatron numbers them from 0 in each stage.
-        is_first: whether the stage has the embedding.
         is_last: whether the stage has the last norm, the output layer and heads.
     """
     encoder = _stack(rank, layers)
@@ -118,14 +116,7 @@ def _stack(
 def rank_trees(
     rank: TensorParallelRank, layout: ParallelLayout, *, pipeline_rank: int, layers: Sequence[range]
 ) -> Iterator[Any]:
-    """Yield the tensors of each (virtual) stage of a pipeline rank, nested as in Megatron.
-
-    Args:
-        rank: tensor-parallel rank.
-        layout: parallel layout of the checkpoint.
-        pipeline_rank: pipeline rank.
-        layers: layers of all stages.
-    """
+    """Yield the tensors of each (virtual) stage of a pipeline rank, nested as in Megatron."""
     for number in range(layout.virtual_pipeline_size):
         # Pipeline rank p has the stages p, p + P, p + 2 P, ...
         stage = number * layout.pipeline_parallel_size + pipeline_rank
@@ -139,11 +130,7 @@ def rank_trees(
 
 
 def even_layers(architecture: Architecture, stages: int) -> list[range]:
-    """Return the layers of each stage, equally many.
-
-    Raises:
-        UserError: the number of stages does not divide them.
-    """
+    """Return the layers of each stage, equally many."""
     per_stage, remainder = divmod(architecture.num_hidden_layers, stages)
     if architecture.has_decoder and stages > 1:
         raise UserError(
@@ -190,13 +177,8 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     """Yield the extent of each tensor of a tree.
 
     Args:
-        file: a file of torch.save.
         module: the module that `pickle_reader.read` returned for the file. It may be nested in
             any way; only the dotted names count.
-        tree: the tensors that the file should hold.
-
-    Raises:
-        UserError: a tensor is missing, unknown, or has an unexpected shape or dtype.
     """
     expected = dict(named_slices(tree))
     tensors = _by_current_name(module, expected)
@@ -239,12 +221,7 @@ def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[st
 
 
 def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
-    """Return the slices of a tree in the order of the file, the order of the model's parameters.
-
-    Args:
-        module: the module that `pickle_reader.read` returned for the file.
-        tree: the tensors that the file holds, as `locate` has checked.
-    """
+    """Return the slices of a tree in the order of the file, the order of the model's parameters."""
     slices = dict(named_slices(tree))
     return {name: slices[name] for name in _by_current_name(module, slices) if name in slices}
 
@@ -297,11 +274,7 @@ def current_shapes(module: Any) -> dict[str, tuple[int, ...]]:
 
 
 def vocabulary_rows(file: Path, module: Any) -> int:
-    """Return the number of rows of the embedding in a rank's file.
-
-    Raises:
-        UserError: the file has no embedding.
-    """
+    """Return the number of rows of the embedding in a rank's file."""
     for name, value in torch_archive.leaves(module):
         if name.endswith("word_embeddings.weight") and isinstance(value, PickledTensor):
             return value.shape[0]
@@ -324,7 +297,6 @@ def current_name(name: str, *, has_decoder: bool = False) -> str:
     """Translate a name of an early Megatron version or of megatron.core.
 
     Args:
-        name: of a tensor.
         has_decoder: whether the model is megatron.core's, and has a decoder beside an encoder.
     """
     of_decoder = _CORE_DECODER_NAMES if has_decoder else ()

@@ -79,10 +79,6 @@ def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParam
     A bucket that does not end at a multiple of 64 elements makes the buffer shorter than one bucket
     would be. So the size says whether all buckets have the places of one.
 
-    Args:
-        tensors: parameters in the order in which Megatron makes them.
-        size: number of elements of the buffer.
-
     Raises:
         ValueError: the parameters do not fill it, or their places depend on unknown buckets.
     """
@@ -93,14 +89,7 @@ def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParam
 def range_chunks(
     parameters: Iterable[BufferedParameter], start: int, *, stop: int, prefix: str
 ) -> Iterator[Chunk]:
-    """Yield the chunks of whole states that a range of a buffer holds, without padding.
-
-    Args:
-        parameters: of the buffer.
-        start: first element of the range.
-        stop: element after the last one.
-        prefix: prefix of the keys of the states.
-    """
+    """Yield the chunks of whole states that a range of a buffer holds, without padding."""
     for parameter in parameters:
         low, high = max(start, parameter.start), min(stop, parameter.stop)
         if low < high and not parameter.tensor.is_replica:

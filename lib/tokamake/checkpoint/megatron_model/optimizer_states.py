@@ -37,10 +37,6 @@ class OptimizerStates:
 
         Args:
             weights: extents of weights in other files. ZeRO 3 has none.
-            shapes: shapes of whole weights, by model.NAME.
-
-        Raises:
-            UserError: a tensor is incomplete.
         """
         all_shapes = dict(shapes)
         for extent in self.extents:
@@ -66,12 +62,7 @@ def parameter_name(key: str) -> str:
 
 
 def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
-    """Yield the chunks of a state of a parameter, without the padding of the vocabulary.
-
-    Args:
-        weights: chunks of the parameter's weights.
-        prefix: prefix of the state's keys.
-    """
+    """Yield the chunks of a state of a parameter, without the padding of the vocabulary."""
     for chunk in weights:
         if not chunk.is_mean:
             yield chunk._replace(key=prefix + parameter_name(chunk.key))

@@ -12,11 +12,7 @@ REMEDY = "fetch or write the checkpoint again"
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the contents of a file, with tensors as `PickledTensor`.
-
-    Raises:
-        UserError: the file is missing, damaged, or could run code.
-    """
+    """Return the contents of a file, with tensors as `PickledTensor`."""
     state = pickle_reader.read(file, REMEDY)
     if not isinstance(state, dict):
         kind = "tensor" if isinstance(state, pickle_reader.PickledTensor) else type(state).__name__
@@ -27,11 +23,7 @@ def read(file: Path) -> dict[str, Any]:
 def check_same_step(
     file: Path, state: dict[str, Any], *, first_file: Path, first_state: dict[str, Any]
 ) -> None:
-    """Check that the file of a rank is from the same step as that of the first rank.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that the file of a rank is from the same step as that of the first rank."""
     progress, first = progress_of(state, file), progress_of(first_state, first_file)
     if progress != first:
         raise UserError(
@@ -41,15 +33,7 @@ def check_same_step(
 
 
 def progress_of(state: Any, file: Path) -> Progress:
-    """Return the progress of the run that a checkpoint records.
-
-    Args:
-        state: contents of a rank's file.
-        file: the file, for messages.
-
-    Raises:
-        UserError: a counter is not a whole number.
-    """
+    """Return the progress of the run that a checkpoint records."""
     args = state.get("args")
     samples = getattr(args, "consumed_train_samples", None) or state.get("global_samples") or 0
     tokens = getattr(args, "consumed_train_tokens", None) or state.get("tokens") or 0
@@ -62,16 +46,7 @@ def progress_of(state: Any, file: Path) -> Progress:
 
 
 def version_of(state: Any, file: Path, *, default: float) -> float:
-    """Return Megatron's checkpoint_version, or the default if a file has none.
-
-    Args:
-        state: contents of a rank's file.
-        file: the file, for messages.
-        default: version of a file without the key.
-
-    Raises:
-        UserError: the version is not a number.
-    """
+    """Return Megatron's checkpoint_version, or the default if a file has none."""
     version = state.get("checkpoint_version")
     if version is None:
         return default
@@ -89,11 +64,7 @@ def first_missing(numbers: Collection[int], count: int) -> int | None:
 
 
 def whole_number(value: Any, name: str) -> int:
-    """Convert an int, or a float without a fraction, to an int.
-
-    Raises:
-        UserError: the value is neither.
-    """
+    """Convert an int, or a float without a fraction, to an int."""
     if isinstance(value, int | float) and value == value // 1:
         return int(value)
     raise UserError(

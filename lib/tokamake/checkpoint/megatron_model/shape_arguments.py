@@ -32,11 +32,6 @@ def arguments_from_shapes(
 
     Args:
         shapes: of the tensors of the first rank, by the names of current versions.
-        file: with the tensors, for messages.
-        tensor_parallel_size: ranks that share the tensors.
-
-    Raises:
-        UserError: it is none of the models that Megatron had at that time.
     """
     missing = [name for name in _NEEDED if name not in shapes]
     words, positions, mlp = (shapes.get(name, (0, 0)) for name in _NEEDED)

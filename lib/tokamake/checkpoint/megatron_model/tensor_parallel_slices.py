@@ -37,11 +37,7 @@ class TensorSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorParallelRank:
-    """A tensor-parallel rank of a model.
-
-    Raises:
-        UserError: Megatron cannot divide the model among so many ranks.
-    """
+    """A tensor-parallel rank of a model."""
 
     architecture: Architecture
     """Shape of the model, vocab_size filled in."""
@@ -91,7 +87,6 @@ class TensorParallelRank:
         """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it.
 
         Args:
-            number: of the layer.
             stack: of the layer. Models with a single stack have the encoder only.
         """
         family = plugins.load("models/*/megatron", self.architecture.family)
@@ -282,15 +277,7 @@ def _slices(rows: range, columns: tuple[int, ...]) -> Slices:
 
 
 def target_ranks(architecture: Architecture, target: Target) -> list[TensorParallelRank]:
-    """Return the tensor-parallel ranks of a checkpoint to write.
-
-    Args:
-        architecture: architecture of the model.
-        target: number of ranks, and of what the padded vocabulary is a multiple on each rank.
-
-    Raises:
-        UserError: Megatron cannot divide the model among the ranks.
-    """
+    """Return the tensor-parallel ranks of a checkpoint to write."""
     assert architecture.vocab_size is not None, "an open checkpoint has a vocabulary size"
     size = target.layout.tensor_parallel_size
     multiple = target.make_vocab_size_divisible_by * size

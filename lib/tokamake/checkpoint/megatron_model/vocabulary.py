@@ -11,11 +11,7 @@ _ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
-    """Return the checkpoint with `size` tokens; later rows of the embedding are padding.
-
-    Raises:
-        UserError: the embedding has fewer rows, or the checkpoint records a different size.
-    """
+    """Return the checkpoint with `size` tokens; later rows of the embedding are padding."""
     option, num_rows = f"--vocab-size {size}", checkpoint.architecture.vocab_size
     assert num_rows is not None, "an open checkpoint has a vocabulary size"
     if size == num_rows:

@@ -17,11 +17,7 @@ from tokamake.errors import UserError
 
 
 class ArchiveTensors:
-    """Tensors of a file, one at a time.
-
-    Args:
-        file: to read.
-    """
+    """Tensors of a file, one at a time."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -37,11 +33,7 @@ class ArchiveTensors:
         self._stream.close()
 
     def read(self, location: StorageLocation) -> Tensor:
-        """Return the tensor of an archive; it is valid until the next call.
-
-        Raises:
-            UserError: the archive is truncated or damaged, or a checksum is wrong.
-        """
+        """Return the tensor of an archive; it is valid until the next call."""
         if location != self._location:
             self._location = None
             try:

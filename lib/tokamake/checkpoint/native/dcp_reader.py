@@ -33,11 +33,7 @@ class DcpReader(dcp.FileSystemReader):
     """DCP's reader of a folder, with `.metadata` read by `dcp_metadata`."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank has planned to read.
-
-        Raises:
-            UserError: a file is truncated or damaged, or a checksum is wrong.
-        """
+        """Read what this rank has planned to read."""
         by_file: dict[str, list[tuple[StorageLocation, ReadItem]]] = defaultdict(list)
         for item in plan.items:
             info: Any = self.storage_data[item.storage_index]
@@ -53,11 +49,7 @@ class DcpReader(dcp.FileSystemReader):
         return future
 
     def read_metadata(self) -> Metadata:
-        """Return DCP's records of all tensors.
-
-        Raises:
-            UserError: as `dcp_metadata.read`.
-        """
+        """Return DCP's records of all tensors."""
         tensors = dcp_metadata.read(Path(self.path))
         return Metadata(
             state_dict_metadata={key: _record(tensor) for key, tensor in tensors.items()},

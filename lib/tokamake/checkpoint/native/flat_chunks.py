@@ -29,8 +29,6 @@ class FlatChunks(Tensor):
     The three methods with double underscores are DCP's interface for sharded tensors.
 
     Args:
-        shape: of the whole tensor.
-        dtype: of its elements.
         chunks: this rank's chunks, by their offset in the whole tensor.
     """
 
@@ -79,13 +77,7 @@ class FlatChunks(Tensor):
 
 
 def single_chunk(tensor: Tensor, shape: Sequence[int], *, place: Sequence[slice]) -> FlatChunks:
-    """Wrap a tensor as the only chunk of a whole tensor; an empty tensor gives no chunk.
-
-    Args:
-        tensor: without gradient.
-        shape: of the whole tensor.
-        place: of the chunk.
-    """
+    """Wrap a tensor as the only chunk of a whole tensor; an empty tensor gives no chunk."""
     offset = tuple(at.start for at in place)
     return FlatChunks(shape, dtype=tensor.dtype, chunks={offset: tensor} if tensor.numel() else {})
 
@@ -96,9 +88,7 @@ def chunks_of_range(
     """Split a range of a flattened slice of a tensor into chunks of the whole tensor.
 
     Args:
-        elements: of the range, flat.
         start: first element of the range in the flattened slice.
-        place: of the slice in the whole tensor.
 
     Returns:
         Views of `elements` by their offset in the whole tensor, at most two a dimension.

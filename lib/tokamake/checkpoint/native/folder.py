@@ -51,20 +51,12 @@ def find(path: Path) -> Path | None:
 
 
 def locate(path: Path) -> Path:
-    """Return `path` if it is a native checkpoint, else the folder that its `latest` names.
-
-    Raises:
-        UserError: `path` is neither a native checkpoint nor a folder with a valid `latest`.
-    """
+    """Return `path` if it is a native checkpoint, else the folder that its `latest` names."""
     return path if is_native(path) else latest(path)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's description: version, world_size, architecture, progress.
-
-    Raises:
-        UserError: it is missing, damaged or of another version.
-    """
+    """Read a checkpoint's description: version, world_size, architecture, progress."""
     description = files.read_sealed_json(folder / DESCRIPTION, _REMEDY)
     if description.get("version") != VERSION:
         raise UserError(
@@ -83,12 +75,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Check that a checkpoint has all its files, each long enough; no tensor is read.
-
-    Raises:
-        UserError: a file is missing, truncated or from another checkpoint, or a small file is
-            damaged.
-    """
+    """Check that a checkpoint has all its files, each long enough; no tensor is read."""
     description, tensors = read_description(folder), dcp_metadata.read(folder)
     stated = description.get(_FILES) or {}
     dcp_metadata.check_files(folder, dcp_metadata.Contents(tensors, {}))
@@ -140,11 +127,7 @@ def _hashes(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_model(folder: Path) -> tuple[Architecture, int]:
-    """Read a checkpoint's architecture and number of steps.
-
-    Raises:
-        UserError: the checkpoint is damaged, as far as its small files show.
-    """
+    """Read a checkpoint's architecture and number of steps."""
     description = read_description(folder)
     if not (folder / dcp_metadata.FILE).is_file():
         raise UserError(f"{folder / dcp_metadata.FILE}: no such file; {_REMEDY}")
@@ -153,11 +136,7 @@ def read_model(folder: Path) -> tuple[Architecture, int]:
 
 
 def open_native(path: Path) -> NativeCheckpoint:
-    """Open a native checkpoint, or the one that a folder's `latest` names.
-
-    Raises:
-        UserError: it is missing, of another format, or damaged as far as its small files show.
-    """
+    """Open a native checkpoint, or the one that a folder's `latest` names."""
     folder = locate(path)
     if not is_native(folder):
         raise UserError(f"checkpoint {path}: not in tokamake's native format; {REMEDY}")

@@ -56,11 +56,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint. Only the beginnings of archives are read.
-
-    Raises:
-        UserError: it is missing, or damaged as far as names, sizes and beginnings show.
-    """
+    """Open a checkpoint. Only the beginnings of archives are read."""
     architecture, iteration = read_model(folder)
     description, tensors = read_description(folder), dcp_metadata.read(folder)
     check_files(folder)  # rank states count, too: a file may be truncated after the last weight
@@ -101,14 +97,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     """Write a checkpoint with holes in place of the tensors: weights, and all optimizer states.
 
     It has no rank states: a run that continues from it seeds its random generators again.
-
-    Args:
-        folder: where to write; exists and is empty.
-        checkpoint: the source.
-        target: dtype of weights, and maximum size of a file.
-
-    Returns:
-        Where the tensors go.
     """
     files.write_json(folder / DESCRIPTION, _description(checkpoint))
     planned = _plan(checkpoint.source, target=target)

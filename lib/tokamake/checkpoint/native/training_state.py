@@ -39,12 +39,7 @@ Tensors = dict[str, Any]
 
 
 class StateLayout:
-    """Turns this rank's tensors into parts of whole tensors.
-
-    Args:
-        mesh: of all ranks.
-        device: of the tensors.
-    """
+    """Turns this rank's tensors into parts of whole tensors."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         self._mesh: DeviceMesh | None = None
@@ -83,11 +78,8 @@ def tensors_of(
     """Return the weights and optimizer states that this rank holds a part of, by key.
 
     Args:
-        chunks: parameters.
         states: of the optimizer, by `ParameterChunk.local`: tensors of its shape, or equal on
             all ranks.
-        layout: makes them parts of whole tensors.
-        kinds: STATE of the optimizer's plug-in.
     """
     tensors: Tensors = {}
     for parameter in chunks:
@@ -110,9 +102,6 @@ def save(
     """Start to write a checkpoint; all ranks call it. The tensors may change when it returns.
 
     Args:
-        folder: where to write.
-        tensors: from `tensors_of`.
-        description: architecture and progress, for `tokamake.json`.
         rank_state: state of this rank; `load` returns it if the number of ranks is the same.
         group: all ranks, on gloo. Nothing else may use it: the writing thread does.
 
@@ -146,10 +135,7 @@ def make_state(
     """Allocate the states of an optimizer that a checkpoint has, for `load` to fill.
 
     Args:
-        folder: the checkpoint.
-        chunks: parameters.
         optimizer: its parameters are `ParameterChunk.local`.
-        kinds: STATE of the optimizer's plug-in.
     """
     saved = saved_in(folder)
     for parameter in chunks:
@@ -178,11 +164,7 @@ def saved_in(folder: Path) -> dict[str, WholeTensor]:
 
 
 def check(folder: Path, tensors: Tensors) -> None:
-    """Check that a checkpoint has tensors of these names and shapes.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Check that a checkpoint has tensors of these names and shapes."""
     saved = saved_in(folder)
     for name, tensor in tensors.items():
         if (saved_tensor := saved.get(name)) is None:
@@ -198,8 +180,6 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
     """Fill tensors in place from a checkpoint of any layout; each rank reads its own parts.
 
     Args:
-        folder: the checkpoint.
-        tensors: by key; `check` accepts them.
         alone: whether a single rank calls it; otherwise all ranks must.
 
     Raises:

@@ -28,7 +28,6 @@ def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
 
     Args:
         raw: bytes of the elements, contiguous, in items of the source's width.
-        source: dtype of the elements.
         target: dtype of the result. fp64 is cast to fp16 and bf16 through fp32, as in torch.
 
     Returns:

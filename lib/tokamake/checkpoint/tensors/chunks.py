@@ -37,9 +37,6 @@ class OpenFiles:
     """A cache of file descriptors, least recently used first out.
 
     The chunks of one tensor can lie in thousands of files, more than a process may open.
-
-    Args:
-        stack: closes the files.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -106,8 +103,6 @@ class ChunkReader:
     """Reads slices of a whole tensor.
 
     Args:
-        files: opens the tensor's files.
-        file_chunks: of the tensor.
         dtype: of what is read; chunks of other dtypes are cast.
         map_once: whether a chunk is mapped once for all reads. It pays where the slices of a read
             are scattered over a chunk, as in a transposed one.
@@ -141,7 +136,6 @@ class ChunkReader:
         """Read the elements of slices as raw bytes, contiguous.
 
         Args:
-            slices: which elements.
             order: dimensions of the result, the slowest first.
 
         Returns:
@@ -213,7 +207,6 @@ def slabs(slices: Slices, order: Sequence[int], *, row_bytes: int) -> Iterator[S
     """Split slices into slabs of about `SLAB` bytes, of at least one row.
 
     Args:
-        slices: to split.
         order: its dimensions; the first one is split.
         row_bytes: bytes for one index of that dimension.
     """

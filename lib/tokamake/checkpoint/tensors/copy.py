@@ -43,8 +43,6 @@ def fill(
 
     Args:
         extents: of the files, which have their full length. Elements in no chunk stay as they are.
-        source: where to read.
-        keys: of the tensors to copy.
         workers: number of tensors that are copied at the same time, if memory allows.
         not_finite: the keys of tensors that hold NaN or infinity are added to it.
 
@@ -131,12 +129,6 @@ class _TensorCopier:
 
     Attributes:
         is_finite: whether all numbers copied so far are finite.
-
-    Args:
-        key: of the tensor.
-        source: where to read.
-        files: opens files.
-        budget: for tensors that are mapped whole.
     """
 
     def __init__(
@@ -220,11 +212,7 @@ class _TensorCopier:
         )
 
     def _write(self, elements: Array, target: FileChunk, *, slices: Slices, dtype: Dtype) -> None:
-        """Write elements of a dtype, cast to the target's.
-
-        Raises:
-            UserError: a finite number becomes infinite.
-        """
+        """Write elements of a dtype, cast to the target's."""
         extent, _ = target
         content = cast.converted(elements, dtype, target=extent.dtype)
         if not self._check_finite(content, extent.dtype) and extent.dtype != dtype:
@@ -240,11 +228,7 @@ class _TensorCopier:
 def _check_range(
     key: str, elements: Array, *, source: Dtype, content: Array, target: Dtype
 ) -> None:
-    """Check that no finite number of the source became infinite.
-
-    Raises:
-        UserError: one did.
-    """
+    """Check that no finite number of the source became infinite."""
     before, after = cast.values(elements, source), cast.values(content, target)
     if (np.isfinite(before) & ~np.isfinite(after)).any():
         wider = "bf16 or fp32" if target.name == "float16" else "fp32"

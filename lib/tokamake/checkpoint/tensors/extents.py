@@ -117,11 +117,7 @@ class Extent:
         return (1 + sum((size - 1) * step for size, step in steps)) * self.dtype.itemsize
 
     def check(self, size: int) -> None:
-        """Check that a file of `size` bytes holds the extent, and the extent holds its chunks.
-
-        Raises:
-            UserError: the file is damaged.
-        """
+        """Check that a file of `size` bytes holds the extent, and the extent holds its chunks."""
         if self.offset + self.num_bytes > size:
             raise UserError(
                 f"{self.file}: damaged: has {size:,} bytes, tensor {self.name} would end at "
@@ -154,11 +150,7 @@ class Extent:
         return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
 
     def as_it_lies(self) -> "Extent":
-        """Return the same bytes as a contiguous extent, with strided chunks.
-
-        Raises:
-            UserError: the elements of a chunk have no constant stride in the file.
-        """
+        """Return the same bytes as a contiguous extent, with strided chunks."""
         if self.stride is None:
             return self
         if not self.numel:

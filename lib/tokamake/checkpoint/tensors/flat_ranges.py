@@ -7,16 +7,7 @@ from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
 
 
 def slices_of_range(shape: Sequence[int], start: int, *, stop: int) -> Iterator[Slices]:
-    """Split a range of a flattened tensor into slices of the tensor, in order.
-
-    Args:
-        shape: of the tensor.
-        start: first element of the range.
-        stop: element after the last one.
-
-    Yields:
-        At most two for each dimension.
-    """
+    """Split a range of a flattened tensor into slices in order, at most two a dimension."""
     if start == stop:
         return
     if len(shape) < 2:
@@ -42,8 +33,6 @@ def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
 
     Args:
         chunks: of the stored tensor, contiguous.
-        start: first element of the range.
-        stop: element after the last one.
 
     Yields:
         Chunks of the range; their `start` counts from the beginning of the range.

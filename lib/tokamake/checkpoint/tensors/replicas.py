@@ -11,11 +11,7 @@ from tokamake.errors import UserError
 
 
 def check_replicas(source: TensorSource) -> None:
-    """Compare all replicas bit by bit; nothing else is read.
-
-    Raises:
-        UserError: replicas differ; the message names the tensor and its file.
-    """
+    """Compare all replicas bit by bit; nothing else is read."""
     for extent in source.extents:
         if not extent.is_replica:
             continue

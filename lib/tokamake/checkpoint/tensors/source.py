@@ -33,15 +33,7 @@ class TensorSource:
     Attributes:
         extents: extents that hold the tensors.
         shapes: of the whole tensors, by key.
-        in_memory: tensors in memory, by key.
-
-    Args:
-        extents: extents that hold the tensors.
-        shapes: of the whole tensors, by key.
         in_memory: tensors in memory, by key; a number is a tensor in fp32.
-
-    Raises:
-        UserError: a file is too short, or a tensor is incomplete.
     """
 
     def __init__(
@@ -130,11 +122,7 @@ class TensorSource:
         return TensorSource(extents, shapes, in_memory=self.in_memory)
 
     def number(self, key: str) -> float:
-        """Read a tensor without dimensions; from a file, without torch.
-
-        Raises:
-            UserError: its dtype is not supported.
-        """
+        """Read a tensor without dimensions; from a file, without torch."""
         if key in self.in_memory:
             return float(self.in_memory[key])
         ((extent, chunk),) = self._file_chunks[key]

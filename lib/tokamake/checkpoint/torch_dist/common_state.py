@@ -39,15 +39,7 @@ class StoredObject:
 
 
 def read_common(folder: Path, contents: Contents) -> StoredObject:
-    """Read the common state: Megatron's arguments, counters and settings of the optimizer.
-
-    Args:
-        folder: of the checkpoint.
-        contents: of its `.metadata`.
-
-    Raises:
-        UserError: it is missing or damaged, or could run code.
-    """
+    """Read the common state: Megatron's arguments, counters and settings of the optimizer."""
     if (file := folder / FILE).is_file() or _KEY not in contents.objects:
         common = StoredObject(pickle_reader.read(file, REMEDY), file)
     else:
@@ -58,16 +50,7 @@ def read_common(folder: Path, contents: Contents) -> StoredObject:
 
 
 def read_shard(folder: Path, key: str, *, location: StorageLocation) -> StoredObject:
-    """Read an object that a single rank has saved.
-
-    Args:
-        folder: of the checkpoint.
-        key: of the object.
-        location: where it lies.
-
-    Raises:
-        UserError: it is damaged, or could run code.
-    """
+    """Read an object that a single rank has saved."""
     file, offset, _ = location
     # Megatron saves a list with the single shard.
     shards = dcp_archives.read_object(folder, key, location=location)

@@ -118,11 +118,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint in a folder that `find` returned.
-
-    Raises:
-        UserError: a file is missing or damaged, or tokamake has no such model.
-    """
+    """Open a checkpoint in a folder that `find` returned."""
     _check_kind(folder)
     contents = dcp_metadata.read_contents(folder, may_share=True)
     dcp_metadata.check_files(folder, contents)
@@ -173,11 +169,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _check_kind(folder: Path) -> None:
-    """Check how the tensors are stored.
-
-    Raises:
-        UserError: in a way that no current Megatron-LM writes.
-    """
+    """Check how the tensors are stored."""
     kind: Any = files.read_json(folder / _KIND, REMEDY)
     backend = kind.get("sharded_backend") if isinstance(kind, dict) else None
     if backend != _TORCH_DIST["sharded_backend"]:

@@ -86,12 +86,6 @@ def read_states(
 ) -> tuple[OptimizerStates, tuple[str, ...]]:
     """Locate the optimizer states.
 
-    Args:
-        folder: of the checkpoint.
-        contents: of its `.metadata`.
-        common: its common state.
-        model: its model.
-
     Returns:
         The states, and descriptions of those that tokamake cannot read; if there are any, no
         states are returned.
@@ -115,11 +109,7 @@ def read_states(
 def _from_tensors(
     folder: Path, stored: Mapping[str, WholeTensor], *, common: StoredObject, model: StoredModel
 ) -> OptimizerStates:
-    """Locate states that are sharded like the model.
-
-    Raises:
-        _UnreadError: they are not.
-    """
+    """Locate states that are sharded like the model."""
     owners: dict[str, tuple[str, ShardedTensor]] = {}
     for key, tensor in stored.items():
         match = _STATE.fullmatch(key)
@@ -156,9 +146,6 @@ def _add_settings(
     """Add step counts, settings and loss scale.
 
     Args:
-        states: to which they are added.
-        place: object that holds them.
-        saved: state of Megatron's optimizer in it.
         extents: states of the parameters that are counted.
     """
     inner = saved.get(OPTIMIZER, saved) if isinstance(saved, Mapping) else {}
@@ -183,11 +170,7 @@ def _add_settings(
 def _from_buckets(
     folder: Path, contents: Contents, *, stored: Mapping[str, WholeTensor], model: StoredModel
 ) -> OptimizerStates:
-    """Locate states in buckets.
-
-    Raises:
-        _UnreadError: the buckets are not those of the model on the ranks that have saved it.
-    """
+    """Locate states in buckets."""
     groups: dict[int, dict[tuple[int, int], dict[str, str]]] = defaultdict(dict)
     for key in stored:
         match = _BUCKET.fullmatch(key)

@@ -108,16 +108,8 @@ def match_tensors(
 ) -> dict[str, ShardedTensor]:
     """Match the tensors of a checkpoint with those of a model.
 
-    Args:
-        folder: of the checkpoint, for messages.
-        stored: its weights by key.
-        model: sharded tensors of the model.
-
     Returns:
         Sharded tensors by key. A checkpoint with a tensor for each layer gives a key for each.
-
-    Raises:
-        UserError: a tensor is missing, unknown or of another shape.
     """
     expected = {tensor.key: tensor for tensor in model}
     # Megatron has no layer axis if its layers differ.
@@ -156,13 +148,7 @@ def _fused_name(key: str) -> str:
 
 
 def to_whole_tensors(extent: Extent, tensor: ShardedTensor, *, prefix: str) -> Extent:
-    """Return an extent of a sharded tensor with chunks of tokamake's whole tensors.
-
-    Args:
-        extent: with chunks of the sharded tensor.
-        tensor: the sharded tensor.
-        prefix: prefix of the keys of the whole tensors.
-    """
+    """Return an extent of a sharded tensor with chunks of tokamake's whole tensors."""
     chunks = (
         each for chunk in extent.chunks for each in _whole_chunks(chunk, tensor, prefix=prefix)
     )
@@ -174,10 +160,6 @@ def is_flattened(size: Sequence[int], tensor: ShardedTensor) -> bool:
 
     Until version 0.14, megatron.core stores optimizer states so. The size is the number of shards
     along each dimension, then the number of elements of a shard.
-
-    Args:
-        size: of the stored tensor.
-        tensor: the sharded tensor.
     """
     counts, shape = size[:-1], tensor.shape
     return (
@@ -189,11 +171,6 @@ def is_flattened(size: Sequence[int], tensor: ShardedTensor) -> bool:
 
 def unflattened(extent: Extent, size: Sequence[int], *, tensor: ShardedTensor) -> Extent:
     """Return an extent of flattened shards with chunks of the sharded tensor.
-
-    Args:
-        extent: with one chunk of the stored tensor, contiguous.
-        size: of the stored tensor (see `is_flattened`).
-        tensor: the sharded tensor.
 
     Raises:
         ValueError: the chunk holds more than one shard.

@@ -129,7 +129,6 @@ def value_of(member: Any, values: Mapping[str, Any]) -> Any:
     Args:
         member: a stand-in, made from the member's value or from its name (see
             `pickle_writer.GETATTR`), or the plain value.
-        values: of the members, by name.
 
     Returns:
         The value; None if the name is unknown.
@@ -162,11 +161,7 @@ class AllowedGlobals:
         self._unknown: set[str] = set()
 
     def find(self, module: str, name: str) -> type[StandIn]:
-        """Return the stand-in for a class or function.
-
-        Raises:
-            pickle.UnpicklingError: the original could run code.
-        """
+        """Return the stand-in for a class or function."""
         full = f"{module}.{name}"
         known = full.startswith(_KNOWN) or (module, name) in _HARMLESS or _SIGNAL.fullmatch(full)
         # Not even methods of known classes of Python, such as Path.touch.
@@ -178,9 +173,6 @@ class AllowedGlobals:
 
     def check(self, content: Any) -> None:
         """Check that classes of unknown packages occur within namespaces only.
-
-        Args:
-            content: all values of the file.
 
         Raises:
             pickle.UnpicklingError: one occurs elsewhere, or the pickle made and dropped it.

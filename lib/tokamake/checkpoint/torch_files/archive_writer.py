@@ -40,7 +40,6 @@ def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
     """Write a file.
 
     Args:
-        file: to write.
         state: argument of torch.save, with `PlannedTensor` in place of tensors.
 
     Returns:

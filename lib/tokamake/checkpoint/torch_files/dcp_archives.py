@@ -46,15 +46,8 @@ class _ArchiveLayout(NamedTuple):
 def locate(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Extent]:
     """Locate the chunks of tensors, without those that are in no file.
 
-    Args:
-        folder: of the checkpoint.
-        tensors: of `.metadata`, by key.
-
     Yields:
         An extent for each archive, with one chunk of the tensor of that key.
-
-    Raises:
-        UserError: an archive is damaged, or its tensor has another size than `.metadata` says.
     """
     chunks: dict[str, list[_ArchivedChunk]] = defaultdict(list)
     for key, tensor in tensors.items():
@@ -84,11 +77,7 @@ def _read_file(
 
 
 def _parse_archive(file: Path, stream: IO[bytes], *, chunk: _ArchivedChunk) -> _ArchiveLayout:
-    """Parse an archive.
-
-    Raises:
-        UserError: it is damaged, or its tensor has another size than `.metadata` says.
-    """
+    """Parse an archive."""
     key, (_, size, _), (_, start, length) = chunk
     tensor = _parse(file, stream, key=key, location=chunk.location)
     if not isinstance(tensor, pickle_reader.PickledTensor) or tensor.shape != size:
@@ -102,11 +91,7 @@ def _parse_archive(file: Path, stream: IO[bytes], *, chunk: _ArchivedChunk) -> _
 
 
 def _parse(file: Path, stream: IO[bytes], *, key: str, location: StorageLocation) -> Any:
-    """Parse an archive; offsets count from its first byte.
-
-    Raises:
-        UserError: it is damaged, or could run code.
-    """
+    """Parse an archive; offsets count from its first byte."""
     _, start, length = location
     try:
         return pickle_reader.parse(pickle_reader.View(stream, start, length=length))
@@ -127,9 +112,6 @@ def read_object(folder: Path, key: str, *, location: StorageLocation) -> Any:
     """Return an object that an archive holds, with `PickledTensor` in place of tensors.
 
     Their offsets count from the first byte of the archive.
-
-    Raises:
-        UserError: the archive is missing or damaged, or could run code.
     """
     file = folder / location.file
     try:
@@ -184,7 +166,6 @@ def lay_out(
     """Write files with holes in place of the tensors' data.
 
     Args:
-        folder: where to write.
         archives: in the order in which they are written. The chunks of a tensor cover it.
         max_shard_bytes: maximum size of a file, unless a single archive is larger.
     """

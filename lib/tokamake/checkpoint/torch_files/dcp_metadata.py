@@ -174,11 +174,7 @@ class Contents(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, WholeTensor]:
-    """Read the tensors of a checkpoint that has no other objects, without their data.
-
-    Raises:
-        UserError: as `read_contents`, or there are other objects.
-    """
+    """Read the tensors of a checkpoint that has no other objects, without their data."""
     tensors, objects = read_contents(folder)
     if objects:
         raise UserError(
@@ -192,12 +188,7 @@ def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
     """Read what a checkpoint holds by key, without the data.
 
     Args:
-        folder: of the checkpoint.
         may_share: whether two keys may name the same archive.
-
-    Raises:
-        UserError: the metadata is missing or damaged, could run code, or describes anything but
-            tensors and objects in files of the folder.
     """
     file = folder / FILE
     try:
@@ -222,11 +213,7 @@ def _line(error: Exception) -> str:
 
 
 def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:
-    """Return first byte and length of each archive, by file.
-
-    Raises:
-        UserError: as `read`.
-    """
+    """Return first byte and length of each archive, by file."""
     locations: dict[Path, list[tuple[int, int]]] = defaultdict(list)
     # Two keys may name the same archive.
     for name, offset, length in dict.fromkeys(_locations(read_contents(folder, may_share=True))):
@@ -243,11 +230,7 @@ def _locations(contents: Contents) -> Iterator[StorageLocation]:
 
 
 def check_files(folder: Path, contents: Contents) -> None:
-    """Check that all files of a checkpoint exist and are long enough.
-
-    Raises:
-        UserError: a file is missing or truncated.
-    """
+    """Check that all files of a checkpoint exist and are long enough."""
     ends: dict[str, int] = defaultdict(int)
     for name, offset, length in _locations(contents):
         ends[name] = max(ends[name], offset + length)
@@ -295,11 +278,7 @@ def _contents(metadata: Any, kinds: Mapping[str, Any], *, may_share: bool) -> Co
 
 
 def _check_disjoint(locations: Mapping[_Index, StorageLocation], *, may_share: bool) -> None:
-    """Check that no two archives share bytes, except for two keys that may name the same archive.
-
-    Raises:
-        ValueError: two do.
-    """
+    """Check that archives share no bytes; two keys may name the same archive if `may_share`."""
     by_location = sorted(locations.items(), key=lambda item: item[1])
     for (first, before), (second, after) in pairwise(by_location):
         if before.file == after.file and before.offset + before.length > after.offset:
@@ -339,11 +318,7 @@ def _chunks(
 
 
 def _check_complete(key: str, shape: tuple[int, ...], *, chunks: Sequence[StoredChunk]) -> None:
-    """Check that chunks cover each element of a tensor exactly once.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Check that chunks cover each element of a tensor exactly once."""
     chunk_slices = [
         tuple(slice(at, at + n) for at, n in zip(chunk.offset, chunk.size, strict=True))
         for chunk in chunks

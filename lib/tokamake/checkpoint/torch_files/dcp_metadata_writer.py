@@ -28,13 +28,7 @@ def write(
     tensors: Mapping[str, WholeTensor],
     objects: Mapping[str, StorageLocation] = types.MappingProxyType({}),
 ) -> None:
-    """Write `.metadata`.
-
-    Args:
-        folder: of the checkpoint.
-        tensors: by key. Each of their chunks is in a file.
-        objects: archives of other objects, by key.
-    """
+    """Write `.metadata`."""
     chunks = (
         (
             _record("MetadataIndex", fqn=key, offset=_size(chunk.offset), index=number),

@@ -33,9 +33,6 @@ def check(pickled: bytes) -> None:
     """Check that no memo index is much larger than the number of bytes of a pickle.
 
     A pickle that is damaged in another way is left to the unpickler, which stops at that byte.
-
-    Raises:
-        ValueError: an index is too large, or the pickle is truncated.
     """
     skip, position = _skipping(len(pickled)), 0
     while position < len(pickled):
@@ -67,7 +64,6 @@ def counting(*kinds: Any, num_bytes: int) -> list[Any]:
     """Return stand-ins for types that copy their arguments; together they copy few items.
 
     Args:
-        kinds: types of collections.
         num_bytes: length of the pickle; the stand-ins raise ValueError beyond as many items.
     """
     num_left = num_bytes

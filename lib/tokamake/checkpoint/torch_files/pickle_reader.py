@@ -149,11 +149,7 @@ class _TensorUnpickler(pickle.Unpickler):
     """Reads a pickle of torch.save, and calls only the classes and functions of this module.
 
     Args:
-        pickled: the pickle.
         find: returns the offset in the file of a storage, by its key.
-
-    Raises:
-        ValueError: it asks for more memory than its length allows.
     """
 
     def __init__(self, pickled: bytes, find: Callable[[str], int]) -> None:
@@ -165,11 +161,7 @@ class _TensorUnpickler(pickle.Unpickler):
         self._globals = AllowedGlobals()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in for a class or function.
-
-        Raises:
-            pickle.UnpicklingError: the original could run code.
-        """
+        """Return a stand-in for a class or function."""
         if (rebuild := _REBUILD.get((module, name))) is not None:
             return rebuild
         module_now = {"__builtin__": "builtins"}.get(module, module)
@@ -188,11 +180,7 @@ class _TensorUnpickler(pickle.Unpickler):
         return self._globals.find(module, name)
 
     def read(self) -> Any:
-        """Return the content of the pickle.
-
-        Raises:
-            pickle.UnpicklingError: it names something that could run code.
-        """
+        """Return the content of the pickle."""
         content = self.load()
         self._globals.check(content)
         return content
@@ -205,13 +193,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 class View(io.RawIOBase):
-    """A read-only file over some bytes of another file.
-
-    Args:
-        stream: of the other file.
-        start: first byte.
-        length: number of bytes.
-    """
+    """A read-only file over some bytes of another file."""
 
     def __init__(self, stream: IO[bytes], start: int, *, length: int) -> None:
         self._stream, self._start, self._length = stream, start, length
@@ -242,15 +224,7 @@ class View(io.RawIOBase):
 
 
 def read(file: Path, remedy: str) -> Any:
-    """Read a file of torch.save; tensors are returned as `PickledTensor`.
-
-    Args:
-        file: to read.
-        remedy: end of the message if it is missing or damaged.
-
-    Raises:
-        UserError: the file is missing or damaged, or could run code.
-    """
+    """Read a file of torch.save; tensors are returned as `PickledTensor`."""
     try:
         with file.open("rb") as stream:
             return parse(stream)
@@ -284,12 +258,7 @@ def parse(stream: Any) -> Any:
 
 
 def parse_archive(archive: zipfile.ZipFile, stream: Any) -> Any:
-    """Read an archive as `parse` does, with its directory already read.
-
-    Args:
-        archive: the archive.
-        stream: from which it was opened.
-    """
+    """Read an archive as `parse` does, with its directory already read."""
     entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
     if "byteorder" in entries:
         order = _content(archive, entries["byteorder"], max_bytes=_MAX_BYTE_ORDER_BYTES)
@@ -307,11 +276,7 @@ def parse_archive(archive: zipfile.ZipFile, stream: Any) -> Any:
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, *, max_bytes: int) -> bytes:
-    """Return an entry's content, which takes as much memory as the file has bytes for it.
-
-    Raises:
-        ValueError: the entry is compressed or too long.
-    """
+    """Return an entry's content, which takes as much memory as the file has bytes for it."""
     if entry.compress_type:
         raise ValueError(f"its {entry.filename} is compressed")
     if entry.file_size > max_bytes:
@@ -320,11 +285,7 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, *, max_bytes: int
 
 
 def data_offset(stream: Any, entry: zipfile.ZipInfo) -> int:
-    """Return the offset of the content of an entry.
-
-    Raises:
-        UserError: the local header is damaged.
-    """
+    """Return the offset of the content of an entry."""
     stream.seek(entry.header_offset)
     header = stream.read(30)
     if header[:4] != _LOCAL:

@@ -32,11 +32,7 @@ def lay_out(file: Path, state: Any) -> list[Extent]:
     """Write a file with holes in place of the tensors' data; holes take no space on disk.
 
     Args:
-        file: to write.
         state: argument of torch.save, with `PlannedTensor` in place of tensors.
-
-    Returns:
-        Where the tensors go.
     """
     offsets = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
@@ -77,11 +73,6 @@ def seal(file: Path, archives: Iterable[tuple[int, int]], *, workers: int = 1) -
     """Write the checksums of the data into a file that was laid out and filled.
 
     torch itself does not verify them; `convert`, `inspect` and other programs do.
-
-    Args:
-        file: is both input and output.
-        archives: first byte and length of each archive in the file.
-        workers: number of checksums that are computed at the same time.
     """
     with file.open("r+b") as stream, ThreadPoolExecutor(workers) as pool:
         entries = [
@@ -110,11 +101,7 @@ def _unsealed(stream: IO[bytes], start: int, *, length: int) -> Iterator[_Unseal
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:
-    """Return the CRC-32 of some bytes of a file.
-
-    Raises:
-        EOFError: the file ends earlier.
-    """
+    """Return the CRC-32 of some bytes of a file."""
     value, buffer = 0, memoryview(bytearray(min(_READ_BYTES, size)))
     while size:
         num_read = os.preadv(descriptor, [buffer[: min(_READ_BYTES, size)]], start)
@@ -131,12 +118,7 @@ def check_checksums(
     """Compare the contents of an archive with the checksums in it.
 
     Args:
-        archive: the archive.
-        view: from which it was opened.
         compute: returns the CRC-32 of some bytes of the archive, by first byte and length.
-
-    Raises:
-        ValueError: a bit has changed; the message names the entry.
     """
     # A writer that computes no checksum leaves 0.
     for entry in (entry for entry in archive.infolist() if entry.CRC):

@@ -49,12 +49,7 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     """Fields of an `Architecture` that Megatron's arguments state.
 
     Args:
-        args: of a checkpoint.
-        file: with the arguments, for messages.
         is_core: whether the model is megatron.core's, whose head always has an exact GELU.
-
-    Raises:
-        UserError: Megatron's versions disagree on what the arguments mean.
     """
     has_biases = biases(args, file, default=True)
     # Megatron's models without the head of the order of sentences have no token types, either.

@@ -28,7 +28,6 @@ def attention_bytes(architecture: Architecture, size: int) -> int:
     """Queries, keys, values and result of attention, and its fp32 normalizers.
 
     Args:
-        architecture: shape of the model.
         size: bytes per number.
     """
     num_values = 2 * (architecture.query_size + architecture.key_value_size)
@@ -64,7 +63,6 @@ def gated_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> S
     projection and their product.
 
     Args:
-        architecture: shape of the model.
         size: bytes per number of the forward pass.
         fused_norm: whether the device has RMSNorm as one kernel.
     """
@@ -92,9 +90,6 @@ def decoder_layer(
     and keys and values of the encoder's tokens. All layers share the states of the encoder.
 
     Args:
-        architecture: shape of the model.
-        size: bytes per number of the forward pass.
-        fused_norm: whether the device has RMSNorm as one kernel.
         encoder_tokens: tokens of the encoder for each token of the decoder.
         of_layer: bytes per token of a layer without cross-attention.
     """

@@ -60,11 +60,8 @@ def decode(
     """Pass states through layers; the new tokens extend the cache.
 
     Args:
-        layers: for which `applies` holds.
         x: (N, 1, D) states.
         cos: (1, K) cosines of the positions, or (N, 1, 1, K).
-        sin: their sines.
-        cache: keys and values of earlier tokens.
 
     Returns:
         (N, 1, D).

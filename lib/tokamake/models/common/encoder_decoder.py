@@ -35,10 +35,6 @@ class CrossAttention(nn.Module):
 
     Attributes:
         number: of its layer in the whole model.
-
-    Args:
-        architecture: shape of the model.
-        mesh: this rank among its peers.
     """
 
     def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
@@ -78,14 +74,7 @@ class CrossAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A pre-norm layer: attention, cross-attention, MLP, each added to the residual stream.
-
-    Args:
-        norm: builds a norm.
-        attention: mixes tokens of the decoder.
-        cross_attention: mixes in tokens of the encoder.
-        mlp: transforms each token on its own.
-    """
+    """A pre-norm layer: attention, cross-attention, MLP, each added to the residual stream."""
 
     def __init__(
         self,
@@ -127,12 +116,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerStack(nn.Module):
-    """Layers, and the norm after the last one.
-
-    Args:
-        layers: the layers.
-        norm: the norm.
-    """
+    """Layers, and the norm after the last one."""
 
     def __init__(self, layers: Sequence[nn.Module], norm: nn.Module) -> None:
         super().__init__()
@@ -252,12 +236,7 @@ class EncoderDecoder(LanguageModel):
         return shared_input(self.encoder.norm(x_BLD), self.mesh)
 
     def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:  # noqa: ARG002
-        """States of tokens of either stack before its first layer, of this rank's `own_tokens`.
-
-        Args:
-            tokens_BL: tokens of the whole rows.
-            packed: samples of the rows; None: each row is a sample.
-        """
+        """States of tokens of either stack before its first layer, of this rank's `own_tokens`."""
         states_BLD: Tensor = self.embed_tokens(tokens_BL)
         return states_BLD
 

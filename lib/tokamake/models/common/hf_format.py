@@ -103,11 +103,6 @@ class HFFormat:
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
         """Where the rows of our tensor lie in the stored one, before that is transposed.
 
-        Args:
-            architecture: shape of the model.
-            name: of our tensor.
-            number: of its rows.
-
         Returns:
             Ranges of its rows, each with the stored row at which it begins.
         """

@@ -100,13 +100,7 @@ class LayerCache:
         return keys[rows, :, : this.span], values[rows, :, : this.span]
 
     def with_room(self, groups: int, width: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The tensors, made twice as long if the tokens of the pass do not fit.
-
-        Args:
-            groups: G.
-            width: K.
-            like: tensor with the dtype and device.
-        """
+        """The tensors, made twice as long if the tokens of the pass do not fit."""
         span, old = self._cache.this_pass.span, self.tensors
         length = old[0].shape[2] if old else 0
         if old and span <= length:
@@ -125,7 +119,6 @@ class KeyValueCache:
     """Keys and values of all layers of this rank.
 
     Args:
-        num_layers: layers of this rank.
         num_rows: R, sequences.
         capacity: longest sequence in tokens.
         is_kept: False for a single pass, whose keys and values are not needed later.
@@ -159,9 +152,6 @@ class KeyValueCache:
 
         Args:
             counts: new tokens of each row, at most `width`.
-            width: columns of the pass.
-            first: first row of the pass.
-            device: device of the model.
             predicting: columns of each row whose successors the model predicts; None: those of
                 the last new tokens.
         """

@@ -65,11 +65,7 @@ class PackedRows(NamedTuple):
         return positions_in_documents(self.sample_ids)
 
     def tokens(self, sample_numbers: Tensor) -> SampleTokens:
-        """Places of the tokens in the run.
-
-        Args:
-            sample_numbers: (samples,) number of each sample in the run.
-        """
+        """Places of the tokens in the run."""
         return SampleTokens(F.pad(sample_numbers, (0, 1))[self.sample_ids], self.position_ids)
 
 
@@ -109,8 +105,6 @@ class LanguageModel(nn.Module):
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
-        architecture: shape of the model, vocab_size filled in.
-        mesh: this rank among its peers.
         stage: numbers of the layers of this stage; None: all.
     """
 
@@ -149,11 +143,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def add_layers(self, numbers: range) -> None:
-        """Add the layers of this stage.
-
-        Args:
-            numbers: their numbers in the whole model.
-        """
+        """Add the layers of this stage."""
         self.layers = nn.ModuleDict({str(number): self.build_layer() for number in numbers})
         for number, layer in self.layers.items():
             attention: Any = layer.self_attn
@@ -274,13 +264,7 @@ class LanguageModel(nn.Module):
     def dropout(
         self, x: Tensor, sample_numbers: Tensor | None, packed: PackedRows | None = None
     ) -> Dropout | None:
-        """Dropout of a forward pass. None: nothing is dropped.
-
-        Args:
-            x: see `forward`.
-            sample_numbers: see `forward`.
-            packed: samples of the rows; None: each row is a sample.
-        """
+        """Dropout of a forward pass. None: nothing is dropped."""
         if sample_numbers is None or self.dropout_rates is None:
             return None
         heads = part(self.architecture.num_attention_heads, self.mesh.tensor)
@@ -295,12 +279,7 @@ class LanguageModel(nn.Module):
     def mask(
         self, document_ids: Tensor | None, cache: KeyValueCache | None = None
     ) -> AttentionMask:
-        """Mask of attention that keeps documents apart, in the form that `attention` takes.
-
-        Args:
-            document_ids: (B, L) of this rank's tokens.
-            cache: see `forward`; its rows can have different lengths.
-        """
+        """Mask of attention that keeps documents apart, in the form that `attention` takes."""
         if cache:
             return cache.this_pass.mask
         if document_ids is None:

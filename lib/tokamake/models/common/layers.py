@@ -35,8 +35,6 @@ class Attention(nn.Module):
         number: of its layer in the whole model.
 
     Args:
-        architecture: shape of the model.
-        mesh: this rank among its peers.
         head_norm: builds a norm of each query head, and of each key head, before rotation.
     """
 
@@ -97,12 +95,9 @@ class Attention(nn.Module):
         """Mix tokens: each sees itself and earlier ones, also in the cache, or those of `mask`.
 
         Args:
-            x_BLD: token states.
             cos_LK: cosines of rotary positions; None: heads are not rotated.
-            sin_LK: sines of rotary positions.
             mask: see `parallel.attention.attention`; None: causal.
             dropout: dropout of the weights; None: nothing is dropped.
-            cache: keys and values of earlier tokens; these tokens extend it.
         """
         x_BLD = shared_input(x_BLD, self._mesh)
         q_BLHK, k_BLGK, v_BLGK = (
@@ -190,13 +185,7 @@ class GatedMLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A pre-norm layer: attention, then MLP, each added to the residual stream.
-
-    Args:
-        norm: builds a norm.
-        attention: mixes tokens.
-        mlp: transforms each token on its own.
-    """
+    """A pre-norm layer: attention, then MLP, each added to the residual stream."""
 
     def __init__(
         self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: nn.Module

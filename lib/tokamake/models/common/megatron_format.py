@@ -68,12 +68,7 @@ def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
     """attention_bias and mlp_bias, which Megatron has together.
 
     Args:
-        args: Megatron's arguments.
-        file: with the arguments, for messages.
         default: whether a checkpoint without the argument has biases.
-
-    Raises:
-        UserError: only queries, keys and values have biases.
     """
     stated = getattr(args, "add_bias_linear", None)
     has_biases = default if stated is None else bool(stated)
@@ -85,17 +80,7 @@ def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
 
 
 def mlp_activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str:
-    """hidden_act of MLPs without a gate.
-
-    Args:
-        args: Megatron's arguments.
-        file: with the arguments, for messages.
-        biased: whether MLPs have biases.
-        is_core: whether the model is megatron.core's, which ignores some arguments.
-
-    Raises:
-        UserError: Megatron's versions disagree on what the arguments mean.
-    """
+    """hidden_act of MLPs without a gate."""
     # Megatron's kernel that fuses the bias approximates GELU by tanh; its plain GELU is exact.
     fused = getattr(args, "bias_gelu_fusion", None)
     if biased and (fused is None or fused):
@@ -110,13 +95,7 @@ def mlp_activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str
 
 
 def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """`fields` of a family with RMSNorms, whose biases are off by default.
-
-    Args:
-        args: of a checkpoint.
-        file: with the arguments, for messages.
-        is_core: whether the model is megatron.core's, which reads some arguments differently.
-    """
+    """`fields` of a family with RMSNorms, whose biases are off by default."""
     return {
         "rms_norm_eps": norm_epsilon(args, is_core=is_core),
         **biases(args, file, default=False),
@@ -124,14 +103,7 @@ def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
 
 
 def unsupported(args: Any, file: Path, *, name: str, meaning: str) -> UserError:
-    """Error: an argument asks for a feature that no family has.
-
-    Args:
-        args: Megatron's arguments.
-        file: with the arguments.
-        name: of the argument.
-        meaning: the feature.
-    """
+    """Error: an argument asks for a feature that no family has."""
     value = reprlib.repr(getattr(args, name, None))
     return UserError(
         f"{file}: args.{name}: {value}: means {meaning}, which no family of tokamake has; give a "

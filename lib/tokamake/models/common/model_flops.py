@@ -12,8 +12,6 @@ def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matri
     """Floating-point operations of one token's forward and backward pass.
 
     Args:
-        architecture: shape of the model, vocab_size filled in.
-        sequence_length: tokens that attention spans.
         num_mlp_matrices: matrices of hidden_size × intermediate_size in a layer.
     """
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
@@ -33,14 +31,7 @@ def per_encoder_token(
     *,
     num_mlp_matrices: int,
 ) -> int:
-    """Floating-point operations of a sample of an encoder-decoder, by tokens of the encoder.
-
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        sequence_length: tokens of the encoder.
-        decoder_length: tokens of the decoder.
-        num_mlp_matrices: matrices of hidden_size × intermediate_size in a layer.
-    """
+    """Floating-point operations of a sample of an encoder-decoder, by tokens of the encoder."""
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
     hidden, query = architecture.hidden_size, architecture.query_size
     key_value = architecture.key_value_size

@@ -23,8 +23,6 @@ def rotary(
 
     Args:
         positions: (L,) for all rows, or (B, L).
-        architecture: shape of the model.
-        dtype: of the result.
 
     Returns:
         (L, K) each, or (B, 1, L, K), for `rotate`.
@@ -161,11 +159,8 @@ def alibi(
     """Bias of attention scores: lower with distance, -inf for tokens that are not seen.
 
     Args:
-        num_heads: of the model.
         heads: of this rank.
         positions: (L,) or (B, L) places of the tokens that attend.
-        total: tokens attended to.
-        like: tensor with the dtype and device of the result.
         mask: (B, 1, L, S) bool; None: each token sees itself and earlier tokens.
 
     Returns:

@@ -31,8 +31,6 @@ class RandomWeights:
     report. Norms are 1, biases 0.
 
     Args:
-        architecture: shape of the model.
-        seed: seed of the weights.
         into_residual: ends of the names of weights that add to the residual stream.
     """
 
@@ -50,9 +48,7 @@ class RandomWeights:
         """Draw a part of a tensor, tile by tile.
 
         Args:
-            name: of the tensor in checkpoints.
             shape: of the whole tensor, one or two dimensions.
-            place: of the part in it.
 
         Yields:
             Slices of the part, and their values in fp32.

@@ -23,16 +23,7 @@ def shapes(
     of_embeddings: Callable[[Architecture], Shapes] = _none,
     of_heads: Callable[[Architecture], Shapes] = _none,
 ) -> Shapes:
-    """Shape of every tensor by its name.
-
-    Args:
-        architecture: shape of the model, vocab_size filled in.
-        gated: whether the MLP has a gate.
-        biased_norms: whether norms have biases.
-        of_attention: further tensors of the attention of a layer.
-        of_embeddings: further tensors beside the embedding of tokens.
-        of_heads: further tensors after the last norm.
-    """
+    """Shape of every tensor by its name."""
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
     layer = dict(_attention(architecture, biased_norms=biased_norms))

@@ -42,8 +42,6 @@ class RelativePositions(nn.Module):
     """Biases of attention scores of this rank's heads.
 
     Args:
-        architecture: shape of the model.
-        mesh: this rank among its peers.
         both_directions: whether later tokens have buckets of their own.
     """
 

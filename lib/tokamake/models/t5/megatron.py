@@ -54,16 +54,7 @@ _TANH = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that Megatron's arguments state.
-
-    Args:
-        args: of a checkpoint.
-        file: with the arguments, for messages.
-        is_core: whether the model is megatron.core's, which reads some arguments differently.
-
-    Raises:
-        UserError: Megatron's versions disagree on what the arguments mean.
-    """
+    """Fields of an `Architecture` that Megatron's arguments state."""
     has_biases = biases(args, file, default=True)
     return {
         "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),

@@ -58,11 +58,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint in a folder that `find` returned.
-
-    Raises:
-        UserError: a file is missing or damaged, or tokamake has no such model.
-    """
+    """Open a checkpoint in a folder that `find` returned."""
     size = deepspeed_folder.count_ranks(folder)
     files = [deepspeed_folder.model_states_path(folder, rank) for rank in range(size)]
     first = rank_file.read(files[0])
@@ -89,12 +85,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-    """Write the files without the data of their tensors; see `CheckpointFormat`.
-
-    Raises:
-        UserError: Megatron cannot divide the model among the ranks, or DeepSpeed cannot resume
-            from the optimizer states.
-    """
+    """Write the files without the data of their tensors; see `CheckpointFormat`."""
     layout, layers = target.layout, range(checkpoint.architecture.num_hidden_layers)
     extents: list[Extent] = []
     partitions = PartitionWriter(checkpoint, target)

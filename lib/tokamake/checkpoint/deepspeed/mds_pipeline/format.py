@@ -63,11 +63,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint in a folder that `find` returned.
-
-    Raises:
-        UserError: a file is missing or damaged, or tokamake has no such model.
-    """
+    """Open a checkpoint in a folder that `find` returned."""
     numbers = _layer_numbers(folder)
     first_layer = re.compile(rf"layer_{numbers[0]:02d}-model_(\d+)-model_states\.pt")
     tensor = deepspeed_folder.count_ranks(folder, first_layer)
@@ -98,11 +94,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -> Iterator[Extent]:
-    """Yield the extents of a rank's weights.
-
-    Raises:
-        UserError: the number of files does not fit the model, or a file is damaged.
-    """
+    """Yield the extents of a rank's weights."""
     trees = [*pipeline.layers(rank)]
     if len(trees) != len(numbers):
         raise UserError(
@@ -115,11 +107,7 @@ def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -
 
 
 def _layer_numbers(folder: Path) -> list[int]:
-    """Return the layer numbers in the names of the files.
-
-    Raises:
-        UserError: no file has such a name.
-    """
+    """Return the layer numbers in the names of the files."""
     names = sorted(entry.name for entry in folder.iterdir())
     if numbers := sorted({int(m[1]) for name in names if (m := _LAYER.fullmatch(name))}):
         return numbers
@@ -132,12 +120,7 @@ def _file_name(layer: int, rank: int) -> str:
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-    """Write the files without the data of their tensors; number layers from 1 without gaps.
-
-    Raises:
-        UserError: Megatron cannot divide the model among the ranks, there are more stages than
-            layers, or DeepSpeed cannot resume from the optimizer states.
-    """
+    """Write the files without the data of their tensors; number layers from 1 without gaps."""
     layout = target.layout
     ranks, stages = target_ranks(checkpoint.architecture, target), layout.pipeline_parallel_size
     _check(checkpoint, layout)
@@ -159,11 +142,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _check(checkpoint: Checkpoint, layout: ParallelLayout) -> None:
-    """Check that a pipeline of DeepSpeed can have a layout.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a pipeline of DeepSpeed can have a layout."""
     stages, num_layers = layout.pipeline_parallel_size, checkpoint.architecture.num_hidden_layers
     if stages > num_layers:
         raise UserError(

@@ -78,11 +78,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint in a folder that `find` returned.
-
-    Raises:
-        UserError: a file is missing or damaged, or tokamake has no such model.
-    """
+    """Open a checkpoint in a folder that `find` returned."""
     file = deepspeed_folder.model_states_path(folder, 0)
     state = rank_file.read(file)
     folders = sorted(entry for entry in (folder / _ZERO).iterdir() if entry.is_dir())
@@ -107,16 +103,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _states(
     folder: Path, folder_of: Mapping[str, Path], *, rank: TensorParallelRank
 ) -> OptimizerStates:
-    """Locate weights and optimizer states.
-
-    Args:
-        folder: folder of the checkpoint.
-        folder_of: folder of each parameter.
-        rank: the whole model as a single rank.
-
-    Raises:
-        UserError: a parameter is missing or unknown.
-    """
+    """Locate weights and optimizer states."""
     states = OptimizerStates()
     has_root = any(name.startswith(f"{module_tree.ROOT}.") for name in folder_of)
     slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
@@ -135,9 +122,6 @@ def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], *, hidden_size
     """Return the number of rows of the embedding or the output layer.
 
     If both were frozen, they are not in `zero`, but in the files of the ranks.
-
-    Raises:
-        UserError: neither has them.
     """
     for name, parameter_folder in folder_of.items():
         if name.endswith(module_tree.ROW_PER_TOKEN):
@@ -155,12 +139,7 @@ def _frozen_weights(
     """Return the extents of parameters that were not trained, which are in the ranks' files.
 
     Args:
-        folder: folder of the checkpoint.
-        architecture: architecture of the model.
         slices: parameters that are missing in `zero`, by name.
-
-    Raises:
-        UserError: a missing parameter was trained, or no file has it.
     """
     num_ranks = deepspeed_folder.count_ranks(folder)
     keys = {chunk.key for tensor in slices.values() for chunk in tensor.chunks}
@@ -197,11 +176,7 @@ def _settings_note(zero: Path) -> dict[str, Any]:
 
 
 def _check_same_files(folders: Iterable[Path]) -> None:
-    """Check that all parameters have the same files.
-
-    Raises:
-        UserError: a file is missing.
-    """
+    """Check that all parameters have the same files."""
     names_of = {folder: {file.name for file in folder.glob("*.pt")} for folder in folders}
     expected = {name for names in names_of.values() for name in names}
     for folder, names in names_of.items():
@@ -220,7 +195,6 @@ def _slices(
     """Return the parameters of a model by DeepSpeed's names.
 
     Args:
-        rank: the whole model as a single rank.
         layer_numbers: numbers of a pipeline's layers, or None if there is no pipeline.
     """
     if layer_numbers is not None:
@@ -272,11 +246,7 @@ def _add_steps_of_zero_3(states: OptimizerStates, zero: Path) -> None:
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-    """Write the files without the data of their tensors; with several stages, for a pipeline.
-
-    Raises:
-        UserError: the target has another dtype.
-    """
+    """Write the files without the data of their tensors; with several stages, for a pipeline."""
     if target.dtype not in (None, DTYPE):
         raise UserError(
             f"--dtype {target.dtype}: this format holds {DTYPE} weights; leave the option out"
