@@ -1,12 +1,13 @@
 """Folders that the workflow writes are checked before it starts."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.workflow.paths import check_writable, record_path
+from tokamake.workflow.paths import check_room, check_writable, record_path
 
 
 def test_folders_that_can_be_made_are_fine(tmp_path: Path) -> None:
@@ -22,6 +23,16 @@ def test_a_folder_without_permission_is_refused(
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(UserError, match="cannot be written; change its permissions"):
         check_writable([str(tmp_path / "new/data")])
+
+
+@pytest.mark.fault("full disk")
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_room(tmp_path)
+    assert not list(tmp_path.iterdir())
+    full = lambda **_: open("/dev/full", "wb", buffering=0)  # noqa: E731, SIM115
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(UserError, match="No space left on device; free some space on its disk"):
+        check_room(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,19 @@ def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:
     assert not reasons(tmp_path, "x")
 
 
+def test_a_dry_run_names_outputs_without_a_record(tmp_path: Path) -> None:
+    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n").stderr
+    shutil.rmtree(tmp_path / "results/mine/.made_from")
+    done = run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n")
+    assert "Nothing to be done" in done.stdout + done.stderr
+    line = "tokamake: 1 finished file (first results/mine/a.txt): no record in .made_from, so a cha"
+    assert done.stderr.count(line) == 1
+    assert done.stderr.endswith("if one has changed, give --forcerun make\n")
+    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "--forcerun", "make").stderr
+    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n").stderr
+
+
 def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
     assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
     for content in ("", "[]", '{"params": 5}'):

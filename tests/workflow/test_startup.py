@@ -1,5 +1,6 @@
 """Start of the workflow: the prefix of shell commands, hooks, missing personal values."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -57,6 +58,28 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
     assert settings == [functions.config]
     snakemake.on_error.call_args.args[0]()
     assert capsys.readouterr().err == "run a: saved step 5\n"
+
+
+@pytest.mark.fault("full disk")
+def test_a_disk_that_is_full_at_the_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device, while writing", "results/plan.json")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(startup, "write_plan", full)
+    monkeypatch.setattr(startup, "write_settings", lambda _: None)
+    functions = MagicMock()
+    functions.config.plan = functions.config.previous_plan
+    snakemake = MagicMock(precommand=None)
+    snakemake.planned_rules.return_value = set()
+    with pytest.raises(SystemExit, match="2"):
+        startup._start(snakemake, functions)
+    assert capsys.readouterr().err == (
+        "tokamake: results/plan.json: No space left on device, while writing; free some space, "
+        "then rerun\n"
+    )
 
 
 LOCKED = "tokamake: results/data: another process makes data there; end it (pid {pid} on "

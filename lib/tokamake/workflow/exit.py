@@ -1,5 +1,6 @@
 """Ends Snakemake with one line and exit status 2 for a user's mistake."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,12 @@ def exit_with(message: str) -> NoReturn:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Print a `UserError` and exit; Snakemake would print it with its traceback."""
+    """Print a `UserError`, or that a disk is full, and exit; Snakemake would print a traceback."""
     try:
         yield
     except UserError as error:
         exit_with(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        exit_with(f"{error.filename or 'results'}: {error.strerror}; free some space, then rerun")

@@ -1,6 +1,7 @@
 """Where the workflow's files are, relative to its working directory."""
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,3 +64,14 @@ def check_writable(folders: Iterable[str]) -> None:
             raise UserError(
                 f"{path}: cannot be written; change its permissions, or run in another folder"
             )
+
+
+def check_room(folder: Path) -> None:
+    """Check that a folder's disk is not full, by a file that has no name."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as stream:
+            stream.write(bytes(1 << 16))
+    except OSError as error:
+        raise UserError(
+            f"{folder}: {error.strerror}; free some space on its disk, then rerun"
+        ) from None

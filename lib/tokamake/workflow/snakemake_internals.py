@@ -5,10 +5,12 @@ Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.2
 """
 
 import ast
+import atexit
 import json
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
 from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
@@ -19,6 +21,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 from tokamake import files
 from tokamake.config.fields import dotted
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 from tokamake.workflow.paths import record_path
 
 _MAX_VALUE = 100
@@ -140,6 +143,8 @@ class Snakemake:
         from snakemake import workflow  # at the top, it fails unless Snakemake runs
 
         workflow.FilePersistence = _Records
+        if self.is_main_process:
+            atexit.register(_report_unrecorded)
 
     def expand_targets(self, expand: Callable[[Iterable[str]], set[str]]) -> None:
         """Replace the targets that a user asks for, once all rules are declared.
@@ -187,6 +192,16 @@ class _Records(FilePersistence):
     Another clone that shares `results/`, or one without `.snakemake`, then compares params and
     inputs as this one does. Records of earlier versions in `.snakemake` are read.
     """
+
+    unrecorded: ClassVar[dict[str, str]] = {}
+    """Rule of each finished output without a record."""
+
+    def has_metadata(self, job: Any) -> bool:
+        """Whether all outputs have records; note the others."""
+        for output in map(self._get_key, job.output):
+            if record_path(output) and Path(output).exists() and not self._read_record(output):
+                self.unrecorded[output] = job.rule.name
+        return bool(super().has_metadata(job))
 
     def started(self, job: Any, external_jobid: str | None = None) -> None:
         """Record what a job will make; its old outputs count as incomplete from now on."""
@@ -241,6 +256,18 @@ class _Records(FilePersistence):
 
     def _beside(self, subject: str, id: str) -> Path | None:
         return record_path(id) if subject == self._metadata_path else None
+
+
+def _report_unrecorded() -> None:
+    unrecorded = _Records.unrecorded.items()
+    rules = {path: rule for path, rule in unrecorded if not Path(record_path(path) or "").is_file()}
+    if rules:
+        print(
+            f"tokamake: {counted(len(rules), 'finished file')} (first {min(rules)}): no record in "
+            ".made_from, so a changed setting reruns nothing; if one has changed, give --forcerun "
+            f"{' '.join(sorted({*rules.values()}))}",
+            file=sys.stderr,
+        )
 
 
 def shorten_changed_params() -> None:

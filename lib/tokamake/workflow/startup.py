@@ -22,7 +22,7 @@ from tokamake.workflow.finetune import FinetuneRules
 from tokamake.workflow.layouts import LayoutCheck, num_training_ranks
 from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
-from tokamake.workflow.paths import RUN, check_writable
+from tokamake.workflow.paths import RUN, check_room, check_writable
 from tokamake.workflow.planned_data import read_previous
 from tokamake.workflow.replaced_data import check_replaced, write_settings
 from tokamake.workflow.report import ReportRules
@@ -95,6 +95,7 @@ def rule_functions(
             num_ranks=num_training_ranks(snakemake) or 1,
         )
         if is_main:
+            check_room(next(path for path in (Path(".snakemake"), Path()) if path.is_dir()))
             check_replaced(checked)
             folders = [RUN.format(run=run) for run in checked.all_runs]
             check_writable([checked.data_set.folder, "logs", *folders])
@@ -126,14 +127,19 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     if not snakemake.is_main_process:
         return
     # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.
-    config = functions.config
-    snakemake.on_start(lambda: write_plan(Path(config.data_set.plan), config.plan))
-    snakemake.on_start(lambda: write_settings(config))
-    snakemake.on_start(functions.changes.write_decisions)
-    snakemake.on_start(lambda: resolve_precommand(snakemake, snakemake.repository))
-    snakemake.on_start(lambda: _lock_data(snakemake, config))  # the last hook is called first
+    snakemake.on_start(lambda: _start(snakemake, functions))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
+
+
+@exit_on_user_error()
+def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
+    config = functions.config
+    _lock_data(snakemake, config)
+    resolve_precommand(snakemake, snakemake.repository)
+    functions.changes.write_decisions()
+    write_settings(config)
+    write_plan(Path(config.data_set.plan), config.plan)
 
 
 @exit_on_user_error()
