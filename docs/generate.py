@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokamake import cli
+from tokamake import cli, commands
 from tokamake.checkpoint.from_megatron_args import flag_table
 from tokamake.config.root import Config
 
@@ -23,16 +23,16 @@ def commands_page() -> str:
         "command prints goes to standard error. `--output` follows links, and writes to devices",
         "and pipes directly.",
     ]
-    for group in cli.GROUPS:
+    for group in commands.GROUPS:
         lines += ["", f"## {group}"]
-        for name in [*cli.STAGES.get(group, {}), *cli.TOOLS.get(group, {})]:
+        for name in [*commands.STAGES.get(group, {}), *commands.TOOLS.get(group, {})]:
             app = cli.make_app(name)[name]
             text = app.generate_docs(output_format="markdown", heading_level=3)
             # The command line has no --empty-OPTION, although its parser's pages list them.
             text = re.sub(r", --empty-[a-z-]+", "", text)
             text = text.replace("```console\n", "```console\ntokamake ")
             lines += ["", text.replace("\n\n\n", "\n\n").strip()]
-            example = f"tokamake {name} {cli.COMMANDS[name].example}"
+            example = f"tokamake {name} {commands.COMMANDS[name].example}"
             lines += ["", "**Example**", "", "```sh", example, "```"]
     return "\n".join(lines) + "\n"
 

@@ -17,15 +17,16 @@ from snakemake.parser import parse
 
 from tests.support.paths import ROOT
 from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE
-from tokamake import cli, plugins
+from tokamake import commands as subcommands
+from tokamake import plugins
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.workflow.data import DataRules
 
-COMMANDS = cli.COMMANDS
-STAGES, TOOLS = cli.commands(cli.STAGES), cli.commands(cli.TOOLS)
+COMMANDS = subcommands.COMMANDS
+STAGES, TOOLS = subcommands.commands(subcommands.STAGES), subcommands.commands(subcommands.TOOLS)
 
 # Rules without a command: targets, and the report, which Snakemake writes.
 NO_COMMAND = {"all", "data", "report"}
@@ -47,7 +48,7 @@ def rules() -> dict[str, str]:
 
 def commands() -> dict[str, str]:
     """Rule name to the stage that it runs."""
-    stages = {cli.function_name(stage): stage for stage in STAGES}
+    stages = {subcommands.function_name(stage): stage for stage in STAGES}
     return {name: stages[OTHER_NAME.get(name, name)] for name in set(rules()) - NO_COMMAND}
 
 
@@ -59,7 +60,7 @@ def test_one_rule_one_subcommand_one_function() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_subcommand_one_function(command: str) -> None:
-    module, name = cli.module_name(command), cli.function_name(command)
+    module, name = subcommands.module_name(command), subcommands.function_name(command)
     assert module.rpartition(".")[2] == name
     assert callable(getattr(import_module(module), name))
 
@@ -130,7 +131,9 @@ def test_the_package_names_no_page_that_does_not_exist() -> None:
 
 def test_options_of_a_rule_exist() -> None:
     for name, stage in commands().items():
-        function = getattr(import_module(cli.module_name(stage)), cli.function_name(stage))
+        function = getattr(
+            import_module(subcommands.module_name(stage)), subcommands.function_name(stage)
+        )
         known = {
             option
             for each in inspect.signature(function).parameters.values()
@@ -197,7 +200,7 @@ def assert_small(node: ast.FunctionDef, place: str) -> None:
     positional = node.args.posonlyargs + node.args.args
     plain = [argument for argument in positional if argument.arg not in ("self", "cls")]
     # A command has an option for each thing a user can say; other functions at most seven.
-    if node.name not in map(cli.function_name, COMMANDS):
+    if node.name not in map(subcommands.function_name, COMMANDS):
         assert len(plain) + len(node.args.kwonlyargs) <= 7, place
 
 
@@ -271,7 +274,7 @@ def test_the_executor_is_a_package_of_its_own() -> None:
 def test_the_library_names_no_profile() -> None:
     for path in MODULES:
         for line in path.read_text().splitlines():
-            assert "profiles/" not in line or path.name == "cli.py", f"{path}: {line}"
+            assert "profiles/" not in line or path.name == "commands.py", f"{path}: {line}"
 
 
 def test_every_plug_in_has_its_functions() -> None:

@@ -112,6 +112,7 @@ TESTED_THROUGH = {
     "train/backends/test_deepspeed_settings.py": [
         *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
     ],
+    "test_cli.py": ["commands"],
     "checkpoint/test_format_protocol.py": ["plugins"],
     "serve/test_model_server.py": ["serve/engine_loop", "serve/http_thread"],
     "serve/test_openai_api.py": [

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -111,43 +112,40 @@ class Records:
         for kind in ("sh", "job"):
             self.path(record, kind).unlink(missing_ok=True)
 
+    def _text(self, record: Record, kind: str) -> str | None:
+        try:
+            return self.path(record, kind).read_text(errors="replace")
+        except OSError:
+            return None
+
     def exit_status(self, record: Record) -> int | None:
         """Exit status that the job wrote, or None if it has not ended."""
-        try:
-            return int(self.path(record, "exit").read_text())
-        except (OSError, ValueError):
-            return None
+        with suppress(ValueError):
+            return int(self._text(record, "exit") or "")
+        return None
 
     def progress(self, record: Record) -> str:
         """Last line of the progress file, or an empty string."""
-        try:
-            lines = self.path(record, "progress").read_text(errors="replace").split("\n")
-        except OSError:
-            return ""
+        lines = (self._text(record, "progress") or "").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def faulty_hosts(self, record: Record) -> list[str]:
-        try:
-            words = self.path(record, "faulty").read_text(errors="replace").split()
-        except OSError:
-            return []
+        words = (self._text(record, "faulty") or "").split()
         return [word for word in dict.fromkeys(words) if _HOST.fullmatch(word)]
 
     def reason_against_retry(self, record: Record) -> str:
         """Why the job noted that it must not be retried, or an empty string: it did not."""
-        try:
-            text = self.path(record, "failure").read_text(errors="replace").strip()
-        except OSError:
+        text = self._text(record, "failure")
+        if text is None:
             return ""
-        return text or "a retry would fail in the same way, so there is none"
+        return text.strip() or "a retry would fail in the same way, so there is none"
 
     def seconds_left(self, record: Record) -> float | None:
         """Seconds of its walltime that a job had left at its SIGTERM; None: it got none."""
-        try:
-            sent, end = map(float, self.path(record, "term").read_text().split())
-        except (OSError, ValueError):
-            return None
-        return end - sent
+        with suppress(ValueError):
+            sent, end = map(float, (self._text(record, "term") or "").split())
+            return end - sent
+        return None
 
     def submitted(self, record: Record) -> float:
         """Time of the submission by the file system's clock, to compare with times of files."""

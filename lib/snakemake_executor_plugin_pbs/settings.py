@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
 from .request import PERSONAL
+
+
+def setting(default: Any, help: str) -> Any:
+    """Field of the settings, with the text that `snakemake --help` shows."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -21,45 +26,30 @@ class ExecutorSettings(ExecutorSettingsBase):
     """Settings from the command line and the profile of this process. A dry run has no executor,
     but it has these settings, so that a workflow can check them."""
 
-    user_file: str = field(
-        default="~/.config/snakemake/pbs.yaml",
-        metadata={
-            "help": "YAML file with the values of a user (account, queue, filesystems, place, "
-            "select, container, pbs_extra), for all rules and, under rules, for each rule. "
-            "Resources of a job come first."
-        },
+    user_file: str = setting(
+        "~/.config/snakemake/pbs.yaml",
+        "YAML file with the values of a user (account, queue, filesystems, place, "
+        "select, container, pbs_extra), for all rules and, under rules, for each rule. "
+        "Resources of a job come first.",
     )
-    required: str = field(
-        default="",
-        metadata={
-            "help": "Values of account, queue, filesystems that the site requires, separated by "
-            "spaces."
-        },
+    required: str = setting(
+        "", "Values of account, queue, filesystems that the site requires, separated by spaces."
     )
-    max_queued: str = field(
-        default="",
-        metadata={
-            "help": "Number of jobs that may wait in a queue, such as 'debug=1 prod=20 *=50'; * is "
-            "any other queue."
-        },
+    max_queued: str = setting(
+        "",
+        "Number of jobs that may wait in a queue, such as 'debug=1 prod=20 *=50'; * is "
+        "any other queue.",
     )
-    patience: int = field(
-        default=300,
-        metadata={
-            "help": "Seconds for which PBS alone, or a job's exit-status file alone, is not "
-            "believed."
-        },
+    patience: int = setting(
+        300, "Seconds for which PBS alone, or a job's exit-status file alone, is not believed."
     )
-    command_timeout: int = field(
-        default=60,
-        metadata={"help": "Seconds after which qsub, qstat, qselect or qdel is killed."},
+    command_timeout: int = setting(
+        60, "Seconds after which qsub, qstat, qselect or qdel is killed."
     )
-    jobs_per_call: int = field(
-        default=2000,
-        metadata={
-            "help": "Jobs in one call of qstat. There is one call per interval; jobs with the "
-            "oldest answers come first."
-        },
+    jobs_per_call: int = setting(
+        2000,
+        "Jobs in one call of qstat. There is one call per interval; jobs with the "
+        "oldest answers come first.",
     )
 
     def __post_init__(self) -> None:

@@ -1,10 +1,11 @@
 """Settings of the executor: --sbatch-... on the command line, or sbatch-...: in a profile."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from snakemake_executor_plugin_pbs import ExecutorSettings as PbsSettings
+from snakemake_executor_plugin_pbs.settings import setting
 
 from .request import PERSONAL, RESOURCES, read_defaults
 
@@ -16,53 +17,36 @@ class ExecutorSettings(PbsSettings):
     personal: ClassVar[tuple[str, ...]] = PERSONAL
     resource_names: ClassVar[Mapping[str, str]] = RESOURCES
 
-    user_file: str = field(
-        default="~/.config/snakemake/slurm.yaml",
-        metadata={
-            "help": "YAML file with the values of a user (account, partition, qos, constraint, "
-            "reservation, gpus_per_node, container, slurm_extra), for all rules and, under "
-            "rules, for each rule. Resources of a job come first."
-        },
+    user_file: str = setting(
+        "~/.config/snakemake/slurm.yaml",
+        "YAML file with the values of a user (account, partition, qos, constraint, "
+        "reservation, gpus_per_node, container, slurm_extra), for all rules and, under "
+        "rules, for each rule. Resources of a job come first.",
     )
-    required: str = field(
-        default="",
-        metadata={
-            "help": "Values of account, partition, qos, constraint that the site requires, "
-            "separated by spaces."
-        },
+    required: str = setting(
+        "",
+        "Values of account, partition, qos, constraint that the site requires, "
+        "separated by spaces.",
     )
-    defaults: str = field(
-        default="",
-        metadata={
-            "help": "Values of the site for account, partition, qos, constraint, reservation, "
-            "gpus_per_node, such as 'constraint=gpu qos=regular'. Resources of a job and the user "
-            "file come first."
-        },
+    defaults: str = setting(
+        "",
+        "Values of the site for account, partition, qos, constraint, reservation, "
+        "gpus_per_node, such as 'constraint=gpu qos=regular'. Resources of a job and the user "
+        "file come first.",
     )
-    max_queued: str = field(
-        default="",
-        metadata={
-            "help": "Number of jobs that may wait in a partition, such as 'debug=1 *=50'; * is any "
-            "other partition, and jobs without a partition."
-        },
+    max_queued: str = setting(
+        "",
+        "Number of jobs that may wait in a partition, such as 'debug=1 *=50'; * is any "
+        "other partition, and jobs without a partition.",
     )
-    patience: int = field(
-        default=120,
-        metadata={
-            "help": "Seconds for which Slurm alone, or a job's exit-status file alone, is not "
-            "believed."
-        },
+    patience: int = setting(
+        120, "Seconds for which Slurm alone, or a job's exit-status file alone, is not believed."
     )
-    command_timeout: int = field(
-        default=60,
-        metadata={"help": "Seconds after which sbatch, squeue or scancel is killed."},
-    )
-    jobs_per_call: int = field(
-        default=2000,
-        metadata={
-            "help": "Jobs in one call of squeue. There is one call per interval; jobs with the "
-            "oldest answers come first."
-        },
+    command_timeout: int = setting(60, "Seconds after which sbatch, squeue or scancel is killed.")
+    jobs_per_call: int = setting(
+        2000,
+        "Jobs in one call of squeue. There is one call per interval; jobs with the "
+        "oldest answers come first.",
     )
 
     def site_values(self) -> dict[str, str]:

@@ -27,10 +27,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 SCALING = {
     "linear": (set(), set()),
-    "llama3": (
-        {"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
-        set(),
-    ),
+    "llama3": ({"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}, set()),
     "yarn": (
         {"original_max_position_embeddings"},
         {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},

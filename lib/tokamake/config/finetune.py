@@ -70,9 +70,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 TaskFiles = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(_as_tuple),
-    Field(min_length=1),
+    tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple), Field(min_length=1)
 ]
 """Files, folders or patterns."""
 TestSet = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]

@@ -152,39 +152,24 @@ class ParallelSettings(Settings):
         """Check that this parallel layout can divide a model and its sequences."""
         tensor, context = self.tensor_parallel_size, self.context_parallel_size
         heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
-        _divides("tensor_parallel_size", tensor, unit="attention heads", number=heads)
+        tensor_size = "tensor_parallel_size", tensor
+        _divides(tensor_size, (heads, "attention heads"))
         if groups % tensor and tensor % groups:
             raise UserError(
                 f"train.parallel.tensor_parallel_size: {tensor}: neither divides {groups} "
                 "key-value heads nor is a multiple of them"
             )
-        _divides(
-            "tensor_parallel_size",
-            tensor,
-            unit="intermediate_size",
-            number=architecture.intermediate_size,
-        )
+        _divides(tensor_size, (architecture.intermediate_size, "intermediate_size"))
         architecture.check_pipeline_parallel(self.pipeline_parallel_size)
         architecture.check_context_parallel(context)
         if context > 1:
-            _divides(
-                "context_parallel_size × 2",
-                2 * context,
-                unit="sequence_length",
-                number=sequence_length,
-            )
+            twice = "context_parallel_size × 2", 2 * context
+            _divides(twice, (sequence_length, "sequence_length"))
         if context > 1 and self.context_parallel_method == "ulysses":
-            _divides(
-                "context_parallel_size",
-                context,
-                unit="attention heads of a rank",
-                number=heads // tensor,
-            )
+            own_heads = heads // tensor, "attention heads of a rank"
+            _divides(("context_parallel_size", context), own_heads)
         if self.sequence_parallel:
-            length = sequence_length // context
-            _divides(
-                "tensor_parallel_size", tensor, unit="tokens of a rank's sequence", number=length
-            )
+            _divides(tensor_size, (sequence_length // context, "tokens of a rank's sequence"))
         layers = self.layers_of_stages(architecture.num_hidden_layers)
         if len(layers) > 1 and not all(layers):
             raise UserError(
@@ -193,6 +178,7 @@ class ParallelSettings(Settings):
             )
 
 
-def _divides(name: str, divisor: int, *, unit: str, number: int) -> None:
+def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:
+    (name, divisor), (number, unit) = size, whole
     if number % divisor:
         raise UserError(f"train.parallel.{name}: {divisor}: does not divide {number} ({unit})")

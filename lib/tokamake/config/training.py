@@ -440,13 +440,8 @@ PACKING_SETTINGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss
 """Training settings about documents in a sample. They need the end-of-document token."""
 
 INDEX_SETTINGS = (
-    "sequence_length",
-    "split",
-    "split_rule",
-    "blend",
-    "within_corpus",
-    "separate_last_epoch",
-    "drop_last_partial_sequence",
+    *("sequence_length", "split", "split_rule", "blend", "within_corpus"),
+    *("separate_last_epoch", "drop_last_partial_sequence"),
 )
 """Training settings that determine the sample index. They are options of the stage `index`; a run
 that resumes compares them."""

@@ -29,11 +29,7 @@ def windows(num_tokens: int, sequence_length: int) -> list[tuple[int, int]]:
 
 
 def total_loss(
-    model: InferenceModel,
-    tokens: npt.NDArray[np.int64],
-    *,
-    sequence_length: int,
-    batch_size: int,
+    model: InferenceModel, tokens: npt.NDArray[np.int64], *, sequence_length: int, batch_size: int
 ) -> float:
     """Return the sum of cross-entropies in nats of all tokens except the first.
 

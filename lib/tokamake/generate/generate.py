@@ -142,12 +142,7 @@ class _Work:
         self._sampling, self._logprobs = sampling, logprobs
 
     def sample(
-        self,
-        prompts: Sequence[str],
-        encoded: Sequence[list[int]],
-        *,
-        num_rows: int,
-        stream: bool,
+        self, prompts: Sequence[str], encoded: Sequence[list[int]], *, num_rows: int, stream: bool
     ) -> list[dict[str, Any]]:
         """Draw a continuation of each prompt."""
         from tokamake.inference.engine import InferenceEngine

@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 
 from tokamake.inference.beams import Beam, TokenRules, search
-from tokamake.inference.choice import (
-    Chooser,
-    biased,
-    check_finite,
-    choose_unfiltered,
-)
+from tokamake.inference.choice import Chooser, biased, check_finite, choose_unfiltered
 from tokamake.inference.led_model import LedModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 

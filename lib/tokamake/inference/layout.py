@@ -62,11 +62,7 @@ class InferenceLayout:
     def describe(self, world_size: int) -> str:
         """The layout in words, e.g. 8 ranks = data 2 × tensor 4, sharded, bf16."""
         tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
-        sizes = {
-            "data": world_size // (tensor * pipeline),
-            "tensor": tensor,
-            "pipeline": pipeline,
-        }
+        sizes = {"data": world_size // (tensor * pipeline), "tensor": tensor, "pipeline": pipeline}
         product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         return f"{world_size} ranks = {product}{', sharded' * self.fsdp}, {self.dtype}"
 

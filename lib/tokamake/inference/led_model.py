@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -83,16 +83,14 @@ class LedModel:
     def _keep_waiting(self, is_over: threading.Event) -> None:
         """Tell the other ranks to go on waiting, between calls, until an event."""
         while not is_over.wait(_WAIT_SECONDS):
-            # If a rank has failed, the next call says so.
-            with suppress(RuntimeError), self._call(LedCall.WAIT):
-                pass
+            with suppress(RuntimeError):  # if a rank has failed, the next call says so
+                self._call(LedCall.WAIT)
 
-    @contextmanager
-    def _call(self, *numbers: int) -> Iterator[None]:
-        """Context of one call, which the other ranks get to know; no other call runs meanwhile."""
+    def _call(self, call: LedCall, *numbers: int) -> Any:
+        """Do a call on all ranks, while no other one runs."""
         with self._lock:
-            self._send(*numbers)
-            yield
+            self._send(call, *numbers)
+            return self._do(call, numbers)
 
     @property
     def num_bytes(self) -> int:
@@ -103,8 +101,7 @@ class LedModel:
 
     def new_cache(self, num_rows: int, capacity: int) -> None:
         """Replace the cache by an empty one; see `KeyValueCache` for the arguments."""
-        with self._call(LedCall.NEW_CACHE, num_rows, capacity):
-            self._new_cache(num_rows, capacity)
+        self._call(LedCall.NEW_CACHE, num_rows, capacity)
 
     def extend(
         self,
@@ -120,23 +117,18 @@ class LedModel:
         """
         if predicting is None:
             predicting = [range(len(row) - 1, len(row)) for row in rows]
-        with self._call(LedCall.EXTEND, first, *_packed(rows, predicting)):
-            logits = self._extend(first, rows, predicting=predicting)
-        assert logits is not None
+        logits: Tensor = self._call(LedCall.EXTEND, first, *_packed(rows, predicting))
         return logits
 
     def move(self, source: int, target: int) -> None:
-        with self._call(LedCall.MOVE, source, target):
-            self._cache.move(source, target)
+        self._call(LedCall.MOVE, source, target)
 
     def clear(self, row: int) -> None:
-        with self._call(LedCall.CLEAR, row):
-            self._cache.clear(row)
+        self._call(LedCall.CLEAR, row)
 
     def reorder(self, sources: Sequence[int]) -> None:
         """Let row i of the cache continue the sequence of row `sources[i]`."""
-        with self._call(LedCall.REORDER, *sources):
-            self._cache.reorder(sources)
+        self._call(LedCall.REORDER, *sources)
 
     def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
         """Score tokens of sequences; data-parallel ranks share the sequences.
@@ -145,9 +137,7 @@ class LedModel:
             predicting: places of each sequence whose successors are scored: less than its length
                 - 1.
         """
-        with self._call(LedCall.SCORE, *_packed(rows, predicting)):
-            scores = self._score(rows, predicting)
-        assert scores is not None
+        scores: Scores = self._call(LedCall.SCORE, *_packed(rows, predicting))
         return scores
 
     # ---- All ranks ----
@@ -176,32 +166,32 @@ class LedModel:
     def _follow(self) -> None:
         """Do what the first rank does, until its context ends."""
         while True:
-            match self._received():
-                case [LedCall.END]:
-                    return
-                case [LedCall.NEW_CACHE, num_rows, capacity]:
-                    self._new_cache(num_rows, capacity)
-                case [LedCall.EXTEND, first, *packed]:
-                    rows, predicting = _unpacked(packed)
-                    self._extend(first, rows, predicting=predicting)
-                case [LedCall.MOVE, source, target]:
-                    self._cache.move(source, target)
-                case [LedCall.CLEAR, row]:
-                    self._cache.clear(row)
-                case [LedCall.REORDER, *sources]:
-                    self._cache.reorder(sources)
-                case [LedCall.SCORE, *packed]:
-                    self._score(*_unpacked(packed))
-                case [LedCall.WAIT]:
-                    pass
+            call, *numbers = self._received()
+            if call == LedCall.END:
+                return
+            self._do(call, numbers)
+
+    def _do(self, call: int, numbers: Sequence[int]) -> Any:
+        match call:
+            case LedCall.NEW_CACHE:
+                self._cache = self._model.new_cache(*numbers)
+            case LedCall.EXTEND:
+                rows, predicting = _unpacked(numbers[1:])
+                return self._extend(numbers[0], rows, predicting=predicting)
+            case LedCall.MOVE:
+                self._cache.move(*numbers)
+            case LedCall.CLEAR:
+                self._cache.clear(*numbers)
+            case LedCall.REORDER:
+                self._cache.reorder(numbers)
+            case LedCall.SCORE:
+                return self._score(*_unpacked(numbers))
+        return None
 
     @property
     def _has_work(self) -> bool:
         """Whether this rank computes passes that are not shared by data-parallel ranks."""
         return self._model.mesh.data.rank == 0 or self._model.is_sharded
-
-    def _new_cache(self, num_rows: int, capacity: int) -> None:
-        self._cache = self._model.new_cache(num_rows, capacity)
 
     def _extend(
         self, first: int, rows: Sequence[Sequence[int]], *, predicting: Sequence[range]

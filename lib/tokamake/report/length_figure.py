@@ -57,14 +57,11 @@ def _place(longest: int) -> int:
 
 def _bars(axes: Axes, corpus: Component) -> None:
     places = [_place(length_bin["longest"]) for length_bin in corpus.lengths]
+    documents = [length_bin["documents"] for length_bin in corpus.lengths]
+    tokens = [length_bin["tokens"] for length_bin in corpus.lengths]
     for offset, colour, name, counts in (
-        (
-            0.29,
-            BLUE,
-            "share of documents",
-            [length_bin["documents"] for length_bin in corpus.lengths],
-        ),
-        (0.71, GREY, "share of tokens", [length_bin["tokens"] for length_bin in corpus.lengths]),
+        (0.29, BLUE, "share of documents", documents),
+        (0.71, GREY, "share of tokens", tokens),
     ):
         shares = [count / max(1, sum(counts)) for count in counts]
         axes.bar([place + offset for place in places], shares, 0.4, color=colour, label=name)

@@ -13,11 +13,8 @@ from tokamake.data.indexed.length_histogram import Bin
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 
-_DOCUMENT_COUNTS = (
-    "documents_in",
-    "empty_documents",
-    "duplicate_documents",
-    "quarantined_documents",
+DOCUMENT_COUNTS = (
+    *("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents"),
 )
 
 
@@ -66,8 +63,7 @@ def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
     for file in train_files:
         samples[file["corpus"]] += file["drawn_samples"]
         tokens[file["corpus"]] += file["tokens"]
-    all_samples = sum(samples.values())
-    all_tokens = sum(tokens.values())
+    all_samples, all_tokens = sum(samples.values()), sum(tokens.values())
     return [
         _describe(
             name,
@@ -83,17 +79,15 @@ def read_mixture(*, metadata: Path, index: Path, run: Run) -> list[Component]:
 
 def total(corpora: list[Component]) -> Component:
     """Sum of corpora. Its epochs are consumed tokens divided by training tokens."""
-    share = sum(corpus.share_of_tokens for corpus in corpora)
     trained_tokens = sum(corpus.trained_tokens for corpus in corpora)
     consumed_tokens = sum(corpus.epochs * corpus.trained_tokens for corpus in corpora)
-    text_bytes = [corpus.text_bytes for corpus in corpora]
     return Component(
         name="all",
         files=sum(corpus.files for corpus in corpora),
         documents=sum(corpus.documents for corpus in corpora),
         tokens=sum(corpus.tokens for corpus in corpora),
-        text_bytes=_sum_known(text_bytes),
-        share_of_tokens=share,
+        text_bytes=_sum_known([corpus.text_bytes for corpus in corpora]),
+        share_of_tokens=sum(corpus.share_of_tokens for corpus in corpora),
         share_of_samples=sum(corpus.share_of_samples for corpus in corpora),
         epochs=consumed_tokens / trained_tokens if trained_tokens else 0.0,
         trained_tokens=trained_tokens,
@@ -112,17 +106,10 @@ def largest(corpora: list[Component], max_rows: int) -> list[Component]:
 
 
 def _describe(
-    name: str,
-    datasets: list[dict],
-    *,
-    share: float,
-    trained_tokens: int,
-    all_tokens: int,
-    run: Run,
+    name: str, datasets: list[dict], *, share: float, trained_tokens: int, all_tokens: int, run: Run
 ) -> Component:
     tokens = sum(dataset["total_num_tokens"] for dataset in datasets)
-    train = run.train
-    consumed_tokens = share * (train.num_samples or 0) * train.sequence_length
+    consumed_tokens = share * (run.train.num_samples or 0) * run.train.sequence_length
     return Component(
         name=name,
         files=len(datasets),
@@ -140,7 +127,7 @@ def _describe(
 
 def _counts(parts: list[dict]) -> dict[str, int | None]:
     """Sum the counts of documents; None if a part does not have the count."""
-    return {key: _sum_known([part.get(key) for part in parts]) for key in _DOCUMENT_COUNTS}
+    return {key: _sum_known([part.get(key) for part in parts]) for key in DOCUMENT_COUNTS}
 
 
 def _sum_known(numbers: list[int | None]) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
-from tokamake.report.mixture import Component, total
+from tokamake.report.mixture import DOCUMENT_COUNTS, Component, total
 from tokamake.units import duration, in_bytes
 
 _STOPPED = {
@@ -44,12 +44,7 @@ def _corpus(row: Component) -> list[str]:
 
 def _documents(row: Component) -> list[str]:
     median = median_bin(row.lengths)
-    counts = (
-        row.documents_in,
-        row.empty_documents,
-        row.duplicate_documents,
-        row.quarantined_documents,
-    )
+    counts = (getattr(row, name) for name in DOCUMENT_COUNTS)
     return [
         row.name,
         *("–" if count is None else f"{count:,}" for count in counts),
@@ -64,10 +59,7 @@ def _range(first: int, last: int) -> str:
 
 
 def evaluation(
-    scored: dict[str, Any],
-    earlier: dict[int, dict[str, Any]],
-    *,
-    tasks: dict[str, dict[str, Any]],
+    scored: dict[str, Any], earlier: dict[int, dict[str, Any]], *, tasks: dict[str, dict[str, Any]]
 ) -> str:
     """Tables of held-out loss, and of scores of tasks.
 
@@ -193,23 +185,16 @@ def losses_of(trained: dict[str, Any], run: Run) -> list[tuple[str, str]]:
     """Names of the losses at the end of training, and what they are."""
     # The loss of the order of sentences is a mean over samples.
     unit = "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
-    first, last, measurements = (
-        trained[key] for key in ("first_loss", "last_loss", "validation_losses")
-    )
-    losses = []
+    first, last = trained["first_loss"], trained["last_loss"]
+    measurements, losses = trained["validation_losses"], []
     if last is not None:
-        losses.append(
-            (
-                "training loss",
-                f"{last:.4f} {unit} at the last logged step, {first:.4f} at the first",
-            )
-        )
+        text = f"{last:.4f} {unit} at the last logged step, {first:.4f} at the first"
+        losses.append(("training loss", text))
     for key, loss in measurements[-1].items() if measurements else ():
         if key != "step":
             kind, _, name = key.replace("_", " ").partition("/")
-            title = f"{kind} ({name})" if name else kind
-            is_loss = kind.endswith("loss")
-            losses.append((title, f"{loss:.4f} {unit}" if is_loss else f"{loss:.1%}"))
+            value = f"{loss:.4f} {unit}" if kind.endswith("loss") else f"{loss:.1%}"
+            losses.append((f"{kind} ({name})" if name else kind, value))
     return losses
 
 

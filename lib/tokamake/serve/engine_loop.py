@@ -74,12 +74,7 @@ class Continuation(Awaited):
     """
 
     def __init__(
-        self,
-        model: ServedModel,
-        generation: Generation,
-        *,
-        text: TextStream,
-        is_streamed: bool,
+        self, model: ServedModel, generation: Generation, *, text: TextStream, is_streamed: bool
     ) -> None:
         super().__init__(model)
         self.generation, self.text = generation, text

@@ -20,13 +20,12 @@ from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import BeamSearch, Continuation
 from tokamake.serve.model_server import ModelServer
 from tokamake.serve.request_error import RequestError
-from tokamake.serve.request_fields import Body, TokenIds
+from tokamake.serve.request_fields import Body, Flag, TokenIds
 
 _MAX_PROMPTS = 128
 _RENAMED = {"max_len": "tokens_to_generate", "sentences": "prompts"}
 
 _Share = Annotated[float, Field(ge=0, le=1, description="a number from 0 to 1; 0: not set")]
-_Flag = Annotated[bool | None, Field(description="true or false")]
 
 
 class MegatronRequest(Body):
@@ -39,7 +38,7 @@ class MegatronRequest(Body):
     tokens_to_generate: Annotated[
         int, Field(ge=0, le=2**31, description="an integer of 0 or more")
     ] = 64
-    logprobs: _Flag = False
+    logprobs: Flag = False
     temperature: Annotated[
         float, Field(gt=0, le=100, description="a number above 0, at most 100")
     ] = 1.0
@@ -47,10 +46,10 @@ class MegatronRequest(Body):
     top_p: _Share = 0.0
     top_p_decay: _Share = 0.0
     top_p_bound: _Share = 0.0
-    add_BOS: _Flag = False
-    stop_on_double_eol: _Flag = False
-    stop_on_eol: _Flag = False
-    prevent_newline_after_colon: _Flag = False
+    add_BOS: Flag = False
+    stop_on_double_eol: Flag = False
+    stop_on_eol: Flag = False
+    prevent_newline_after_colon: Flag = False
     random_seed: Annotated[
         int | None, Field(ge=0, description="an integer of 0 or more, or nothing")
     ] = None

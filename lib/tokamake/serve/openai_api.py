@@ -137,11 +137,7 @@ class _OpenAIAnswer:
     def _usage(self) -> dict[str, int]:
         prompt = sum(map(len, self._prompts))
         new = sum(len(choice.tokens) for choice in self._choices)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": new,
-            "total_tokens": prompt + new,
-        }
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from tokamake.inference.text_stream import TextStream
@@ -58,9 +59,10 @@ class Style(ABC):
     def __init__(self, model: ServedModel, body: Any) -> None:
         self.model, self.body = model, body
 
-    @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A whole choice."""
+        text, tokens = choice.news()
+        return self.chunk(choice, text, tokens=tokens)
 
     @abstractmethod
     def chunk(self, choice: Choice, text: str, *, tokens: range) -> dict[str, Any]:
@@ -87,20 +89,13 @@ class TextStyle(Style):
     id_prefix = "cmpl"
     body: CompletionRequest
 
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
-        text, tokens = choice.news()
-        return self.chunk(choice, text, tokens=tokens)
-
     def chunk(self, choice: Choice, text: str, *, tokens: range) -> dict[str, Any]:
         """A part of a choice."""
         generation = choice.continuation.generation
         echo = ""
         if self.body.echo and not choice.is_begun:
             echo = "".join(self.model.prompt_texts(generation.prompt))
-        logprobs = None
-        if self.body.logprobs is not None:
-            logprobs = self._logprobs(choice, tokens)
+        logprobs = None if self.body.logprobs is None else self._logprobs(choice, tokens)
         choice.is_begun = True
         return {
             "index": choice.index,
@@ -120,12 +115,7 @@ class TextStyle(Style):
                 alternatives = self.model.alternatives(score, prompt[place], before=prompt[:place])
                 rows.append((texts[place], score.log_probability, alternatives))
         rows += self.scored(choice, tokens)
-        offset = choice.offset
-        offsets = []
-        for text, _, _ in rows:
-            offsets.append(offset)
-            offset += len(text)
-        choice.offset = offset
+        *offsets, choice.offset = accumulate((len(row[0]) for row in rows), initial=choice.offset)
         return {
             "tokens": [text for text, _, _ in rows],
             "token_logprobs": [score for _, score, _ in rows],
@@ -141,20 +131,15 @@ class ChatStyle(Style):
     body: ChatRequest
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
-        text, tokens = choice.news()
-        return {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": choice.finish,
-            "logprobs": self._logprobs(choice, tokens),
-        }
+        """A whole choice: the only part, under another name."""
+        part = super().choice(choice)
+        return {"message" if key == "delta" else key: value for key, value in part.items()}
 
     def chunk(self, choice: Choice, text: str, *, tokens: range) -> dict[str, Any]:
         """A part of a choice."""
-        delta = {"content": text} if text else {}
-        if not choice.is_begun:
-            delta = {"role": "assistant", "content": text}
+        delta = {} if choice.is_begun else {"role": "assistant"}
+        if text or not choice.is_begun:
+            delta["content"] = text
         choice.is_begun = True
         return {
             "index": choice.index,

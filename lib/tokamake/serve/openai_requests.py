@@ -5,18 +5,28 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tokamake.inference.sampling import Sampling
-from tokamake.serve.request_fields import Body, Penalty, Temperature, TokenIds, TopP
+from tokamake.serve.request_fields import AddsBos, Body, Flag, ModelName, TokenIds
 
 _MAX_CHOICES = 128
 _STOPS = "a text, or a list of at most 16; each has 1 to 1000 characters"
 _Ignored = Annotated[str | None, Field(description="a text, which is ignored")]
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Temperature = Annotated[
+    float | None, Field(ge=0, le=100, description="a number from 0 to 100; by default 1")
+]
+_TopP = Annotated[
+    float | None, Field(gt=0, le=1, description="a number above 0, at most 1, which is the default")
+]
+_Penalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
+_NumTokens = Annotated[int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")]
+_MaxTokens = Annotated[int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")]
+_False = Annotated[Literal[False] | None, Field(description="false or nothing")]
 
 
 class StreamOptions(Body):
     """Options of a streamed reply."""
 
-    include_usage: Annotated[bool | None, Field(description="true or false")] = False
+    include_usage: Flag = False
 
 
 class ResponseFormat(Body):
@@ -28,9 +38,9 @@ class ResponseFormat(Body):
 class OpenAIRequest(Body):
     """Fields of both kinds of completions."""
 
-    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
-    temperature: Temperature = None
-    top_p: TopP = None
+    model: ModelName = None
+    temperature: _Temperature = None
+    top_p: _TopP = None
     top_k: Annotated[
         int | None, Field(ge=-1, le=2**31, description="an integer: 0 or -1 for all tokens")
     ] = None
@@ -49,13 +59,13 @@ class OpenAIRequest(Body):
         Field(description="a list of at most 64 token ids, or nothing"),
     ] = None
     seed: Annotated[int | None, Field(description="an integer")] = None
-    stream: Annotated[bool | None, Field(description="true or false")] = None
+    stream: Flag = None
     stream_options: Annotated[
         StreamOptions | None, Field(description='an object such as {"include_usage": true}')
     ] = None
     user: _Ignored = None
     # OpenAI's clients may send these; only values without effect are taken.
-    store: Annotated[Literal[False] | None, Field(description="false or nothing")] = None
+    store: _False = None
     metadata: Annotated[
         dict[str, str] | None, Field(description="an object of texts, which is ignored")
     ] = None
@@ -71,14 +81,12 @@ class OpenAIRequest(Body):
     use_beam_search: Annotated[
         Literal[False] | None, Field(description="false or nothing; PUT /api searches beams")
     ] = None
-    include_stop_str_in_output: Annotated[
-        Literal[False] | None, Field(description="false or nothing")
-    ] = None
+    include_stop_str_in_output: _False = None
     spaces_between_special_tokens: Annotated[
         Literal[True] | None, Field(description="true or nothing")
     ] = None
-    presence_penalty: Penalty = None
-    frequency_penalty: Penalty = None
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
     logit_bias: Annotated[
         Annotated[
             dict[
@@ -90,11 +98,9 @@ class OpenAIRequest(Body):
         | None,
         Field(description="an object of at most 1024 token ids and numbers from -100 to 100"),
     ] = None
-    ignore_eos: Annotated[bool | None, Field(description="true or false")] = None
-    min_tokens: Annotated[
-        int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")
-    ] = None
-    skip_special_tokens: Annotated[bool | None, Field(description="true or false")] = None
+    ignore_eos: Flag = None
+    min_tokens: _NumTokens = None
+    skip_special_tokens: Flag = None
 
     @property
     def sampling(self) -> Sampling:
@@ -128,14 +134,10 @@ class CompletionRequest(OpenAIRequest):
         | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)],
         Field(description="a text, token ids, or a list of these that is not empty"),
     ]
-    max_tokens: Annotated[
-        int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")
-    ] = 16
-    echo: Annotated[bool | None, Field(description="true or false")] = None
+    max_tokens: _NumTokens = 16
+    echo: Flag = None
     logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer to 20")] = None
-    add_special_tokens: Annotated[
-        bool | None, Field(description="true, for the token that begins texts, or false")
-    ] = True
+    add_special_tokens: AddsBos = True
     best_of: Annotated[int | None, Field(description="the value of n, or nothing")] = None
     suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
 
@@ -178,8 +180,8 @@ class ChatRequest(OpenAIRequest):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="an object of variables of the chat template")
     ] = None
-    add_generation_prompt: Annotated[bool | None, Field(description="true or false")] = None
-    continue_final_message: Annotated[bool | None, Field(description="true or false")] = None
+    add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
     modalities: Annotated[
         list[Literal["text"]] | None, Field(description='["text"] or nothing')
     ] = None
@@ -189,14 +191,10 @@ class ChatRequest(OpenAIRequest):
     tool_choice: Annotated[
         Literal["none", "auto"] | None, Field(description="none, auto or nothing")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, Field(description="true or false")] = None
-    max_tokens: Annotated[
-        int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")
-    ] = None
-    max_completion_tokens: Annotated[
-        int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")
-    ] = None
-    logprobs: Annotated[bool | None, Field(description="true or false")] = None
+    parallel_tool_calls: Flag = None
+    max_tokens: _MaxTokens = None
+    max_completion_tokens: _MaxTokens = None
+    logprobs: Flag = None
     top_logprobs: Annotated[
         int | None, Field(ge=0, le=20, description="an integer to 20, with logprobs: true")
     ] = None

@@ -6,13 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 """Token ids. An error for each of a million would take seconds."""
-Temperature = Annotated[
-    float | None, Field(ge=0, le=100, description="a number from 0 to 100; by default 1")
+Flag = Annotated[bool | None, Field(description="true or false")]
+AddsBos = Annotated[
+    bool | None, Field(description="true, for the token that begins texts, or false")
 ]
-TopP = Annotated[
-    float | None, Field(gt=0, le=1, description="a number above 0, at most 1, which is the default")
-]
-Penalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
+ModelName = Annotated[str | None, Field(description="the name of a model of /v1/models")]
 
 
 class Body(BaseModel):

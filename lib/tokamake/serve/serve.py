@@ -199,12 +199,7 @@ def with_engines(opened: list[OpenedModel], limits: Limits) -> "list[ServedModel
 
 
 def _serve(
-    models: "list[ServedModel]",
-    limits: Limits,
-    *,
-    host: str,
-    token: str,
-    listener: socket.socket,
+    models: "list[ServedModel]", limits: Limits, *, host: str, token: str, listener: socket.socket
 ) -> None:
     """Answer requests until a signal, with the models in this thread and HTTP in another."""
     from tokamake.serve.engine_loop import EngineLoop

@@ -6,24 +6,22 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from tokamake.serve.model_server import ModelServer
-from tokamake.serve.request_fields import Body, TokenIds
+from tokamake.serve.request_fields import AddsBos, Body, ModelName, TokenIds
 
 
 class TokenizeRequest(Body):
     """Body of `/tokenize`."""
 
     prompt: Annotated[str, Field(description="a text")]
-    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
-    add_special_tokens: Annotated[
-        bool | None, Field(description="true, for the token that begins texts, or false")
-    ] = False
+    model: ModelName = None
+    add_special_tokens: AddsBos = False
 
 
 class DetokenizeRequest(Body):
     """Body of `/detokenize`."""
 
     tokens: Annotated[TokenIds, Field(description="a list of token ids")]
-    model: Annotated[str | None, Field(description="the name of a model of /v1/models")] = None
+    model: ModelName = None
 
 
 def tokenizer_routes(server: ModelServer) -> APIRouter:

@@ -81,6 +81,12 @@ _FINETUNE_STAGES = (
     ),
     StageJob("plot_finetuned", "results/{run}/plots/scores.svg", "logs/{run}/plot_finetuned.log"),
 )
+_BEGUN_STAGES = (
+    ("fetch_task", "tasks/{}.fetched"),
+    ("tasks", "tasks/{}.json"),
+    ("convert", "convert/{}"),
+)
+"""Rules of a run whose jobs appear once they have begun: folder of their logs, and products."""
 
 
 def runs(folder: Path) -> list[str]:
@@ -95,41 +101,23 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
     """Return group → stages, in the order of the data flow: data sets, runs, their reports."""
     data_sets = _data_sets(folder)
     groups = {_title("data", each): _data_stages(folder, each) for each in data_sets}
-    checks = _begun(folder, "doctor", logs="logs/doctor", product="results/doctor/{}.json")
+    checks = _begun(folder, "logs/doctor", product="results/doctor/{}.json")
     first = next(iter(groups))
     groups[first] = [_SAMPLE, *checks, *groups[first]]
-    imports = _begun(
-        folder, "import_checkpoint", logs="logs/import_checkpoint", product="results/import/{}"
-    )
+    imports = _begun(folder, "logs/import_checkpoint", product="results/import/{}")
     if starts := [*_weight_fetches(folder), *imports]:
         groups["starts"] = starts
     for run in runs(folder):
         if (folder / f"logs/{run}/prepare_finetune.log").exists():
-            groups[f"run {run}"] = [
-                stage._replace(product=stage.product.format(run=run), log=stage.log.format(run=run))
-                for stage in _FINETUNE_STAGES
-            ]
+            groups[f"run {run}"] = [_of_run(stage, run) for stage in _FINETUNE_STAGES]
             continue
         weights = data_set_of(folder, run).weights.format(run=run)
         run_stages = [StageJob("weigh", weights, f"logs/{run}/weigh.log")]
         own_stages = _ENCODER_STAGES if _is_encoder(folder, run) else _RUN_STAGES
         run_stages += [job for stage in own_stages for job in _segments(folder, run, stage)]
-        exports = _begun(
-            folder, "convert", logs=f"logs/{run}/convert", product=f"results/{run}/convert/{{}}"
-        )
-        scores = _begun(
-            folder,
-            "evaluate_task",
-            logs=f"logs/{run}/tasks",
-            product=f"results/{run}/tasks/{{}}.json",
-        )
-        fetched = _begun(
-            folder,
-            "fetch_task",
-            logs=f"logs/{run}/fetch_task",
-            product=f"results/{run}/tasks/{{}}.fetched",
-        )
-        groups[f"run {run}"] = [*run_stages, *fetched, *scores, *exports]
+        for logs, product in _BEGUN_STAGES:
+            run_stages += _begun(folder, f"logs/{run}/{logs}", product=f"results/{run}/{product}")
+        groups[f"run {run}"] = run_stages
     return groups | {_title("report", each): _report_stages(each) for each in data_sets}
 
 
@@ -154,30 +142,19 @@ def _data_sets(folder: Path) -> list[DataSet]:
 
 def _data_stages(folder: Path, data_set: DataSet) -> list[StageJob]:
     """Return the jobs that make a data set."""
-    data, logs, tokenizer = data_set.folder, data_set.logs, data_set.tokenizer
+    data, logs = data_set.folder, data_set.logs
+    tokenizers = {
+        "train_tokenizer": data_set.tokenizer,
+        "extend_tokenizer": data_set.extended_tokenizer,
+    }
     return [
-        StageJob(
-            "train_tokenizer", f"{tokenizer}/tokenizer.json", f"{logs}/train_tokenizer.log", False
-        ),
-        StageJob(
-            "extend_tokenizer",
-            f"{data_set.extended_tokenizer}/tokenizer.json",
-            f"{logs}/extend_tokenizer.log",
-            False,
+        *(
+            StageJob(name, f"{path}/tokenizer.json", f"{logs}/{name}.log", always=False)
+            for name, path in tokenizers.items()
         ),
         *_fetches(folder, data_set),
-        *_begun(
-            folder,
-            "hash_documents",
-            logs=f"{logs}/hash_documents",
-            product=f"{data}/hashes/{{}}.rows",
-        ),
-        *_begun(
-            folder,
-            "find_duplicates",
-            logs=f"{logs}/find_duplicates",
-            product=f"{data}/duplicates/{{}}.rows",
-        ),
+        *_begun(folder, f"{logs}/hash_documents", product=f"{data}/hashes/{{}}.rows"),
+        *_begun(folder, f"{logs}/find_duplicates", product=f"{data}/duplicates/{{}}.rows"),
         *_planned(folder, data_set, "tokenize"),
         *_planned(folder, data_set, "merge"),
         StageJob("describe", data_set.metadata, f"{logs}/describe.log"),
@@ -228,7 +205,6 @@ def _report_stages(data_set: DataSet) -> list[StageJob]:
 
 def _segments(folder: Path, run: str, stage: StageJob) -> list[StageJob]:
     """Return the jobs of a stage: those of segments that have begun, then the last one."""
-    product, log = stage.product.format(run=run), stage.log.format(run=run)
     logs = {path.suffixes[0][1:]: path for path in folder.glob(f"logs/{run}/{stage.name}.*.log")}
     segments = [
         StageJob(
@@ -236,11 +212,16 @@ def _segments(folder: Path, run: str, stage: StageJob) -> list[StageJob]:
         )
         for step in sorted(filter(str.isdecimal, logs), key=int)
     ]
-    return [*segments, stage._replace(product=product, log=log)]
+    return [*segments, _of_run(stage, run)]
 
 
-def _begun(folder: Path, name: str, *, logs: str, product: str) -> list[StageJob]:
+def _of_run(stage: StageJob, run: str) -> StageJob:
+    return stage._replace(product=stage.product.format(run=run), log=stage.log.format(run=run))
+
+
+def _begun(folder: Path, logs: str, *, product: str) -> list[StageJob]:
     """Return the jobs of a rule that have a log. The name of a log is the name of its product."""
+    name = logs.rpartition("/")[2].replace("tasks", "evaluate_task")
     return [
         StageJob(name, product.format(log.stem), f"{logs}/{log.name}", always=False)
         for log in sorted((folder / logs).glob("*.log"))

@@ -23,7 +23,7 @@ SETTINGS = {
         "default": 32,
         "ge": 1,
         "description": "Tokens that each window predicts. Fewer: more context, more time.",
-    },
+    }
 }
 _MAX_LOSS = 20.0
 """Megatron's bound of the loss in exp()."""
