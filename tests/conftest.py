@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import faults
 from tests.support.fork_server import shared_folder
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
-from tests.support.programs import torch_python
+from tests.support.programs import worker_python
 from tests.support.sentence_data import SentenceData, at, make_sentences
 from tests.support.shared_folders import made_once
 from tests.support.web_server import Server, serving
@@ -46,15 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
     `pytest -m gpu` shows them to the tests that are of them. Several tests run at a time: threads
     of torch that await each other would cost a fifth of all processor time. Workers of xdist are
-    forks of a Python that has imported torch.
+    forks of a Python that has collected the tests.
     """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Snakemake sets another number in jobs: threads that wait must not keep the cores busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     shared_folder()  # before workers begin, which use it, too
     if not hasattr(config, "workerinput"):
         config.option.tx = [
-            f"popen//python={torch_python()}" if spec == "popen" else spec
+            f"popen//python={worker_python(config.args)}" if spec == "popen" else spec
             for spec in config.getoption("tx", [])
         ]
 

@@ -13,9 +13,9 @@ if [ "$gpus" -gt 0 ] && [ "$gpus" -lt "$tasks" ] && [ -z "${CUDA_VISIBLE_DEVICES
     echo "profiles/local: $tasks ranks, $gpus GPU: on CPUs; for the GPU, --set-resources train:tasks=$gpus" >&2
     export CUDA_VISIBLE_DEVICES=
 fi
-# Ranks share the machine's cores.
-cores=$(nproc)
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > tasks ? cores / tasks : 1))}
+# Ranks share the threads of the job, which Snakemake sets, or the machine's cores.
+threads=${OMP_NUM_THREADS:-$(nproc)}
+export OMP_NUM_THREADS=$((threads > tasks ? threads / tasks : 1))
 if [ "$tasks" -eq 1 ]; then
     exec "$@" # alone, a rank needs no launcher, which takes seconds to start
 fi

@@ -107,7 +107,7 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def address(module: str) -> Path:
+def address(module: str, python: str = sys.executable) -> Path:
     """Socket of the server that a module of this folder runs; start it if it does not run."""
     folder = shared_folder()
     path = folder / module
@@ -115,7 +115,7 @@ def address(module: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             server = subprocess.Popen(
-                [sys.executable, "-m", f"tests.support.{module}", str(path)],
+                [python, "-m", f"tests.support.{module}", str(path)],
                 cwd=ROOT, stdin=alive, stdout=subprocess.PIPE,
             )  # fmt: skip
             assert server.stdout is not None
@@ -163,6 +163,7 @@ class Server:
             for key, _ in self._selector.select():
                 source: Any = key.fileobj
                 if source is sys.stdin:
+                    signal.set_wakeup_fd(-1)
                     for pid in self._clients:
                         os.kill(pid, signal.SIGKILL)
                     shutil.rmtree(self._path.parent, ignore_errors=True)

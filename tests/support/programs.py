@@ -4,14 +4,21 @@ Jobs of Snakemake run `tokamake` of the environment of Snakemake's Python.
 """
 
 import fcntl
+import json
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from tests.support.fork_server import address, shared_folder, write_client
 
-SERVERS = {"snakemake": "snakemake", "tokamake": "tokamake", "torch-python": "tokamake"}
+SERVERS = {
+    "snakemake": "snakemake",
+    "tokamake": "tokamake",
+    "torch-python": "tokamake",
+    "worker-python": "worker",
+}
 """Programs that are forks, and their servers."""
 
 
@@ -29,6 +36,14 @@ def programs(*servers: str) -> Path:
 def torch_python() -> str:
     """Path of a Python that has imported torch and tokamake."""
     return str(programs("tokamake") / "torch-python")
+
+
+def worker_python(asked: Sequence[str]) -> str:
+    """Path of a Python that has collected the tests of files or folders."""
+    server = torch_python()
+    (shared_folder() / "collected.json").write_text(json.dumps([*asked]))
+    address("worker_server", python=server)
+    return str(Path(server).with_name("worker-python"))
 
 
 def torchrun(ranks: int) -> list[str]:

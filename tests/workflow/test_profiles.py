@@ -300,3 +300,14 @@ def test_launch_scripts_refuse_impossible_layouts(tmp_path: Path) -> None:
         result = launch(profile, tmp_path, "1", "4", "true")
         assert result.returncode != 0
         assert "runs inside a Slurm job" in result.stderr
+
+
+@pytest.mark.parametrize(("threads", "share"), [("7", 3), ("1", 1)])
+def test_ranks_share_the_threads_of_their_job(threads: str, share: int) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        [ROOT / "profiles/local/launch.sh", "1", "2", "sh", "-c", "echo $OMP_NUM_THREADS"],
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": threads},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert result.stdout == f"{share}\n" * 2

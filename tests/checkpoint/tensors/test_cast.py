@@ -42,7 +42,7 @@ def test_all_upper_halves_are_rounded_to_bf16_as_torch_does() -> None:
         assert_as_torch(every_upper_half(lower), FLOAT32, FLOAT16)
 
 
-@pytest.mark.parametrize(("source", "target"), product(FLOATS, FLOATS), ids=str)
+@pytest.mark.parametrize(("source", "target"), [*product(FLOATS, FLOATS)], ids=str)
 def test_every_pair_of_dtypes_is_cast_as_in_torch(source: Dtype, target: Dtype) -> None:
     if source.itemsize == 2:
         raw = np.arange(2**16, dtype="<u2").view("V2")

@@ -70,7 +70,7 @@ def values(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("turned", [False, True], ids=["rows to", "columns to"])
 @pytest.mark.parametrize("was_turned", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize(("cut", "was_cut"), product(CUTS, CUTS))
+@pytest.mark.parametrize(("cut", "was_cut"), [*product(CUTS, CUTS)])
 def test_every_chunk_is_copied(
     tmp_path: Path, cut: str, was_cut: str, was_turned: bool, turned: bool
 ) -> None:
