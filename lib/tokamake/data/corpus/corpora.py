@@ -180,8 +180,7 @@ def listed_corpus(name: str, datasets: Sequence[ListedDataset]) -> Corpus:
 def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
     """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
 
-    Args:
-        temperature: temperature of rows without weight, epochs and temperature.
+    `temperature` is that of rows without weight, epochs and temperature.
     """
     table, corpora = read_table(path, setting="corpora", row="corpus"), []
     for column in table.columns:

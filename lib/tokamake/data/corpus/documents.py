@@ -119,12 +119,7 @@ def read_texts(
 
 
 def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> None:
-    """Read the first documents of a raw file, about 0.5 MB of it.
-
-    Raises:
-        UserError: the file cannot be read, or all of these documents are bad: then its text key or
-            its format is wrong.
-    """
+    """Read about 0.5 MB of a raw file, and refuse it if all documents there are bad."""
     source = open_input(path, format=format)
     for block in islice(source.blocks(fields.read_keys), 1):
         _, kept, bad = texts(block, fields)

@@ -258,12 +258,8 @@ def _plan_batches(
 ) -> tuple[JobBatch, ...]:
     """Keep earlier batches without members that are gone; add new ones, about `max_jobs` at most.
 
-    A new batch holds neighbours of one corpus, or with more corpora than jobs, of corpora that are
-    read in the same way. It has the name of its first corpus.
-
-    Args:
-        max_jobs: number of jobs to aim at.
-        reading: corpus to what its job needs to know; equal ones may share a job.
+    A new batch holds neighbours of one corpus. With more corpora than jobs, it holds corpora that
+    are equal in `reading`. It has the name of its first corpus.
     """
     corpora = {member.name: member.corpus for member in members}
     batches, numbers = [], Counter[str]()  # number after the highest one of each corpus

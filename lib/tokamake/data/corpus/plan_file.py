@@ -43,7 +43,6 @@ class PlannedMerge(NamedTuple):
     name: str
     """<corpus>-<number>_<text key>_document (or _sentence), as Megatron names datasets."""
     corpus: str
-    """Name of its corpus."""
     key: str
     """Text key, if shards have a dataset for each of several keys; else empty."""
     shards: tuple[str, ...]
@@ -72,11 +71,9 @@ class TokenizerCorpus(NamedTuple):
     """Raw files of a corpus that a tokenizer is trained on, and how to read them."""
 
     corpus: str
-    """Name of the corpus."""
     format: str
     """Format of the files; empty: detected for each file."""
     text_key: str
-    """Text keys, separated by commas."""
     template: str
     """Template that joins several keys to one text, or empty."""
     files: tuple[str, ...]
@@ -117,9 +114,7 @@ class Plan(NamedTuple):
     merge_batches: tuple[JobBatch, ...]
     """Merged datasets of each job."""
     merged: tuple[PlannedMerge, ...]
-    """All merged datasets."""
     shards: tuple[PlannedShard, ...]
-    """All shards."""
     downloads: tuple[PlannedDownload, ...] = ()
     """Raw files behind addresses."""
     keep_shards: bool = True

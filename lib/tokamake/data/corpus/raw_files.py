@@ -41,13 +41,10 @@ def raw_files(
     *,
     downloads: Mapping[str, Iterable[RemoteFile]] = MappingProxyType({}),
 ) -> list[RawFile]:
-    """Return the raw files of a corpus in natural order.
+    """Return the raw files of a corpus in natural order, with names as in `readers.expand`.
 
-    Names and patterns mean the same as in `readers.expand`.
-
-    Args:
-        declared: path to size of files that do not exist yet. Files on disk in the folder of a
-            declared file are ignored: an earlier declaration made them.
+    `declared` has the sizes of files that do not exist yet. Files on disk in the folder of a
+    declared file are ignored: an earlier declaration made them.
     """
     declared_folders = {Path(path).parent.resolve() for path in declared}
     files: dict[object, RawFile] = {}

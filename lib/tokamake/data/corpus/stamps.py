@@ -37,9 +37,7 @@ def open_unchanged(
 ) -> Iterator[Input]:
     """Open raw files one after the other; the caller reads each to its end before the next.
 
-    Args:
-        stamps: stamp of each file in the plan; empty: files without a plan, which must not change
-            while they are read.
+    Without `stamps`, files must not change while they are read; with them, not since the plan.
     """
     for path, planned in zip(paths, stamps or [DECLARED] * len(paths), strict=True):
         expected = read_stamp(path) if planned == DECLARED else planned

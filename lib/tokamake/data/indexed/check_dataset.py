@@ -60,11 +60,8 @@ def check_dataset(prefix: Path, *, read_tokens: bool) -> CheckedDataset:
     """Check an indexed dataset; collect faults instead of raising them.
 
     Compare sizes, lengths, pointers and document bounds with one another and with the manifest.
-    With `read_tokens`, compare the hashes of all files with the manifest, and each token with the
-    vocabulary size.
-
-    Args:
-        read_tokens: whether to read all files; a dataset without a manifest is always read.
+    With `read_tokens`, or without a manifest, compare the hashes of all files with the manifest,
+    and each token with the vocabulary size.
     """
     faults: list[str] = []
     manifest = layout = None
@@ -207,8 +204,7 @@ def _fill(stream: io.FileIO, block: memoryview) -> int:
 class TokenScan:
     """One pass over a token file: hash its byte ranges and count invalid tokens.
 
-    Attributes:
-        num_open: documents whose last token is not `eod`.
+    `num_open` counts documents whose last token is not `eod`.
     """
 
     def __init__(

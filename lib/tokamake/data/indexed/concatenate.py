@@ -85,11 +85,8 @@ def concatenate(
 ) -> list[list[HashedRange]]:
     """Write the tokens of the inputs one after the other; compare all files with the manifests.
 
-    Args:
-        dtype: integer type that floating-point tokens are converted to.
-
-    Returns:
-        For each input, sizes and hashes of its byte ranges in the target.
+    Floating-point tokens become `dtype`. Returns, for each input, sizes and hashes of its byte
+    ranges in the target.
     """
     threads = len(os.sched_getaffinity(0)) + 1  # one thread waits for the disk
     with target.open("w+b", buffering=0) as stream, ThreadPoolExecutor(threads) as pool:

@@ -16,10 +16,8 @@ _FILES = ("json", "bin", "idx", "sources")
 def delete_merged_shards(groups: Iterable[PlannedMerge], shards: Path, *, merged: Path) -> None:
     """Delete the shards of merged datasets, after all files of these are read once more.
 
-    Quarantined documents stay: they are in no merged dataset.
-
-    Raises:
-        UserError: a merged dataset is damaged; no shard is deleted, also not of the others.
+    If a merged dataset is damaged, no shard is deleted. Quarantined documents stay: they are in no
+    merged dataset.
     """
     merged_here = [group for group in groups if not group.dataset]
     for group in merged_here:

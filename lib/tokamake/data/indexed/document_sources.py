@@ -67,11 +67,7 @@ class SourcesWriter:
         self._previous = int(inputs[-1]), int(numbers[-1]), int(blocks[-1])
 
     def append(self, path: Path, *, documents: int, first_input: int) -> None:
-        """Append the sources file of another dataset.
-
-        Args:
-            first_input: new number of its first input.
-        """
+        """Append another dataset's sources file; its first input gets the number `first_input`."""
         rows = _read_rows(path)
         shift = np.array([self._documents, first_input, 0, 0])
         for start in range(0, len(rows), _CHUNK):

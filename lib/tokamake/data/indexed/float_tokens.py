@@ -15,11 +15,7 @@ _CHUNK = 1 << 20
 
 
 def highest_token(binary: Path, dtype: np.dtype) -> int:
-    """Return the highest token of a file, or -1 if the file is empty.
-
-    Raises:
-        UserError: a number is negative, has a fraction, or is above 2^31 - 1.
-    """
+    """Return the highest token, -1 if there is none; refuse numbers that are no int32 above -1."""
     highest, first = -1, 0
     for tokens in _chunks(binary, dtype):
         # NaN and infinity fail these comparisons too.

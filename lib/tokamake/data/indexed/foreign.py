@@ -30,9 +30,8 @@ def stated_vocabulary(prefix: Path) -> int | None:
 def check_foreign(prefix: Path) -> int:
     """Check index and tokens of a dataset; return its largest token, -1 if none.
 
-    Raises:
-        UserError: a length or token is negative, a pointer does not follow from the lengths, or the
-            document bounds do not ascend.
+    Lengths and tokens must not be negative, pointers must follow from the lengths, and document
+    bounds must ascend.
     """
     dataset = IndexedDataset(prefix)
     layout = read_layout(idx_path(prefix))

@@ -31,13 +31,11 @@ class Column(NamedTuple):
     """An array of numbers in an index file."""
 
     path: Path
-    """The index file."""
     offset: int
     """First byte of the array."""
     dtype: str
     """<i4 or <i8."""
     length: int
-    """Number of elements."""
     content: bytes = b""
     """The whole index file, if it was read at once."""
 
@@ -89,11 +87,7 @@ class IndexLayout(NamedTuple):
 
 
 def read_layout(idx: Path, *, at_once: bool = False) -> IndexLayout:
-    """Find the columns of an index file.
-
-    Args:
-        at_once: whether to read a small file at once, and to keep its content.
-    """
+    """Find the columns of an index file; with `at_once`, keep the content of a small file."""
     with idx.open("rb", buffering=0) as stream:
         first = stream.read(_SMALL if at_once else len(_TNTIDX))
     if first.startswith(_TNTIDX):

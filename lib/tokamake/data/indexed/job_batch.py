@@ -22,14 +22,9 @@ _DELETED = "deleted_inputs"
 def make_each(
     members: Iterable[Member], make: Callable[[Member], None], *, threads: int = 1
 ) -> None:
-    """Call `make` for all members, also after one of them fails.
+    """Call `make` for all members, also after one of them fails; then raise all errors as one.
 
-    Args:
-        threads: number of members at a time. With several, a signal ends this only when the
-            members that are being made are finished.
-
-    Raises:
-        UserError: at least one failed; the message has a line for each.
+    With several `threads`, a signal waits until the members in progress are finished.
     """
 
     def attempt(member: Member) -> str:
@@ -92,11 +87,8 @@ def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -
     """Return the first fault of a finished batch, or None if all its datasets are intact.
 
     A file counts as intact if its size is the one in the batch file and it is not newer than the
-    batch file: 100,000 datasets then take a second or two. `find_fault` checks the others.
-
-    Args:
-        folder: folder that the prefixes in the batch file are relative to.
-        deleted: prefixes of datasets that may be missing.
+    batch file: 100,000 datasets then take a second or two. `find_fault` checks the others. Datasets
+    in `deleted` may be missing.
     """
     try:
         written = path.stat().st_mtime_ns

@@ -59,11 +59,7 @@ METHODS: tuple[CopyCall, ...] = (_copy_file_range, _sendfile, _read_and_write)
 def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterator[int]:
     """Copy `size` bytes between two open files at their positions; both positions advance.
 
-    Args:
-        block: maximum number of bytes per call.
-
-    Yields:
-        Number of bytes in each copied block.
+    Yields the number of bytes of each copied block, at most `block`.
     """
     methods = list(METHODS)
     while size:

@@ -24,7 +24,6 @@ class Bin(TypedDict):
     longest: int
     """Highest length in tokens: 0, 1, 3, 7, 15, and so on."""
     documents: int
-    """Number of documents."""
     tokens: int
     """Number of tokens in these documents."""
 
@@ -42,11 +41,7 @@ def document_lengths(layout: "IndexLayout", chunk: int = _CHUNK) -> Iterator[npt
 
 
 def histogram(lengths: Iterable[npt.NDArray[np.int64]]) -> list[Bin]:
-    """Count documents by length: a bin for each power of two, from the first used to the last.
-
-    Args:
-        lengths: arrays (n,) of document lengths in tokens.
-    """
+    """Count documents by tokens: a bin for each power of two, from the first used to the last."""
     documents, tokens = np.zeros(_NUM_BINS, np.int64), np.zeros(_NUM_BINS, np.int64)
     for chunk in lengths:
         # The exponent of a float is exact: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7.

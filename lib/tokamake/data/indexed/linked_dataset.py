@@ -50,14 +50,8 @@ def write_linked(
 ) -> None:
     """Check an indexed dataset, and make it a merged dataset without a copy of its tokens.
 
-    Args:
-        output: prefix of the merged dataset; earlier links there are replaced.
-        has_eod: whether each document must end with the end-of-document token.
-        request: digest of all that determines it, for the manifest.
-
-    Raises:
-        UserError: it is damaged, has tokens that are not in the vocabulary, or documents without
-            end-of-document token, or was made with another tokenizer.
+    Earlier links at `output` are replaced. With `has_eod`, each document must end with the
+    end-of-document token. The manifest states `request`, a digest of all inputs and options.
     """
     check_tokenizer(prefix, tokenizer)
     dataset = open_merge_input(prefix, index_at_once=True)

@@ -21,9 +21,7 @@ class HashedRange(NamedTuple):
     """A range of bytes of a token file; in a merged dataset, the tokens of one input."""
 
     size: int
-    """Number of bytes."""
     sha256: str
-    """Hash of these bytes."""
 
 
 def raw_inputs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -50,9 +48,7 @@ def read_manifest(prefix: Path) -> dict[str, Any]:
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest with its own digest, so that readers detect a damaged one.
 
-    Args:
-        path: temporary file that `files.atomic` renames later.
-        manifest: all keys but `digest`.
+    `path` is a temporary file that `files.atomic` renames later.
     """
     signed = {**manifest, "digest": files.digest(manifest)}
     # Names of raw files are not always UTF-8.
@@ -64,9 +60,7 @@ def sizes_and_hashes(
 ) -> dict[str, dict[str, Any]]:
     """Return sizes and hashes of a dataset's files, as its manifest states them.
 
-    Args:
-        paths: the token file, the index, the sources file and the quarantine; the last ones may
-            be left out.
+    `paths`: the token file, the index, and if there are any the sources file and the quarantine.
     """
     named = dict(zip(("bin", "idx", "sources", "quarantine.jsonl"), paths, strict=False))
     known = {"bin": bin_sha256, "idx": hashlib.sha256(index).hexdigest() if index else ""}

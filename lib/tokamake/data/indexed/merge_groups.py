@@ -55,9 +55,8 @@ def _read_size(text: str) -> int:
 def expand_prefixes(names: list[Path]) -> list[Path]:
     """Return the prefixes that names stand for, in the order of the names.
 
-    Args:
-        names: prefixes, also with .bin or .idx at the end; or folders, which stand for all their
-            datasets in natural order: 2 before 10.
+    A name is a prefix, also with .bin or .idx at the end, or a folder: all its datasets in natural
+    order, 2 before 10.
     """
     prefixes: list[Path] = []
     for name in names:
@@ -120,9 +119,8 @@ def _size(dataset: MergeInput, limit: Limit, dtype: type[np.integer]) -> int:
 def numbered_prefixes(output: Path, count: int) -> list[Path]:
     """Return the prefixes of `count` merged datasets: PREFIX-0000, PREFIX-0001 and so on.
 
-    Raises:
-        UserError: an earlier merge left datasets with higher numbers, which would look like part
-            of this one.
+    Datasets with higher numbers are refused: they are left from an earlier merge, and would look
+    like part of this one.
     """
     prefixes = [output.with_name(f"{output.name}-{number:04d}") for number in range(count)]
     following = output.with_name(f"{output.name}-{count:04d}")

@@ -31,11 +31,9 @@ class MergeInput(NamedTuple):
     manifest: dict[str, Any] | None
     """None for a dataset of another program."""
     layout: IndexLayout
-    """Columns of its index."""
     dtype: np.dtype
     """Type of the numbers in its .bin file; may be floating-point."""
     tokens: int
-    """Number of tokens."""
 
     @property
     def documents(self) -> int:
@@ -49,11 +47,7 @@ class MergeInput(NamedTuple):
 
 
 def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput:
-    """Open a dataset and check its index and sizes; `concatenate` compares the hashes later.
-
-    Args:
-        index_at_once: whether to keep the content of a small index.
-    """
+    """Open a dataset and check its index and sizes; `concatenate` compares the hashes later."""
     manifest = find_manifest(prefix)
     for fault in size_faults(prefix, manifest or {"bytes": {}}, names=("bin", "idx", "sources")):
         raise UserError(fault)

@@ -59,12 +59,7 @@ def write_merged(
     request: str = "",
     stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write a merged dataset.
-
-    Args:
-        request: digest of all that determines it, for the manifest.
-        stated: further keys of the manifest, which no input states.
-    """
+    """Write a merged dataset; the manifest also has `stated`, keys that no input states."""
     refuse_overwrite(output, inputs)
     sources = sources_path(output)
     paths = [bin_path(output), idx_path(output), sources]

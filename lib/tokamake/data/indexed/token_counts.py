@@ -34,11 +34,7 @@ def count_tokens(prefix: Path) -> int:
 
 
 def count_documents_tokens(prefix: Path, choose: Callable[[int], range]) -> int:
-    """Return the number of tokens in some sequences of a dataset.
-
-    Args:
-        choose: maps the number of sequences to the range of sequences to count.
-    """
+    """Return the number of tokens in the sequences that `choose` picks of all, by their number."""
     count_tokens(prefix)
     lengths = IndexedDataset(prefix).lengths
     sequences = choose(len(lengths))

@@ -15,9 +15,6 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
     """Read a weighting file as corpora, in the order of their first lines.
 
     Lines of weight 0 are left out: no sample is drawn from them.
-
-    Args:
-        data_root: folder that the prefixes are relative to; None: the folder of the file.
     """
     if not weights.exists():
         raise UserError(f"weights: {weights}: no such file; fix the path of the list")

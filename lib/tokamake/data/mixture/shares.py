@@ -43,11 +43,8 @@ def shares(
 ) -> dict[str, float]:
     """Return the share of the training samples of each corpus; the sum is 1.
 
-    Temperatures follow Xue et al. 2021 (mT5), who write 1 / T as alpha.
-
-    Raises:
-        UserError: epochs need more than `train_tokens`, `train_tokens` is needed but missing, or
-            nothing is left for a corpus.
+    Temperatures follow Xue et al. 2021 (mT5), who write 1 / T as alpha. Epochs must fit
+    `train_tokens`, and leave something for corpora without epochs.
     """
     if all(row.weight for row in corpora):
         # Floats, not fractions: a table of weights must always give the same bits.

@@ -24,9 +24,6 @@ class SplitPrefixes:
     it, or the part that its line names. The other splits take their shares of the datasets in the
     training's file. If a line of that file names a part, this part trains and no other split takes
     documents from the dataset.
-
-    Args:
-        split: shares of each dataset's documents for training, validation and test: "949,50,1".
     """
 
     def __init__(

@@ -39,9 +39,8 @@ ByteRange = tuple[int, int | None]
 def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str = "") -> Input:
     """Open a raw file of any known format and compression.
 
-    Args:
-        byte_range: part of an uncompressed jsonl or parquet file: the lines or row groups whose
-            first byte lies in the range.
+    A `byte_range` of an uncompressed jsonl or parquet file holds the lines or row groups whose
+    first byte lies in it.
     """
     kind, packing, head = look(path, format)
     raw = Input(path, kind, compression=packing, head=head)

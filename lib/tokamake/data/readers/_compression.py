@@ -20,7 +20,6 @@ else:
     from backports import zstd
 
 SUFFIXES = {".gz", ".zst", ".xz", ".bz2", ".lzma"}
-"""File name suffixes of compressed files."""
 
 _MAGIC = {
     b"\x1f\x8b": "gz",

@@ -72,8 +72,7 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
 def find_format(head: bytes, path: Path, *, magic_alone: bool = False) -> str | None:
     """Return the format of content that begins with `head`; None: no reader accepts it.
 
-    Args:
-        magic_alone: leave out formats that the name or a guess decides.
+    `magic_alone` leaves out formats that the name or a guess decides.
     """
     by_magic = [name for name, reader in readers().items() if reader.HAS_MAGIC]
     others = [] if magic_alone else [name for name in readers() if name not in by_magic]

@@ -44,15 +44,11 @@ def in_natural_order(items: Iterable[Item], path: Callable[[Item], str]) -> list
 
 
 def expand(names: Iterable[str | Path]) -> list[Path]:
-    """Return the raw files that names stand for, in the order of names.
+    """Return the raw files that names stand for: in the order of names, each in natural order.
 
-    Args:
-        names: files, folders (read recursively, without names that begin with . or _), glob
-            patterns (** matches nested folders), or folders that `datasets` saved.
-
-    Returns:
-        Paths, in natural order within each name. A file that matches several names appears once,
-        at its first match.
+    A name is a file, a folder (read recursively, without names that begin with . or _), a glob
+    pattern (** matches nested folders), or a folder that `datasets` saved. A file that matches
+    several names appears once, at its first match.
     """
     # Keyed by device and inode, so that links to the same file count once.
     paths: dict[tuple[int, int], str] = {}

@@ -75,12 +75,8 @@ class Input:
     def blocks(self, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         """Yield the documents in file order. Each call begins at the first document.
 
-        Args:
-            keys: keys that a record should have; readers of tables read no other columns.
-
-        Raises:
-            UserError: the file is damaged or missing, or its content contradicts its format. Bad
-                documents raise no error; they become a `BadRecord`.
+        Readers of tables read no other columns than `keys`. A damaged file raises UserError; a bad
+        document becomes a `BadRecord`.
         """
         self._reset()
         for block in readers()[self.format].read(self, keys):

@@ -25,11 +25,7 @@ class BadRecord(NamedTuple):
 
 
 def value_of(record: Any, key: str) -> Any:
-    """Return the value of a key. If a record lacks `meta.text`, look for `text` in `meta`.
-
-    Raises:
-        KeyError: there is no such value.
-    """
+    """Value of a key, or KeyError. If a record lacks `meta.text`, look for `text` in `meta`."""
     if key in record or "." not in key:
         return record[key]
     for part in key.split("."):
@@ -92,9 +88,7 @@ class Lines(LazySequence[bytes]):
 class Utf8(LazySequence[str]):
     """Texts stored one after the other in UTF-8. Access decodes a text.
 
-    Args:
-        data: (bytes,) uint8, valid UTF-8 in each text.
-        ends: (texts,) end of each text in `data`.
+    `data` (bytes,) is uint8 and valid UTF-8; `ends` (texts,) is the end of each text in it.
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:

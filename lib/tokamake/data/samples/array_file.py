@@ -25,11 +25,7 @@ _ALIGNMENT = 64  # bytes of a cache line; also enough for every dtype
 
 
 def write_arrays(stream: IO[bytes], index: DatasetIndex | SentenceIndex) -> dict[str, list[Any]]:
-    """Append the arrays of a dataset in little-endian byte order.
-
-    Returns:
-        Offset in bytes, dtype and shape of each array.
-    """
+    """Append arrays in little-endian byte order; return the offset, dtype and shape of each."""
     locations = {}
     for name, array in index._asdict().items():
         stream.write(bytes(-stream.tell() % _ALIGNMENT))

@@ -45,8 +45,7 @@ class BlendPlan(NamedTuple):
 def plan_blend(weights: list[float], num_samples: int) -> BlendPlan:
     """Plan a blend of at least `num_samples` samples as Megatron does.
 
-    Args:
-        weights: above 0, at most 32,766; only their ratios count.
+    At most 32,766 `weights` above 0; only their ratios count.
     """
     shares = normalize(weights)
     targets = [math.ceil(num_samples * share) for share in shares]
@@ -58,12 +57,9 @@ def plan_blend(weights: list[float], num_samples: int) -> BlendPlan:
 def apportion(weights: list[float], num_samples: int) -> list[int]:
     """Divide samples by weight with the largest remainder method, in exact fractions.
 
-    Args:
-        weights: finite, 0 or more, not all 0; only their ratios count.
-
-    Returns:
-        Samples of each weight. They add up to `num_samples`, and each differs by less than 1 from
-        its exact share. If remainders are equal, the lowest numbers get the extra samples.
+    Weights are finite, 0 or more and not all 0; only their ratios count. The samples of the weights
+    add up to `num_samples`, and each differs by less than 1 from its exact share. If remainders are
+    equal, the lowest numbers get the extra samples.
     """
     if num_samples < 0:
         raise UserError(f"num_samples: {num_samples}: out of range; give 0 or more")
@@ -88,16 +84,13 @@ def apportion(weights: list[float], num_samples: int) -> list[int]:
 
 
 class ExactBlend:
-    """Order of all samples of some datasets, with each dataset spread evenly.
+    """Order of all samples of some datasets, at most 2**53, with each dataset spread evenly.
 
     Sample k of n stands at the point (2k + 1) / 2n. Samples are ordered by points, and by dataset
     if points are equal. Let m be the number of datasets and p the share of one of them. At every
     position of the order, that dataset is at most (1 - p) / 2 + p (m - 1) / 2 samples off its
     share: at most 1 if p <= 1 / (m - 2). At the end all counts are exact. The proof is in
     `lib/csrc/exact.hpp`.
-
-    Raises:
-        UserError: there is no dataset, a count is negative, or the sum is above 2**53.
     """
 
     def __init__(self, counts: list[int]) -> None:
@@ -137,11 +130,8 @@ class CorpusBlend:
     """Two-level blend: corpora exactly, and the datasets inside each corpus in another way.
 
     Inside a corpus, datasets are concatenated, or their concatenated samples are shuffled, or they
-    are blended as exactly as the corpora. Shuffling holds 8 bytes in memory for each sample.
-
-    Args:
-        corpora: samples of the datasets of each corpus; datasets are numbered across corpora.
-        seed: required to shuffle; corpus c uses numpy's RandomState(seed + c).
+    are blended as exactly as the corpora. Datasets are numbered across corpora. To shuffle, corpus
+    c uses numpy's RandomState(seed + c), with 8 bytes in memory for each sample.
     """
 
     def __init__(

@@ -125,10 +125,8 @@ def write_split(
 ) -> dict[str, Any]:
     """Write the arrays of a split and return their description for index.json.
 
-    Args:
-        num_samples: requested samples; None: as many as the epochs give.
-        epochs_of: epochs of each corpus, if `num_samples` is None.
-        pieces: (vocabulary,) kind of each token; None: the objective is causal.
+    Without `num_samples`, `epochs_of` has the epochs of each corpus. `pieces` (vocabulary,) is the
+    kind of each token; None: the objective is causal.
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:

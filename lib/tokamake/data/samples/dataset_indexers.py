@@ -57,12 +57,7 @@ def make_indexer(
     epochs_of: Mapping[str, Fraction],
     pieces: npt.NDArray[np.uint8] | None,
 ) -> DatasetIndexer[Any]:
-    """Make the indexer of a split.
-
-    Args:
-        epochs_of: epochs of each corpus; empty: numbers of samples decide.
-        pieces: (vocabulary,) kind of each token; None: causal.
-    """
+    """Make the indexer of a split; without `epochs_of`, numbers of samples decide."""
     if settings.objective is None:
         return _DocumentIndexer(settings)
     assert pieces is not None, "an encoder objective has a vocabulary"

@@ -37,12 +37,7 @@ def check_decoder_lengths(
     pieces: npt.NDArray[np.uint8],
     seed: int,
 ) -> None:
-    """Check that each sample of a dataset fits the decoder and has enough sentinels.
-
-    Args:
-        rows: (samples, 3) samples of it that are drawn.
-        pieces: (vocabulary,) kind of each token.
-    """
+    """Check that each (samples, 3) row of a dataset fits the decoder and has enough sentinels."""
     worst = max_masked(objective.probability, objective.target_tokens)
     limits = objective.decoder_sequence_length, len(objective.sentinels)
     if not len(rows) or (1 + 2 * worst <= limits[0] and worst <= limits[1]):

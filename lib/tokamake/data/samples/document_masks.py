@@ -33,10 +33,8 @@ def packed(
 ) -> DocumentMasks:
     """Return the loss mask, positions and document numbers, separating documents if requested.
 
-    Args:
-        rows: (B, S + 1) tokens of samples; a label `PAD` has no loss.
-        reset_attention_mask: give each document of a row its own number.
-        eod_mask_loss: no loss where the input is `eod`: the next document is unpredictable.
+    `rows` (B, S + 1) are tokens; a label `PAD` has no loss. `eod_mask_loss`: no loss where the
+    input is `eod`, since the next document is unpredictable.
     """
     tokens = rows[:, :-1]
     ends = tokens == eod

@@ -18,11 +18,7 @@ class HasSpans(Protocol):
 def documents_of(
     samples: HasSpans, numbers: Iterable[int], *, data_root: Path
 ) -> dict[str, list[int]]:
-    """Find the documents of some samples, as `trace-sample` does for one.
-
-    Returns:
-        Numbers of documents, ascending, by the prefix of their dataset.
-    """
+    """Find the documents of some samples: ascending numbers by the prefix of their dataset."""
     sequences: dict[str, set[int]] = {}
     for sample in numbers:
         for span in samples.spans(sample):

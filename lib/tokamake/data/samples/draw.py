@@ -34,9 +34,7 @@ class DrawnSamples(NamedTuple):
     requested: list[int]
     """Samples that the index of each dataset must hold."""
     drawn: list[int]
-    """Samples drawn from each dataset."""
     samples: int
-    """Sum of the drawn samples."""
 
 
 def draw(
@@ -49,9 +47,7 @@ def draw(
 ) -> DrawnSamples:
     """Write an order of at least `num_samples` samples: dataset_index and dataset_sample_index.
 
-    Args:
-        weights: weights of the datasets, above 0; only their ratios count.
-        corpora: corpora of the datasets; for `corpora`, datasets of a corpus must be neighbors.
+    Only ratios of `weights` count. For `corpora`, datasets of a corpus must be neighbors.
     """
     if settings.blend == "weighted":
         return DrawnSamples(*write_blend(folder, list(weights), num_samples=num_samples))

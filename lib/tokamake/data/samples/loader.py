@@ -36,7 +36,6 @@ class DocumentSpan(NamedTuple):
     prefix: str
     """Dataset, relative to the data root."""
     sequence: int
-    """Number of the sequence in the dataset."""
     start: int
     """First token of the sequence that is in the sample."""
     stop: int
@@ -52,14 +51,10 @@ class Rows(Protocol):
 
 
 class SplitSamples:
-    """Samples of one split in training order, whatever a sample is.
+    """Samples of one split (train, valid or another validation split) in training order.
 
-    Attributes:
-        digest: hash of everything that determines the samples and their order.
-
-    Args:
-        split: train, valid or another validation split.
-        verify: check that the datasets are the indexed ones; one rank of a run is enough.
+    `digest` is the hash of everything that determines the samples and their order. `verify` checks
+    that the datasets are the indexed ones; one rank of a run is enough.
     """
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
@@ -127,9 +122,7 @@ class SplitSamples:
 
 
 class Samples(SplitSamples):
-    """Samples of the objective causal: documents, concatenated and cut. For arguments and
-    attributes see `SplitSamples`.
-    """
+    """Samples of the objective causal: documents, concatenated and cut; see `SplitSamples`."""
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)

@@ -17,7 +17,6 @@ from tokamake import _csrc
 from tokamake.data.samples.blend import OrderBlock, plan_blend
 
 _BLOCK_SAMPLES = 1 << 20
-"""Samples in memory at a time."""
 
 
 class Order(Protocol):
@@ -35,13 +34,9 @@ def write_blend(
 ) -> tuple[list[int], list[int], int]:
     """Write an order that draws from datasets by weight, as Megatron's BlendedDataset does.
 
-    Args:
-        weights: above 0, at most 32,766; only their ratios count.
-        num_samples: requested samples; the order may have a few more.
-
-    Returns:
-        Samples that Megatron requests from each dataset; samples drawn from each dataset, which may
-        be more in a small order; and the number of samples in the order.
+    Returns the samples that Megatron requests from each dataset; samples drawn from each dataset,
+    which may be more in a small order; and the number of samples in the order, `num_samples` or a
+    few more.
     """
     shares, requested, samples = plan_blend(weights, num_samples)
     drawn = np.zeros(len(weights), np.int64)
@@ -56,11 +51,7 @@ def write_blend(
 
 
 def write_exhaustive(folder: Path, counts: list[int]) -> None:
-    """Write an order of all samples of all datasets, as Megatron's exhaustive blend does.
-
-    Args:
-        counts: samples of each dataset, above 0; at most 32,767 datasets.
-    """
+    """Write an order of all samples of up to 32,767 datasets: Megatron's exhaustive blend."""
     blender = _csrc.Blender.exhaustive(np.array(counts, np.int64))
     samples = sum(counts)
     _write(folder, drawn_blocks(blender, samples), samples=samples, dtype=np.dtype(np.int16))

@@ -52,12 +52,11 @@ def build(
     separate_last_epoch: bool | None = None,
     drop_last_partial_sequence: bool = True,
 ) -> DatasetIndex:
-    """Build the index of at least `num_samples` samples from the `documents` of a dataset.
+    """Build the index of at least `num_samples` samples: all samples of the epochs that they need.
 
     Args:
         lengths: (sequences,) tokens of each sequence of the dataset.
         documents: sequences to use; they hold at least one token.
-        num_samples: requested samples; the index holds all samples of the epochs that they need.
         sequence_length: tokens per sample, without the last label.
         seed: seed of numpy's RandomState, 0 to 2**32 - 1.
         separate_last_epoch: shuffle the last of several epochs separately; None: if less than 80 %

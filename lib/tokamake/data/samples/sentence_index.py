@@ -30,11 +30,7 @@ class SentenceIndex(NamedTuple):
 
 
 class SentenceIndexer:
-    """Builds the index of datasets of one split.
-
-    Args:
-        seed: seed of the targets and of the order, 1 to 2**31 - 2.
-    """
+    """Builds the index of datasets of one split, with a `seed` of 1 to 2**31 - 2."""
 
     def __init__(self, objective: Objective, *, seed: int) -> None:
         if not 1 <= seed <= _MAX_SEED:

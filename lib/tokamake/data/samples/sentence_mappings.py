@@ -39,7 +39,8 @@ def sentence_mapping(
     """Cut documents into samples of whole sentences, for BERT and T5.
 
     A sample ends with the sentence that reaches its target length, unless only one sentence would
-    remain. Documents with a sentence of more than 512 tokens are left out.
+    remain. Documents with a sentence of more than 512 tokens are left out. Returns (samples, 3)
+    first sentence, end of sentences and target tokens; uint64 if uint32 cannot count the sentences.
 
     Args:
         max_seq_length: target tokens of a sample, 2 or more: the model's length minus 3 for BERT,
@@ -48,10 +49,6 @@ def sentence_mapping(
         max_num_samples: start no further epoch at this number of samples; None: unlimited.
         short_seq_prob: share of samples with a shorter target, 0 to 1.
         min_num_sent: minimum sentences of a sample: 2 if it is divided in two.
-
-    Returns:
-        (samples, 3) first sentence, end of sentences and target tokens; uint32, or uint64 if
-        uint32 cannot count the sentences.
     """
     _check_sentences(sentences)
     _check_numbers(max_seq_length, seed, num_epochs=num_epochs, max_num_samples=max_num_samples)
@@ -85,18 +82,13 @@ def block_mapping(
 ) -> SampleMapping:
     """Cut documents into blocks of whole sentences, for the inverse cloze task (ICT).
 
-    A block ends with the sentence that reaches, together with the title, its target length, if
-    enough sentences remain for another block.
+    A block ends with the sentence that reaches, together with the title, its target length (the
+    model's length minus 3), if enough sentences remain for another block. Returns (blocks, 4) first
+    sentence, end of sentences, document, and number of the block in its epoch.
 
     Args:
         title_lengths: (documents,) tokens of each document's title.
-        max_seq_length: target tokens of a block with its title: the model's length minus 3.
-        max_num_samples: start no further epoch at this number of blocks; None: unlimited.
         use_one_sent_blocks: allow blocks of one sentence; otherwise a block has at least two.
-
-    Returns:
-        (blocks, 4) first sentence, end of sentences, document, and number of the block in its
-        epoch; dtype as for `sentence_mapping`.
     """
     _check_sentences(sentences)
     _check_array("title_lengths", title_lengths, dtype=np.int32)

@@ -36,14 +36,10 @@ class SentenceSample(NamedTuple):
 
 
 class SentenceSamples(SplitSamples, ABC):
-    """Samples of sentence data of one split, as records of numpy arrays.
+    """Samples of sentence data of one split, as records of int64 fields; see `SplitSamples`.
 
     `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
-    stacks B of them to an array (B,), whose fields are arrays (B, ...). For arguments and further
-    attributes see `SplitSamples`.
-
-    Attributes:
-        record: dtype of a sample, with int64 fields.
+    stacks B of them to an array (B,), whose fields are arrays (B, ...).
     """
 
     record: np.dtype[np.void]

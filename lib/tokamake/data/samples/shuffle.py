@@ -15,12 +15,7 @@ def shuffle(
     values: npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64],
     random: np.random.RandomState,
 ) -> None:
-    """Do `random.shuffle(values)`, with the same order and the same state of `random` afterwards.
-
-    Args:
-        values: (values,) contiguous.
-        random: generator over a Mersenne twister, the default of `RandomState`.
-    """
+    """Do `random.shuffle(values)`: same order, same state of `random` afterwards."""
     if len(values) > _MAX_VALUES:
         random.shuffle(values)
         return

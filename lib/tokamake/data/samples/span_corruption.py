@@ -51,11 +51,7 @@ class SpanCorruptionSamples(SentenceSamples):
 
 
 def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.SpanSampler:
-    """Make a sampler, which one thread may use.
-
-    Args:
-        pieces: (vocabulary,) kind of each token.
-    """
+    """Make a sampler for one thread; `pieces` (vocabulary,) has the kind of each token."""
     tokens = objective.tokens
     return _csrc.SpanSampler(
         np.where(pieces == ABSENT, np.uint8(WORD), pieces),

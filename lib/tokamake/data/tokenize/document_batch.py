@@ -38,7 +38,6 @@ class EncodedBatch(NamedTuple):
     counts: npt.NDArray[np.int64]
     """(documents,) sequences of each document, 0 for an empty one."""
     text_bytes: int
-    """UTF-8 bytes of the texts."""
 
 
 def merge_small_batches(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:

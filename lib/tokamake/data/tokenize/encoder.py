@@ -61,9 +61,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
         """Create an encoder; fast encoders and caches are loaded at first use.
 
-        Args:
-            workers: number of threads; it does not change the tokens.
-            fast: use a fast encoder where it is exact, not only the reference tokenizer.
+        The number of threads, `workers`, does not change the tokens. `fast` allows a fast encoder
+        where it is exact.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
         self._tokenizer = tokenizer
@@ -129,12 +128,9 @@ class Encoder:
     def __call__(self, texts: Sequence[str], position: range | None = None) -> Encoded:
         """Encode texts in order; special tokens in a text become what the reference makes of them.
 
-        Args:
-            position: stream position from `reserve`, of these texts or of the documents that they
-                were made from; None: they come next. It decides which texts are checked.
-
-        Raises:
-            Mismatch: the fast encoder failed, or differs from the reference on a sample.
+        `position` is a stream position from `reserve`, of these texts or of the documents that they
+        were made from; None: they come next. It decides which texts are checked. Mismatch: the fast
+        encoder failed, or differs from the reference on a sample.
         """
         position = self.reserve(texts) if position is None else position
         if position.stop < _FAST_THRESHOLD or self.fallback_reason:

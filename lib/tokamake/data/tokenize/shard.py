@@ -98,9 +98,8 @@ def dataset_files(prefix: Path) -> tuple[Path, ...]:
 class ShardWriter:
     """Writes the indexed datasets of a shard.
 
-    Args:
-        inputs: raw files in order; each is opened after the one before it is finished.
-        duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
+    Each raw file is opened after the one before it is finished. `duplicates` are the ordinals of
+    documents to leave out, ascending, counted over all inputs.
     """
 
     def __init__(
@@ -125,13 +124,9 @@ class ShardWriter:
         self._input_entries: list[dict[str, Any]] = []
 
     def write(self, request: str = "") -> list[dict[str, Any]]:
-        """Write all indexed datasets or none.
+        """Write all indexed datasets or none; return their manifests, which state `request`.
 
-        Args:
-            request: digest of inputs and options for the manifests; `ShardTokenizer` compares it.
-
-        Raises:
-            encoder.Mismatch: the fast encoder is wrong for this text.
+        Mismatch: the fast encoder is wrong for this text.
         """
         started = time.monotonic()
         prefixes = dataset_prefixes(self._output, self._options)

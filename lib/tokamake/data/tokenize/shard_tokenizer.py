@@ -37,7 +37,6 @@ class ShardRequest:
     output: Path
     """Prefix of its indexed datasets."""
     paths: list[Path]
-    """Raw files."""
     byte_range: str = ""
     """Part of a single raw file, START:END, or empty."""
     duplicates: npt.NDArray[np.int64] | None = None
@@ -47,11 +46,7 @@ class ShardRequest:
 
 
 class ShardTokenizer:
-    """Writes shards; loads the fast encoder once for all of them.
-
-    Args:
-        workers: number of threads; 0 uses all cores.
-    """
+    """Writes shards; loads the fast encoder once for all of them. `workers` 0 uses all cores."""
 
     def __init__(self, tokenizer: Tokenizer, options: ShardOptions, *, workers: int) -> None:
         if workers < 0:

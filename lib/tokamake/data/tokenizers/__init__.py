@@ -51,7 +51,6 @@ class Tokenizer:
     vocab_size: int
     """Highest token id + 1, including added tokens."""
     eod: int
-    """End-of-document token."""
     bos: int | None = None
     """Token that can begin a document; None if the tokenizer has none."""
     adds_bos: bool = False
@@ -155,9 +154,8 @@ def _chat_template(folder: Path, stated: Any) -> str:
 def failure(error: BaseException) -> str:
     """Return the message of an error from a package written in Rust, in one line.
 
-    Raises:
-        BaseException: `error` itself, unless it comes from the package. A panic in Rust raises
-            a `PanicException`, which is not an `Exception`.
+    Any other BaseException is raised again. A panic in Rust raises a `PanicException`, which is not
+    an `Exception`.
     """
     is_panic = type(error).__name__ == "PanicException"
     if not (is_panic or isinstance(error, Exception)) or isinstance(error, MemoryError):

@@ -29,15 +29,12 @@ def add_tokens(
     defaults: Mapping[str, str],
     pieces: Iterable["AddedToken"] = (),
 ) -> tuple[str, str]:
-    """Add the tokens of the config files to a tokenizer.
+    """Add the tokens of the config files; return the texts of eod, and of bos or "".
 
     Args:
         defaults: special tokens by name that count if the files name no other, and if the
             vocabulary has them (transformers would add them to any vocabulary).
         pieces: further tokens of the vocabulary to find in text, if the files list no others.
-
-    Returns:
-        Texts of the tokens that end and begin documents; the second may be empty.
     """
     stated, config = settings(paths), settings([path for path in paths if path.name != CONFIGS[1]])
     used = config if "added_tokens_decoder" in config else stated

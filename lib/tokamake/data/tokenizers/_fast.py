@@ -24,11 +24,7 @@ def wrap(
     pieces: Iterable["tokenizers.AddedToken"] = (),
     has_text: bool = True,
 ) -> Tokenizer:
-    """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`.
-
-    Args:
-        has_text: False: text is token ids.
-    """
+    """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`."""
     end, beginning = add_tokens(fast, paths, defaults=defaults, pieces=pieces)
     vocabulary = fast.get_vocab(with_added_tokens=True)
     # A tokenizer.json may set truncation and padding. These are for model inputs, not for data.

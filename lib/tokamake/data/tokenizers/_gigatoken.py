@@ -64,8 +64,7 @@ class Gigatoken:
     def __init__(self, tokenizer: Tokenizer, *, growth_bytes: int = _GROWTH_BYTES) -> None:
         """Load a tokenizer. Any exception means that gigatoken does not support it.
 
-        Args:
-            growth_bytes: growth of the process's memory at which the caches are dropped.
+        Caches are dropped when the process's memory has grown by `growth_bytes`.
         """
         self._definition = tokenizer.definition()
         self._package = tokenizer.package

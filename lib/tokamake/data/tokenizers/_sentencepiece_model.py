@@ -40,11 +40,7 @@ Value = int | bytes
 
 
 def read(model: bytes) -> Spec:
-    """Parse a model.
-
-    Raises:
-        ValueError: the bytes are not a SentencePiece model.
-    """
+    """Parse a model, or raise ValueError."""
     pieces: list[Piece] = []
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}

@@ -38,9 +38,7 @@ def decoder_tokens(tokenizer: Tokenizer) -> tuple[int, int] | None:
 def extended_definition(tokenizer: Tokenizer, num_sentinels: int, *, path: Path) -> str:
     """Text of the tokenizer.json with [BOS], [EOS] and sentinels.
 
-    Raises:
-        UserError: the tokenizer has no tokenizer.json, has one of the tokens already, or has ids
-            without a token, which would be given to new ones.
+    Ids without a token are refused: they would be given to new tokens.
     """
     import tokenizers
 

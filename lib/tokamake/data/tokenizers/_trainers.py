@@ -77,11 +77,7 @@ def train(
     special_tokens: Sequence[str] = (),
     source: str = "the text",
 ) -> "tokenizers.Tokenizer":
-    """Train a tokenizer.
-
-    Args:
-        vocab_size: entries of the vocabulary, at least MINIMUM[kind] plus the special tokens.
-    """
+    """Train a tokenizer; `vocab_size` is at least MINIMUM[kind] plus the special tokens."""
     trainers = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram}
     if not any(texts()):
         raise UserError(f"{source}: no text to train the tokenizer on; add text")
@@ -119,12 +115,7 @@ class _TooLittleTextError(Exception):
 
 
 def check_special_tokens(kind: str, special_tokens: Sequence[str]) -> None:
-    """Refuse special tokens that are ambiguous.
-
-    Raises:
-        UserError: a token is empty, begins or ends with a space, is repeated, or is one of the
-            kind's own special tokens.
-    """
+    """Refuse special tokens that are empty, repeated, end in spaces, or are the kind's own."""
     known = set(_BERT_TOKENS if kind == "wordpiece" else [EOD_TOKEN])
     for token in special_tokens:
         if token != token.strip() or not token:

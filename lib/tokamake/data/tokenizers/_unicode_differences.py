@@ -42,10 +42,8 @@ def differing_points(
 ) -> set[int]:
     """Return the code points that two encoders of a `probe_tokenizer` classify differently.
 
-    Args:
-        points: code points to compare; surrogates are ignored.
-        group_size: code points that share a text in the first comparison. Texts that differ are
-            compared again, one code point at a time.
+    Surrogates are ignored. Texts of `group_size` code points are compared first; where they differ,
+    each code point is compared.
     """
     points = [point for point in points if not 0xD800 <= point < 0xE000]
     groups = [points[start : start + group_size] for start in range(0, len(points), group_size)]

@@ -43,11 +43,7 @@ class TracedSample(NamedTuple):
 class FimSamples:
     """Samples with rearranged documents, for `batches` and `steps`.
 
-    Attributes:
-        digest: hash of everything that determines the samples and their order.
-
-    Args:
-        verify: check in the manifests that this tokenizer encoded the datasets.
+    `verify` checks in the manifests that this tokenizer encoded the datasets.
     """
 
     def __init__(
