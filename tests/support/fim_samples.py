@@ -8,10 +8,10 @@ import tokenizers
 
 from tests.conftest import documents
 from tests.support.runs import make_index
+from tokamake.config.fim import FimSettings
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.fim.samples import FimSamples
-from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import Samples
 
 NAMES = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>")
@@ -60,7 +60,7 @@ def plain(folder: Path) -> Samples:
 
 
 def rearranged(folder: Path, samples: Any, *, seed: int = 11, **settings: Any) -> FimSamples:
-    return FimSamples(samples, Fim(**settings), tokenizer=folder / "tokenizer", seed=seed)
+    return FimSamples(samples, FimSettings(**settings), tokenizer=folder / "tokenizer", seed=seed)
 
 
 def rearrange_rows(folder: Path, rows: list[list[int]], **settings: Any) -> list[list[int]]:

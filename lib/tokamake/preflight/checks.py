@@ -20,7 +20,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.training import BACKEND_CHECKS, INDEX_SETTINGS, TrainSettings
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
-from tokamake.data.samples.fim.tokens import Fim, find_tokens
+from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.samples.objective import KEY
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
@@ -263,7 +263,7 @@ def check_fim(fim: FimSettings, architecture: Architecture, *, tokenizer: Path |
     """Refuse fill-in-the-middle if its special tokens, or their embeddings, are missing."""
     if tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
-    find_tokens(Fim(**fim.model_dump()), open_tokenizer(tokenizer), path=tokenizer)
+    find_tokens(fim, open_tokenizer(tokenizer), path=tokenizer)
     check_embeddings(tokenizer, architecture)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
@@ -53,6 +53,22 @@ def integer(text: str) -> int | float:
     """Parse an integer as orjson does: one of more than 64 bits becomes a float."""
     value = int(text) if len(text) <= 20 else float(text)
     return value if -(2**63) <= value < 2**64 else float(value)
+
+
+def utf8_fault(error: UnicodeDecodeError, where: str = "") -> str:
+    """Say which byte is not UTF-8."""
+    return f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start:,}{where})"
+
+
+def read_all(chunks: Iterable[bytes], max_bytes: int) -> bytes | None:
+    """Join chunks; None if they are longer than `max_bytes`."""
+    parts, size = [], 0
+    for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > max_bytes:
+            return None
+    return b"".join(parts)
 
 
 class LazySequence(Sequence[Item]):
@@ -142,3 +158,9 @@ class RecordBlock(NamedTuple):
     texts: Utf8 | None = None
     """Value of the only requested key in each record, if the reader has already decoded all of
     them."""
+
+
+def row_block(records: Sequence[dict[str, Any] | BadRecord], first_row: int) -> RecordBlock:
+    """Block of the rows of a table."""
+    numbers = np.arange(first_row, first_row + len(records), dtype=np.int64)
+    return RecordBlock(records, numbers, np.full_like(numbers, -1), None)

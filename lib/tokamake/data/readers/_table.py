@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tokamake.data.readers._records import BadRecord, RecordBlock
+from tokamake.data.readers._records import BadRecord, RecordBlock, row_block, utf8_fault
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,8 +77,7 @@ def blocks(batch: Any, keys: tuple[str, ...], first_row: int) -> Iterator[Record
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
         columns = [_values(_column(part, key)) for key in keys]
-        numbers = np.arange(part.num_rows, dtype=np.int64) + (first_row + start)
-        yield RecordBlock(_records(columns, keys), numbers, np.full_like(numbers, -1), None)
+        yield row_block(_records(columns, keys), first_row + start)
 
 
 def _records(columns: list[list[Any]], keys: tuple[str, ...]) -> list[dict[str, Any] | BadRecord]:
@@ -128,8 +125,4 @@ def _text(value: bytes) -> str | BadRecord:
 
 def not_utf8(error: UnicodeDecodeError) -> BadRecord:
     """Return what takes the place of a row with a value that is not UTF-8."""
-    return BadRecord(
-        f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start} of the value); "
-        "fix or remove the row",
-        error.object,
-    )
+    return BadRecord(f"{utf8_fault(error, ' of the value')}; fix or remove the row", error.object)

@@ -23,7 +23,13 @@ from tokamake.data.readers._compression import compression, unpack
 from tokamake.data.readers._detect import HEAD_BYTES, find_format
 from tokamake.data.readers._file_names import natural_key
 from tokamake.data.readers._input import CHUNK_BYTES, Input, readers
-from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
+from tokamake.data.readers._records import (
+    LONGEST_BYTES,
+    BadRecord,
+    RecordBlock,
+    read_all,
+    row_block,
+)
 from tokamake.data.readers._table import BLOCK_BYTES, damaged, not_utf8
 from tokamake.data.readers._tar import TarStream
 from tokamake.errors import UserError
@@ -253,13 +259,9 @@ def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 
 
 def _content(raw: Input, content: Iterator[bytes], *, name: str) -> bytes:
-    parts, size = [], 0
-    for piece in _pieces(raw, content, name):
-        parts.append(piece)
-        size += len(piece)
-        if size > LONGEST_BYTES:
-            raise UserError(f"{raw.path}: {name} is longer than {LONGEST_BYTES:,} bytes; split it")
-    return b"".join(parts)
+    if (data := read_all(_pieces(raw, content, name), LONGEST_BYTES)) is None:
+        raise UserError(f"{raw.path}: {name} is longer than {LONGEST_BYTES:,} bytes; split it")
+    return data
 
 
 def _text(name: str, data: bytes) -> str | BadRecord:
@@ -271,8 +273,7 @@ def _text(name: str, data: bytes) -> str | BadRecord:
 
 
 def _block(samples: list[_Sample], keys: tuple[str, ...]) -> RecordBlock:
-    records = [sample.record(keys) for sample in samples]
-    return RecordBlock(records, np.arange(len(records)), np.arange(len(records)), None)
+    return row_block([sample.record(keys) for sample in samples], 0)
 
 
 def _split_name(name: str) -> tuple[str, str]:

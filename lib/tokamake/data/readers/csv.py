@@ -12,10 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tokamake.data.readers._detect import content_suffix
-from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
+from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock, row_block
 from tokamake.data.readers._table import BLOCK_BYTES, check_columns
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
@@ -66,10 +64,10 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
             line = rows.line_num + 1
             size += sum(map(len, row)) + _OVERHEAD
             if size >= BLOCK_BYTES:
-                yield _block(records, number)
+                yield row_block(records, number)
                 number, records, size = number + len(records), [], 0
         if records:
-            yield _block(records, number)
+            yield row_block(records, number)
     except csv.Error as error:
         raise _broken(f"{raw.path}:{line}", error) from None
 
@@ -153,8 +151,3 @@ def _record(
                     value,
                 )
     return {key: row[column] for key, column in zip(keys, columns, strict=True)}
-
-
-def _block(records: list[dict[str, Any] | BadRecord], first_row: int) -> RecordBlock:
-    numbers = np.arange(len(records), dtype=np.int64) + first_row
-    return RecordBlock(records, numbers, np.full_like(numbers, -1), None)

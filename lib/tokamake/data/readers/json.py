@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 
 from tokamake.data.readers._detect import content_suffix, first_line, parse_json_line
@@ -19,6 +18,9 @@ from tokamake.data.readers._records import (
     BadRecord,
     RecordBlock,
     integer,
+    read_all,
+    row_block,
+    utf8_fault,
     with_unicode,
 )
 from tokamake.data.readers.csv import NAMES as TABLE_NAMES
@@ -79,24 +81,18 @@ def row_blocks(rows: list[Any]) -> Iterator[RecordBlock]:
     """Yield blocks of rows that count from 0."""
     for first in range(0, len(rows), _MAX_ROWS):
         records = [_record(row) for row in rows[first : first + _MAX_ROWS]]
-        numbers = np.arange(first, first + len(records), dtype=np.int64)
-        yield RecordBlock(records, numbers, np.full_like(numbers, -1), None)
+        yield row_block(records, first)
 
 
 def _content(raw: "Input") -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    for chunk in raw.chunks():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > LONGEST_BYTES:
-            is_array = raw.head.removeprefix(BOM_UTF8).lstrip().startswith(b"[")
-            to_lines = "jq -cn --stream 'fromstream(1|truncate_stream(inputs))'"
-            raise UserError(
-                f"{raw.path}: JSON of more than {LONGEST_BYTES:,} bytes is not read into memory; "
-                f"convert it: {to_lines if is_array else 'jq -c .'} {raw.path} > NEW.jsonl"
-            )
-    return b"".join(chunks)
+    if (data := read_all(raw.chunks(), LONGEST_BYTES)) is None:
+        is_array = raw.head.removeprefix(BOM_UTF8).lstrip().startswith(b"[")
+        to_lines = "jq -cn --stream 'fromstream(1|truncate_stream(inputs))'"
+        raise UserError(
+            f"{raw.path}: JSON of more than {LONGEST_BYTES:,} bytes is not read into memory; "
+            f"convert it: {to_lines if is_array else 'jq -c .'} {raw.path} > NEW.jsonl"
+        )
+    return data
 
 
 def _values(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
@@ -120,10 +116,8 @@ def _values_leniently(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> li
             value, position = decoder.raw_decode(text, position)
             values += value if isinstance(value, list) else [value]
     except UnicodeDecodeError as error:
-        fault = f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start:,})"
-        raise UserError(
-            f"{raw.path}: {fault}; convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
-        ) from None
+        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
+        raise UserError(f"{raw.path}: {utf8_fault(error)}; {remedy}") from None
     except RecursionError:
         raise UserError(f"{raw.path}: its values are nested too deep; fix the file") from None
     except json.JSONDecodeError as error:
@@ -144,9 +138,5 @@ def _record(value: Any) -> dict[str, Any] | BadRecord:
         return value
     return BadRecord(
         "not a JSON object with keys, as each row should be; fix or remove the row",
-        _original(value),
+        json.dumps(value).encode(),
     )
-
-
-def _original(value: Any) -> bytes:
-    return json.dumps(value).encode()

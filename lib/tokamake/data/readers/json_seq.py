@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tokamake.data.readers._records import Lines, RecordBlock
+from tokamake.data.readers._records import Lines, RecordBlock, row_block
 from tokamake.data.readers.jsonl import complete_parts, is_blank, parse
 
 if TYPE_CHECKING:
@@ -33,6 +31,5 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     for chunk in complete_parts(raw.chunks(), raw.path, end_mark=_SEPARATOR):
         parts = [part for part in bytes(chunk).split(_SEPARATOR) if not is_blank(part)]
         if records := parse([*parts], keys):
-            numbers = np.arange(len(records), dtype=np.int64) + first_row
-            yield RecordBlock(records, numbers, np.full_like(numbers, -1), Lines(parts))
+            yield row_block(records, first_row)._replace(raw=Lines(parts))
             first_row += len(records)

@@ -22,6 +22,7 @@ from tokamake.data.readers._records import (
     RecordBlock,
     Utf8,
     integer,
+    utf8_fault,
     with_unicode,
 )
 from tokamake.data.readers.json import is_json, row_blocks, table_rows
@@ -256,11 +257,8 @@ def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:
     try:
         line.decode()
     except UnicodeDecodeError as decode_error:
-        start = decode_error.start
-        return (
-            f"not valid UTF-8 (0x{line[start]:02x} at byte {start} of the line); "
-            "convert the file to UTF-8, or fix or remove the line"
-        )
+        fault = utf8_fault(decode_error, " of the line")
+        return f"{fault}; convert the file to UTF-8, or fix or remove the line"
     where = f"{error.msg} at character {error.pos}"
     if "depth" in error.msg or "ecursion" in error.msg:
         return f"nested too deep ({where}); fix or remove the line"

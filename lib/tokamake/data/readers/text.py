@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokamake.data.readers._detect import content_suffix
-from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock
+from tokamake.data.readers._records import (
+    LONGEST_BYTES,
+    BadRecord,
+    RecordBlock,
+    read_all,
+    utf8_fault,
+)
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,14 +39,8 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raise UserError(
             f"{raw.path}: a text file holds one text, not {', '.join(keys)}; give one text_key"
         )
-    chunks: list[bytes] = []
-    for chunk in raw.chunks():
-        chunks.append(chunk)
-        if sum(map(len, chunks)) > LONGEST_BYTES:
-            raise UserError(
-                f"{raw.path}: longer than {LONGEST_BYTES} bytes for one document; split it"
-            )
-    data = b"".join(chunks)
+    if (data := read_all(raw.chunks(), LONGEST_BYTES)) is None:
+        raise UserError(f"{raw.path}: longer than {LONGEST_BYTES} bytes for one document; split it")
     records: list[dict[str, Any] | BadRecord] = [_record(data, keys[0])]
     start = -1 if raw.compression else 0
     yield RecordBlock(records, np.array([1], np.int64), np.array([start], np.int64), [data])
@@ -50,7 +50,5 @@ def _record(data: bytes, key: str) -> dict[str, Any] | BadRecord:
     try:
         return {key: data.removeprefix(BOM_UTF8).decode()}
     except UnicodeDecodeError as error:
-        return BadRecord(
-            f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start}); "
-            "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
-        )
+        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
+        return BadRecord(f"{utf8_fault(error)}; {remedy}")

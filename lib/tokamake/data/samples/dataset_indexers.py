@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.samples import epochs, sample_index
+from tokamake.data.samples import sample_index
 from tokamake.data.samples.array_file import Index
 from tokamake.data.samples.decoder_lengths import check_decoder_lengths
 from tokamake.data.samples.index_settings import IndexSettings
@@ -71,7 +71,7 @@ class _DocumentIndexer:
     def count(self, dataset: WeightedDataset, num_epochs: Fraction, /) -> int:
         """Samples that some epochs fill."""
         length = self._settings.sequence_length
-        count = epochs.count_samples(
+        count = sample_index.count_samples(
             num_epochs, sequence_length=length, tokens_per_epoch=dataset.tokens
         )
         if not count:

@@ -1,4 +1,4 @@
-"""Epochs of corpora: parse them and count their samples.
+"""Epochs of corpora.
 
 Epochs are exact fractions: 1 epoch is exactly all samples, with no rounding error.
 """
@@ -42,11 +42,3 @@ def _number(option: str, text: str) -> Fraction:
     if not 0 < number <= _MAX_EPOCHS:
         raise UserError(f"epochs: {option!r}: give a number above 0, up to {_MAX_EPOCHS:,}")
     return number
-
-
-def count_samples(epochs: Fraction, *, sequence_length: int, tokens_per_epoch: int) -> int:
-    """Number of whole samples in some epochs of a dataset.
-
-    The last label needs one token more than the inputs; neighboring samples share it.
-    """
-    return max(0, int((epochs * tokens_per_epoch - 1) // sequence_length))

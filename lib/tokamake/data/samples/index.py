@@ -31,6 +31,7 @@ from tokamake.data.samples.index_folder import (
 from tokamake.data.samples.index_settings import IndexSettings
 from tokamake.data.samples.objective import PIECES
 from tokamake.data.samples.objective_options import check_datasets, read_vocabulary
+from tokamake.data.samples.sentence_mappings import check_range
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
@@ -214,18 +215,13 @@ def _check_values(
 ) -> None:
     # samples x sequence_length must fit int64, with room for the surplus of Megatron.
     max_samples = 2**62 // max(settings.sequence_length, 1)
-    _check("sequence_length", settings.sequence_length, lowest=2, highest=2**31 - 2)
-    _check("valid_samples", valid_samples, lowest=0, highest=max_samples)
-    _check("seed", settings.seed, lowest=0, highest=2**32 - 1)
+    check_range("sequence_length", settings.sequence_length, lowest=2, highest=2**31 - 2)
+    check_range("valid_samples", valid_samples, lowest=0, highest=max_samples)
+    check_range("seed", settings.seed, lowest=0, highest=2**32 - 1)
     if train_samples is not None:
-        _check("train_samples", train_samples, lowest=1, highest=max_samples)
+        check_range("train_samples", train_samples, lowest=1, highest=max_samples)
     if (train_samples is None) == (not epochs):
         raise UserError("give --train-samples or --epochs, and not both")
-
-
-def _check(name: str, value: int, *, lowest: int, highest: int) -> None:
-    if not lowest <= value <= highest:
-        raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")
 
 
 def _check_room(output: Path, num_samples: int) -> None:

@@ -4,6 +4,7 @@
 Their order depends only on the number of consumed samples, so any run can resume.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -50,7 +51,7 @@ class Rows(Protocol):
     def __getitem__(self, sample: int, /) -> npt.NDArray[np.int64]: ...
 
 
-class SplitSamples:
+class SplitSamples(ABC):
     """Samples of one split (train, valid or another validation split) in training order.
 
     `digest` is the hash of everything that determines the samples and their order. `verify` checks
@@ -95,13 +96,20 @@ class SplitSamples:
         numbers: npt.NDArray[np.int64] = self._corpus_numbers[self._dataset_index[samples]]
         return numbers
 
-    def _drawn_samples_of(
-        self, number: int, numbers: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """Samples, ascending, that are one of some `numbers` in a dataset."""
-        of_dataset = np.flatnonzero(self._dataset_index == number)
-        drawn = np.isin(self._dataset_sample_index[of_dataset], numbers, kind="sort")
-        return of_dataset[drawn]
+    def samples_of(self, prefix: str, sequence: int) -> npt.NDArray[np.int64]:
+        """Samples, ascending, that hold at least one token of a sequence of a dataset."""
+        samples = [np.zeros(0, np.int64)]
+        for number, dataset in enumerate(self._descriptions):
+            if dataset["prefix"] == prefix:
+                of_dataset = np.flatnonzero(self._dataset_index == number)
+                numbers = self._numbers_with(number, sequence)
+                drawn = np.isin(self._dataset_sample_index[of_dataset], numbers, kind="sort")
+                samples.append(of_dataset[drawn])
+        return np.concatenate(samples)
+
+    @abstractmethod
+    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Numbers in a dataset, in drawing order, of the samples with a token of a sequence."""
 
     def _dataset(self, number: int) -> IndexedDataset:
         if number not in self._datasets:
@@ -185,14 +193,16 @@ class Samples(SplitSamples):
                 )
         return spans
 
-    def samples_of(self, prefix: str, sequence: int) -> npt.NDArray[np.int64]:
-        """Samples, ascending, that hold at least one token of a sequence of a dataset."""
-        samples = [np.zeros(0, np.int64)]
-        for number, dataset in enumerate(self._descriptions):
-            if dataset["prefix"] == prefix:
-                numbers = _numbers_with(self._indexes[number], sequence)
-                samples.append(self._drawn_samples_of(number, numbers))
-        return np.concatenate(samples)
+    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
+        index = self._indexes[number]
+        rows: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+        firsts = index.sample[:, 0]
+        for position in np.flatnonzero(index.document == sequence):
+            # From the last sample that begins before the sequence to the last that begins in it.
+            first = max(int(np.searchsorted(firsts, position, side="left")) - 1, 0)
+            last = int(np.searchsorted(firsts, position, side="right"))
+            rows.append(np.arange(first, min(last, len(firsts) - 1)))
+        return np.flatnonzero(np.isin(index.shuffle, np.concatenate(rows)))
 
 
 def batches(
@@ -228,18 +238,6 @@ def sample_numbers(
     block = micro_batch_size * data_parallel_size
     first = consumed_samples + data_parallel_rank * micro_batch_size
     return first + np.arange(num_batches)[:, None] * block + np.arange(micro_batch_size)
-
-
-def _numbers_with(index: DatasetIndex, sequence: int) -> npt.NDArray[np.int64]:
-    """Numbers of the samples of a dataset, in drawing order, that hold a token of a sequence."""
-    rows: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    firsts = index.sample[:, 0]
-    for position in np.flatnonzero(index.document == sequence):
-        # From the last sample that begins before the sequence to the last that begins in it.
-        first = max(int(np.searchsorted(firsts, position, side="left")) - 1, 0)
-        last = int(np.searchsorted(firsts, position, side="right"))
-        rows.append(np.arange(first, min(last, len(firsts) - 1)))
-    return np.flatnonzero(np.isin(index.shuffle, np.concatenate(rows)))
 
 
 class StepBatch(NamedTuple):

@@ -4,6 +4,7 @@ The input is the sequence lengths of an indexed dataset. `blend_index` stores th
 Names and bytes are those of megatron-core's GPTDataset.
 """
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +30,12 @@ class DatasetIndex(NamedTuple):
     """(samples,) order in which samples are drawn."""
 
 
-def count_samples(num_epochs: int, *, sequence_length: int, tokens_per_epoch: int) -> int:
-    """Number of whole samples in some epochs.
+def count_samples(epochs: int | Fraction, *, sequence_length: int, tokens_per_epoch: int) -> int:
+    """Number of whole samples in some epochs of a dataset.
 
     Neighboring samples share a token: the last label of one is the first input of the next.
     """
-    return (num_epochs * tokens_per_epoch - 1) // sequence_length
+    return max(0, int((epochs * tokens_per_epoch - 1) // sequence_length))
 
 
 def count_epochs(num_samples: int, *, sequence_length: int, tokens_per_epoch: int) -> int:

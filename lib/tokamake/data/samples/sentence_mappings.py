@@ -52,7 +52,7 @@ def sentence_mapping(
     """
     _check_sentences(sentences)
     _check_numbers(max_seq_length, seed, num_epochs=num_epochs, max_num_samples=max_num_samples)
-    _check("min_num_sent", min_num_sent, lowest=1, highest=2**31 - 1)
+    check_range("min_num_sent", min_num_sent, lowest=1, highest=2**31 - 1)
     # Megatron rounds 1 / short_seq_prob to an int32.
     if not (short_seq_prob == 0 or 1e-9 <= short_seq_prob <= 1):
         raise UserError(f"short_seq_prob: {short_seq_prob}: out of range; give 0, or 1e-9 to 1")
@@ -130,14 +130,15 @@ def _check_array(
 def _check_numbers(
     max_seq_length: int, seed: int, *, num_epochs: int, max_num_samples: int | None
 ) -> None:
-    _check("max_seq_length", max_seq_length, lowest=2, highest=2**31 - 1)
+    check_range("max_seq_length", max_seq_length, lowest=2, highest=2**31 - 1)
     # Megatron adds 1 to the seed for the order.
-    _check("seed", seed, lowest=1, highest=2**31 - 2)
-    _check("num_epochs", num_epochs, lowest=1, highest=2**31 - 1)
+    check_range("seed", seed, lowest=1, highest=2**31 - 2)
+    check_range("num_epochs", num_epochs, lowest=1, highest=2**31 - 1)
     if max_num_samples is not None:
-        _check("max_num_samples", max_num_samples, lowest=1, highest=_UNLIMITED)
+        check_range("max_num_samples", max_num_samples, lowest=1, highest=_UNLIMITED)
 
 
-def _check(name: str, value: int, *, lowest: int, highest: int) -> None:
+def check_range(name: str, value: int, *, lowest: int, highest: int) -> None:
+    """Raise UserError if an option is out of range."""
     if not lowest <= value <= highest:
         raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")

@@ -4,7 +4,7 @@
 number in its dataset alone, so any worker, rank or resumed run makes the same bytes.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class SentenceSample(NamedTuple):
     """Seed of its random numbers, as in megatron-core: that of the run plus its number."""
 
 
-class SentenceSamples(SplitSamples, ABC):
+class SentenceSamples(SplitSamples):
     """Samples of sentence data of one split, as records of int64 fields; see `SplitSamples`.
 
     `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
@@ -100,15 +100,9 @@ class SentenceSamples(SplitSamples, ABC):
             for sentence, length in zip(range(first, end), lengths, strict=True)
         ]
 
-    def samples_of(self, prefix: str, sequence: int) -> npt.NDArray[np.int64]:
-        """Samples, ascending, that are made of a sentence of a dataset, among others."""
-        samples = [np.zeros(0, np.int64)]
-        for number, dataset in enumerate(self._descriptions):
-            if dataset["prefix"] == prefix:
-                rows = self._indexes[number].mapping
-                has_it = (rows[:, 0] <= sequence) & (sequence < rows[:, 1])
-                samples.append(self._drawn_samples_of(number, np.flatnonzero(has_it)))
-        return np.concatenate(samples)
+    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
+        rows = self._indexes[number].mapping
+        return np.flatnonzero((rows[:, 0] <= sequence) & (sequence < rows[:, 1]))
 
     def _row(self, sample: int) -> tuple[int, int, int]:
         rows = self._indexes[self._dataset_number(sample)].mapping

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokamake.config.fim import FimSettings
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom
-from tokamake.data.samples.fim.tokens import Fim, FimTokens
+from tokamake.data.samples.fim.tokens import FimTokens
 from tokamake.errors import UserError
 
 EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(256, 261)
@@ -38,7 +39,7 @@ class Scripted(SampleRandom):
 def rearranger(*, split: bool = False, **settings: float) -> Rearranger:
     special = [EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR]
     marks = FimTokens(PREFIX, SUFFIX, MIDDLE, SEPARATOR if split else None, special)
-    return Rearranger(Fim(**{"rate": 1.0, **settings}), TOKENIZER, marks=marks)
+    return Rearranger(FimSettings(**{"rate": 1.0, **settings}), TOKENIZER, marks=marks)
 
 
 def tokens(*parts: str | int) -> Any:

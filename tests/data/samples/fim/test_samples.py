@@ -25,13 +25,13 @@ from tests.support.fim_samples import (
     rearranged,
 )
 from tests.support.ranks import spawn
+from tokamake.config.fim import FimSettings
 from tokamake.data.samples.fim.documents import SampleRandom
-from tokamake.data.samples.fim.tokens import Fim
 from tokamake.data.samples.loader import PAD, batches
 
 
 def reference(
-    row: np.ndarray, key: tuple[int, int], fim: Fim, tokenizer: tokenizers.Tokenizer
+    row: np.ndarray, key: tuple[int, int], fim: FimSettings, tokenizer: tokenizers.Tokenizer
 ) -> list[int]:
     """The method on texts, for samples of whole characters. Does not truncate or pad."""
     bits = np.random.Philox(key=np.array(key, np.uint64))
@@ -73,7 +73,7 @@ def original_text(ids: list[int], tokenizer: tokenizers.Tokenizer) -> str:
 def test_samples_equal_the_reference(
     folder: Path, tokenizer: tokenizers.Tokenizer, rate: float, spm_rate: float
 ) -> None:
-    samples, fim = plain(folder), Fim(rate=rate, spm_rate=spm_rate)
+    samples, fim = plain(folder), FimSettings(rate=rate, spm_rate=spm_rate)
     fim_samples = rearranged(folder, samples, rate=rate, spm_rate=spm_rate)
     assert len(fim_samples) == len(samples) >= 150
     lengths = Counter()

@@ -13,10 +13,11 @@ from tests.support.fim_samples import (
     FixedSamples,
     rearranged,
 )
+from tokamake.config.fim import FimSettings
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.fim.samples import FimSamples
-from tokamake.data.samples.fim.tokens import Fim
 from tokamake.errors import UserError
+from tokamake.validation import validate
 
 
 def test_digest_covers_everything_that_decides_samples(folder: Path, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_digest_covers_everything_that_decides_samples(folder: Path, tmp_path: P
     renamed.mkdir()
     for path in (folder / "tokenizer").iterdir():
         (renamed / path.name).write_text(path.read_text() + "\n")
-    digests.add(FimSamples(samples, Fim(), tokenizer=renamed, seed=11).digest)
+    digests.add(FimSamples(samples, FimSettings(), tokenizer=renamed, seed=11).digest)
     assert len(digests) == 7
 
 
@@ -53,7 +54,10 @@ def test_added_tokens_need_not_be_special(folder: Path, tmp_path: Path) -> None:
     suffix_positions = set()
     for seed in range(60):
         samples = FimSamples(
-            FixedSamples(spaces_alone), Fim(rate=1, spm_rate=0), tokenizer=changed, seed=seed
+            FixedSamples(spaces_alone),
+            FimSettings(rate=1, spm_rate=0),
+            tokenizer=changed,
+            seed=seed,
         )  # type: ignore[arg-type]
         row = samples[0].tolist()
         assert row.count(SEPARATOR) == 1
@@ -64,8 +68,8 @@ def test_added_tokens_need_not_be_special(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rate", "spm_rate", "fragment_rate"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_rates_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=rf"fim\.{name}: .*: give 0 to 1"):
-        Fim(**{name: value})
+    with pytest.raises(UserError, match=rf"train\.fim: {name}: "):
+        validate(FimSettings, {name: value}, "train.fim")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +92,12 @@ def test_wrong_special_tokens_are_refused(
 def test_unsuitable_tokenizers_are_refused(sampled: Path, folder: Path, tmp_path: Path) -> None:
     raw = sorted((sampled / "raw").rglob("*.*"))
     with pytest.raises(UserError, match="it has no similar ones: use those, or train"):
-        FimSamples(FixedSamples([[1]]), Fim(), tokenizer=sampled / "tokenizer", seed=0)  # type: ignore[arg-type]
+        FimSamples(FixedSamples([[1]]), FimSettings(), tokenizer=sampled / "tokenizer", seed=0)  # type: ignore[arg-type]
     for kind in ("wordpiece", "unigram"):
         train_tokenizer(
             raw, kind=kind, vocab_size=600, special_tokens=NAMES, output=tmp_path / kind
         )
-    FimSamples(FixedSamples([[1]]), Fim(), tokenizer=tmp_path / "unigram", seed=0)  # type: ignore[arg-type]
+    FimSamples(FixedSamples([[1]]), FimSettings(), tokenizer=tmp_path / "unigram", seed=0)  # type: ignore[arg-type]
     spaced = tmp_path / "spaced"
     spaced.mkdir()
     for path in (folder / "tokenizer").iterdir():
@@ -103,7 +107,7 @@ def test_unsuitable_tokenizers_are_refused(sampled: Path, folder: Path, tmp_path
         with pytest.raises(
             UserError, match=f"{path}: .*this tokenizer changes text cut into.*byte-level"
         ):
-            FimSamples(FixedSamples([[1]]), Fim(), tokenizer=path, seed=0)  # type: ignore[arg-type]
+            FimSamples(FixedSamples([[1]]), FimSettings(), tokenizer=path, seed=0)  # type: ignore[arg-type]
 
 
 def test_datasets_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -114,4 +118,4 @@ def test_datasets_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path)
     (tmp_path / "code.json").write_text('{"tokenizer": "another"}')
     with pytest.raises(UserError, match="code: made with another tokenizer"):
         rearranged(folder, samples)
-    FimSamples(samples, Fim(), tokenizer=folder / "tokenizer", seed=0, verify=False)  # type: ignore[arg-type]
+    FimSamples(samples, FimSettings(), tokenizer=folder / "tokenizer", seed=0, verify=False)  # type: ignore[arg-type]

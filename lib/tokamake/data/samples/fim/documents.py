@@ -11,7 +11,8 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.samples.fim.tokens import Fim, FimTokens
+from tokamake.config.fim import FimSettings
+from tokamake.data.samples.fim.tokens import FimTokens
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
@@ -64,7 +65,7 @@ class SampleRandom:
 class Rearranger:
     """Rearranges the documents of a sample. Does not truncate or pad."""
 
-    def __init__(self, fim: Fim, tokenizer: Tokenizer, *, marks: FimTokens) -> None:
+    def __init__(self, fim: FimSettings, tokenizer: Tokenizer, *, marks: FimTokens) -> None:
         self._fim, self._tokenizer, self._split = fim, tokenizer, marks.split
         self._prefix, self._suffix, self._middle = (
             FimSegment(np.array([mark])) for mark in (marks.prefix, marks.suffix, marks.middle)

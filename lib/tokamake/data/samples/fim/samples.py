@@ -5,17 +5,17 @@ Rows of tokens come from `loader`, and `fim.documents` rearranges them. Rows kee
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tokamake import files
+from tokamake.config.fim import FimSettings
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
-from tokamake.data.samples.fim.tokens import Fim, find_tokens
+from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
 from tokamake.data.samples.open_samples import open_samples
 from tokamake.data.samples.sentence_samples import SentenceSamples
@@ -47,7 +47,7 @@ class FimSamples:
     """
 
     def __init__(
-        self, samples: Samples, fim: Fim, *, tokenizer: Path, seed: int, verify: bool = True
+        self, samples: Samples, fim: FimSettings, *, tokenizer: Path, seed: int, verify: bool = True
     ) -> None:
         opened = open_tokenizer(tokenizer)
         for prefix in samples.prefixes if verify else []:
@@ -65,7 +65,7 @@ class FimSamples:
         self.digest = files.digest(
             {
                 "samples": samples.digest,
-                "fim": asdict(fim),
+                "fim": fim.model_dump(),
                 "seed": seed,
                 "tokenizer": opened.fingerprint,
             }
@@ -117,7 +117,7 @@ class FimSamples:
 def training_samples(run: "Run", *, verify: bool = True) -> Samples | SentenceSamples | FimSamples:
     """Training samples of a run, of its objective, rearranged if its settings say so."""
     samples = open_samples(run.index, split="train", data_root=run.data_root, verify=verify)
-    fim = Fim(**run.train.fim.model_dump())
+    fim = run.train.fim
     if not fim.rate:
         return samples
     assert isinstance(samples, Samples), "the settings refuse other objectives"

@@ -1,43 +1,17 @@
-"""Settings of fill-in-the-middle, its special tokens, and a check that the tokenizer keeps text."""
+"""Special tokens of fill-in-the-middle, and a check that the tokenizer keeps text that is cut."""
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tokamake.config.fim import FimSettings
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 
 _PROBE = "  def f(x):\n\treturn  x1 # naïve e\u0301 ☃ 日本語\U0001f600.\n\nA b"
 """Code, repeated spaces, and characters of 1 to 4 bytes."""
 _SIMILAR = re.compile(r"fim|pre|suf|mid|begin|hole", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Fim:
-    """Settings of fill-in-the-middle."""
-
-    rate: float = 0.0
-    """Share of documents to rearrange; each part of a document in a sample counts as one."""
-    spm_rate: float = 0.5
-    """Share of rearrangements with the suffix first (SPM) instead of the prefix (PSM)."""
-    split_token: str = ""
-    """Special token that splits a document, such as a repository into files; empty: none."""
-    fragment_rate: float = 0.5
-    """Share of the fragments of a split document to rearrange, each separately; `rate` is then the
-    share of documents whose fragments may be rearranged."""
-    prefix: str = "<fim_prefix>"
-    """Special token before the prefix."""
-    suffix: str = "<fim_suffix>"
-    """Special token before the suffix."""
-    middle: str = "<fim_middle>"
-    """Special token before the middle."""
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "spm_rate", "fragment_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"fim.{name}: {getattr(self, name)}: give 0 to 1")
 
 
 class FimTokens(NamedTuple):
@@ -51,7 +25,7 @@ class FimTokens(NamedTuple):
     """All special tokens of the tokenizer, also those for other purposes."""
 
 
-def find_tokens(fim: Fim, tokenizer: Tokenizer, *, path: Path) -> FimTokens:
+def find_tokens(fim: FimSettings, tokenizer: Tokenizer, *, path: Path) -> FimTokens:
     """Look up the special tokens, and check that the tokenizer keeps text that is cut."""
     special = _special_tokens(tokenizer, path)
     texts = {name: getattr(fim, name) for name in ("prefix", "suffix", "middle")}
