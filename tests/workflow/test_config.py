@@ -13,9 +13,15 @@ from tests.support.workflows import ARCHITECTURE, CONFIG
 from tokamake.config.architecture import Architecture
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
 from tokamake.workflow import initial_checkpoints
-from tokamake.workflow.config import WorkflowConfig, held_out_splits, read_workflow_config
+from tokamake.workflow.config import (
+    WorkflowConfig,
+    _report_lists,
+    held_out_splits,
+    read_workflow_config,
+)
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -411,3 +417,16 @@ def test_the_model_of_a_checkpoint_must_allow_the_sequence_length(
     make_start("start", "a")
     with pytest.raises(UserError, match="more than the 64 max_position_embeddings of start; lower"):
         read_start(monkeypatch, train=train(finetune=True, sequence_length=65))
+
+
+def test_the_start_names_the_corpora_of_a_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("".join(f"1 a/c{number % 9}_{number}_text_document\n" for number in range(10)))
+    _report_lists({path: read_listed_corpora(path, None), None: []})
+    assert capsys.readouterr().err == (
+        f"tokamake: {path}: corpora c0 (2 datasets), c1 (1 dataset), c2 (1 dataset), "
+        "c3 (1 dataset), c4 (1 dataset), c5 (1 dataset), c6 (1 dataset), c7 (1 dataset) and 1 "
+        "more\n"
+    )

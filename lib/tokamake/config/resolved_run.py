@@ -108,6 +108,12 @@ ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"
 """Environment variable with the folder to which prefixes of indexed datasets are relative."""
 
 
+def divide_root(root: Path) -> tuple[str, Path]:
+    """Divide OLD=NEW, a folder that has moved, into both; a folder alone has no old one."""
+    old, _, new = str(root).rpartition("=")
+    return (old, Path(new)) if old and not root.exists() else ("", root)
+
+
 def read_run(path: Path) -> Run:
     """Read a resolved run. ROOT_VARIABLE overrides its `data_root`, for data that has moved."""
     value = read_yaml(path, "make it with `tokamake resolve`")
@@ -118,7 +124,7 @@ def read_run(path: Path) -> Run:
         )
     run = validate(Run, value, str(path))
     root = os.environ.get(ROOT_VARIABLE)
-    return run.model_copy(update={"data_root": Path(root)}) if root else run
+    return run.model_copy(update={"data_root": divide_root(Path(root))[1]}) if root else run
 
 
 def write_run(path: Path, run: Run) -> None:

@@ -106,7 +106,8 @@ class Config(Settings):
     pairs of `weight prefix` as for Megatron's --data-path. With a table of corpora too, the weights
     of both are on one scale."""
     data_root: Path | None = None
-    """Folder that the prefixes in `weights` are relative to. Empty: the folder of that file."""
+    """Folder that the prefixes in `weights` are relative to, or OLD=NEW for one that has moved.
+    Empty: the folder of that file."""
     sample_corpus: dict[Name, SampleCorpus] = Field(default_factory=dict)
     """Corpora to extract from the Python standard library to results/raw/<corpus>/: code, docs."""
     tokenizer: TokenizerSettings = TokenizerSettings()

@@ -77,6 +77,7 @@ def evaluate(
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
+    from tokamake.data.mixture.weights import divide_root, find_root
     from tokamake.evaluate.held_out import read_held_out, read_raw
     from tokamake.inference.model import InferenceModel
 
@@ -96,7 +97,7 @@ def evaluate(
                     data, text_key=text_key, max_tokens=limit, tokenizer=text_tokenizer
                 )
             else:
-                root = data_root or weights.parent
+                _, root = divide_root(find_root(weights, data_root))
                 splits = SplitPrefixes(
                     weights,
                     data_root=root,

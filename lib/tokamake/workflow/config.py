@@ -202,6 +202,7 @@ def _read(
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
     if is_main_process:
+        _report_lists({run.weights: tables[name] for name, (run, _) in runs.items()})
         _report_evaluation(
             {name: held_out_splits(run.train, tables[name]) for name, (run, _) in runs.items()}
         )
@@ -323,6 +324,17 @@ def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str
     is_shared = any(corpus.is_split for corpus in rows)
     splits = dict.fromkeys([*(shared if is_shared else ()), *named])
     return sorted(splits, key=lambda name: name not in NAMES)
+
+
+def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:
+    """Say which corpora the lists of existing datasets have; file names may have decided it."""
+    for weights, table in tables.items():
+        listed = [
+            f"{row.corpus} ({counted(len(row.listed), 'dataset')})" for row in table if row.listed
+        ]
+        if weights:
+            more = f" and {len(listed) - 8:,} more" if len(listed) > 8 else ""
+            print(f"tokamake: {weights}: corpora {', '.join(listed[:8])}{more}", file=sys.stderr)
 
 
 def _report_evaluation(splits: Mapping[str, list[str]]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.corpora import Corpus, check_rows
 from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.indexed.paths import corpus_of
@@ -116,6 +117,28 @@ def test_an_absolute_prefix_that_exists_stays(tmp_path: Path) -> None:
         (tmp_path / folder / "a.bin").touch()
     [corpus] = read(tmp_path, f"1 {tmp_path}/old/a a", data_root=tmp_path / "new")
     assert corpus.listed[0].prefix == f"{tmp_path}/old/a"
+
+
+@pytest.mark.parametrize("given", ["option", "variable", "variable of a folder"])
+def test_a_folder_that_has_moved_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    for folder in ("old", "new", "new/old"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.bin").touch()
+    old, new = tmp_path / "old", tmp_path / "new"
+    if given == "variable of a folder":
+        monkeypatch.setenv(ROOT_VARIABLE, str(new))
+        (old / "a.bin").unlink()
+        expected = new / "old/a"
+    elif given == "variable":
+        monkeypatch.setenv(ROOT_VARIABLE, f"{old}={new}")
+        expected = new / "a"
+    else:
+        expected = new / "a"
+    root = Path(f"{old}={new}") if given == "option" else None
+    named = read(tmp_path, f"1 {old}/a a", "1 /other/b a", data_root=root)[0].listed
+    assert [listed.prefix for listed in named] == [str(expected), "/other/b"]
 
 
 @pytest.mark.parametrize(

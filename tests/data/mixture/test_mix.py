@@ -93,6 +93,18 @@ def test_one_data_root_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert mixed(tmp_path / "out.txt", *parts) == expected
 
 
+def test_absolute_prefixes_of_a_moved_folder_are_those_of_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "new/web").mkdir(parents=True)
+    (tmp_path / "new/web/a.bin").touch()
+    (tmp_path / "a.txt").write_text("1 /old/web/a a\n1 /elsewhere/b a\n2 c a\n")
+    for root in (f"/old={tmp_path}/new", f"{tmp_path}/new"):
+        assert mixed(tmp_path / "out.txt", 1, tmp_path / "a.txt", data_root=Path(root)) == {
+            f"{tmp_path}/new/web/a": 0.25,
+            "/elsewhere/b": 0.25,
+            "c": 0.5,
+        }
+
+
 def test_the_output_may_be_one_of_the_inputs(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1 a a\n3 b b\n")
     assert mixed(tmp_path / "a.txt", 2, tmp_path / "a.txt") == {"a": 0.25, "b": 0.75}

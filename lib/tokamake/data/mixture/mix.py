@@ -56,6 +56,7 @@ def mix(
     """
     from tokamake.data.mixture.weights import (
         WeightedPrefix,
+        divide_root,
         find_root,
         read_weighting_file,
         write_weighting_file,
@@ -65,9 +66,9 @@ def mix(
     files = [(weight, path, read_weighting_file(path)) for weight, path in _parse_files(parts)]
     total = sum((weight for weight, _, _ in files), Fraction())
     mixed: dict[str, _MixedEntry] = {}
-    output_root = os.path.realpath(find_root(output, data_root))
+    output_root = os.path.realpath(divide_root(find_root(output, data_root))[1])
     for weight, path, entries in files:
-        root = os.path.realpath(find_root(path, data_root))
+        root = find_root(path, data_root)
         for entry in _scale(entries, path, share=weight / total, root=root, to_root=output_root):
             name = os.path.normpath(Path(output_root, entry.prefix))
             mixed[name] = _add(mixed[name], entry) if name in mixed else entry
@@ -92,14 +93,17 @@ def _parse_files(parts: list[str]) -> list[tuple[Fraction, Path]]:
 
 
 def _scale(
-    entries: "list[WeightedPrefix]", source: Path, *, share: Fraction, root: str, to_root: str
+    entries: "list[WeightedPrefix]", source: Path, *, share: Fraction, root: Path, to_root: str
 ) -> Iterator[_MixedEntry]:
     """Yield the entries of a file, scaled to its share, with prefixes relative to `to_root`."""
+    from tokamake.data.mixture.weights import divide_root, find_prefix
+
     total = sum((Fraction(entry.weight) for entry in entries), Fraction())
+    own_root = os.path.realpath(divide_root(root)[1])
     for entry in entries:
-        prefix = entry.prefix
-        if not Path(prefix).is_absolute():
-            prefix = os.path.relpath(Path(root, prefix), to_root)
+        prefix = find_prefix(entry.prefix, root)
+        if not Path(entry.prefix).is_absolute():
+            prefix = os.path.relpath(Path(own_root, entry.prefix), to_root)
         weight = share * Fraction(entry.weight) / total
         yield _MixedEntry(weight, prefix, entry.corpus, entry.part, source)
 

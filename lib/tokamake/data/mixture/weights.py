@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.config.resolved_run import ROOT_VARIABLE
+from tokamake.config.resolved_run import ROOT_VARIABLE, divide_root
 from tokamake.data.corpus.splits import FractionRange, parse_part
 from tokamake.data.indexed.paths import bin_path, corpus_of, idx_path
 from tokamake.errors import UserError
@@ -140,13 +140,21 @@ def find_prefix(prefix: str, root: Path) -> str:
     """Return the path of a prefix, normalized; a missing absolute one is looked for below `root`.
 
     A list from another machine then needs only the folder: of /old/data/web/a, this is the first
-    of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists.
+    of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists, and then the same
+    below the folder of ROOT_VARIABLE. If one of them is OLD=NEW, NEW takes the place of OLD.
     """
-    path = root / prefix
-    parts = path.parts[1:] if Path(prefix).is_absolute() else ()
-    candidates = [path, *(root.joinpath(*parts[start:]) for start in range(len(parts)))]
+    variable, is_absolute = os.environ.get(ROOT_VARIABLE), Path(prefix).is_absolute()
+    moved, candidates = [], []
+    for each in (root, Path(variable)) if variable and is_absolute else (root,):
+        old, folder = divide_root(each)
+        if old and Path(prefix).is_relative_to(old):
+            moved.append(folder / Path(prefix).relative_to(old))
+        parts = Path(prefix).parts[1:] if is_absolute else ()
+        candidates.append(folder / prefix)
+        candidates += [folder.joinpath(*parts[start:]) for start in range(len(parts))]
+    candidates = moved + candidates
     existing = (each for each in candidates if bin_path(each).is_file() or idx_path(each).is_file())
-    return os.path.normpath(next(existing, path))
+    return os.path.normpath(next(existing, candidates[0]))
 
 
 def location(path: Path, number: int) -> str:

@@ -17,7 +17,7 @@ from tokamake.config.objective import ObjectiveName
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
-from tokamake.data.mixture.weights import find_root
+from tokamake.data.mixture.weights import divide_root, find_root
 from tokamake.data.samples.blend_index import find_datasets, write_split
 from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.epochs import parse_epochs
@@ -120,7 +120,7 @@ def index(
     )
     _check_values(settings, train_samples, epochs=epochs, valid_samples=valid_samples)
     _check_room(output, (train_samples or 0) + valid_samples)
-    data_root = find_root(weights, data_root)
+    _, data_root = divide_root(find_root(weights, data_root))
     splits = SplitPrefixes(
         weights,
         data_root=data_root,
