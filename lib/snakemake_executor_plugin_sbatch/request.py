@@ -89,7 +89,9 @@ def build_request(
         if value := resources.get(name):
             arguments.append(f"--{name}={value}")
     # The user's GPUs are for jobs that start ranks; `gpu` and `gres` come first.
-    of_user = "tasks" in resources and not (resources.get("gpu") or resources.get("gres"))
+    # `in` would look for a value: resources of a job are a list with names.
+    has_own = resources.get("gpu") or resources.get("gres")
+    of_user = resources.get("tasks") is not None and not has_own
     if gpus := personal("gpus_per_node") if of_user else resources.get("gpus_per_node"):
         arguments.append(f"--gpus-per-node={gpus}")
     for name in _OPTIONS:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from snakemake.iocontainers import ResourceList
 
 from snakemake_executor_plugin_pbs.commands import (
     CommandResult,
@@ -25,7 +26,9 @@ DEFAULT = "--nodes=1 --ntasks=1 --cpus-per-task=4"
 
 
 def options(resources: dict, user: UserFile = NO_VALUES) -> str:
-    return " ".join(build_request("train", 4, resources, user).arguments)
+    """Options of a job, whose resources are Snakemake's own list with names."""
+    of_job = ResourceList(fromdict=resources)
+    return " ".join(build_request("train", 4, of_job, user).arguments)
 
 
 @pytest.mark.parametrize(
