@@ -13,7 +13,7 @@ TESTED_THROUGH = {
         *("checkpoint/megatron_model/args_writer", "checkpoint/megatron_model/module_tree"),
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
-        *("models/common/hf_format", "models/common/megatron_format", "models/gpt/megatron"),
+        *("models/common/hf_format", "models/common/megatron_format"),
         "models/bert/megatron",
         "models/t5/megatron",
     ],
@@ -88,7 +88,9 @@ TESTED_THROUGH = {
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor", "optim/schedule_free_adamw"],
     # Models and layers, compared with torch and transformers.
-    "models/llama/test_model.py": ["models/common/language_model", "models/common/layers"],
+    "models/llama/test_model.py": [
+        *("models/common/decoder", "models/common/language_model", "models/common/layers"),
+    ],
     "models/t5/test_model.py": ["models/common/encoder_decoder"],
     "parallel/test_context.py": [
         *("models/common/recompute", "parallel/attention", "parallel/kernels", "parallel/ring"),

@@ -9,10 +9,9 @@ from tokamake.models.common.megatron_format import (
     INPUT_NORM,
     MLP,
     MLP_NORM,
+    TANH,
     MegatronModule,
-    biases,
-    mlp_activation,
-    norm_epsilon,
+    layer_norm_fields,
 )
 
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
@@ -42,8 +41,6 @@ HEADS = (
 )
 """Modules after the last norm, by their names in the model."""
 
-_TANH = ("gelu_new", "gelu_pytorch_tanh")
-
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     """Fields of an `Architecture` that Megatron's arguments state.
@@ -51,14 +48,11 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     Args:
         is_core: whether the model is megatron.core's, whose head always has an exact GELU.
     """
-    has_biases = biases(args, file, default=True)
     # Megatron's models without the head of the order of sentences have no token types, either.
     has_order = bool(getattr(args, "bert_binary_head", True))
     by_tanh = getattr(args, "openai_gelu", False) and not is_core
     return {
-        "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
-        **has_biases,
-        "hidden_act": mlp_activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
+        **layer_norm_fields(args, file, is_core=is_core),
         "head_act": "gelu_new" if by_tanh else "gelu",
         "sentence_order_head": has_order,
         "type_vocab_size": 2 if has_order else 0,
@@ -67,12 +61,12 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
     """Megatron's arguments of an architecture; the inverse of `fields`."""
-    head_by_tanh = architecture.setting("head_act") in _TANH
+    head_by_tanh = architecture.setting("head_act") in TANH
     return {
         **ARGUMENTS,
         "layernorm_epsilon": architecture.layer_norm_epsilon,
         # With openai_gelu, the head and the MLPs have the tanh; Megatron refuses both arguments.
-        "bias_gelu_fusion": architecture.hidden_act in _TANH and not head_by_tanh,
+        "bias_gelu_fusion": architecture.hidden_act in TANH and not head_by_tanh,
         "openai_gelu": head_by_tanh,
         "bert_binary_head": architecture.setting("sentence_order_head"),
     }
@@ -85,9 +79,9 @@ def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[s
     mlp, head = architecture.hidden_act, architecture.setting("head_act")
     settings = ["hidden_act relu"] if mlp == "relu" else []
     settings += ["head_act relu"] if head == "relu" else []
-    if head in _TANH and (is_megatron_lm or mlp not in _TANH):
+    if head in TANH and (is_megatron_lm or mlp not in TANH):
         settings.append(f"head_act {head}")
-    if mlp in _TANH and head not in _TANH and not architecture.mlp_bias:
+    if mlp in TANH and head not in TANH and not architecture.mlp_bias:
         settings.append(f"hidden_act {mlp} without biases")
     has_order = architecture.setting("sentence_order_head")
     if (num_types := architecture.setting("type_vocab_size")) != (2 if has_order else 0):

@@ -17,7 +17,7 @@ from tokamake.models.common.language_model import (
     PackedRows,
     Predictions,
 )
-from tokamake.models.common.layers import ACTIVATIONS, MLP, Attention, TransformerLayer
+from tokamake.models.common.layers import ACTIVATIONS
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
@@ -98,14 +98,6 @@ class Model(LanguageModel):
     """A BERT; layers have the names of Hugging Face's Llama, see `tensor_name`."""
 
     is_causal = False
-
-    def build_norm(self) -> LayerNorm:
-        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
-        return LayerNorm(hidden, self.mesh, eps=eps)
-
-    def build_layer(self) -> TransformerLayer:
-        attention = Attention(self.architecture, self.mesh)
-        return TransformerLayer(self.build_norm, attention, mlp=MLP(self.architecture, self.mesh))
 
     def add_embeddings(self) -> None:
         """Add the embeddings of tokens, of positions, and of token types."""

@@ -1,4 +1,4 @@
-"""Encoder-decoders: a stack of layers for what they read, and one for what they write.
+"""Encoder-decoders: an encoder stack and a decoder stack.
 
 The encoder reads a text in both directions. The decoder predicts each of its tokens from those
 before it and from the states of the encoder (Vaswani et al. 2017, arXiv 1706.03762).
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import recompute
 from tokamake.models.common.language_model import LanguageModel, Output, PackedRows
-from tokamake.models.common.layers import Attention, TransformerLayer, key_value_projection
+from tokamake.models.common.layers import Attention, key_value_projection
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.context import UNMASKED, Unmasked, document_mask
 from tokamake.parallel.dropout import Dropout
-from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -127,21 +126,26 @@ class LayerStack(nn.Module):
 class EncoderDecoder(LanguageModel):
     """A whole encoder-decoder; pipelines do not divide it.
 
-    A family defines `build_norm`, `build_layer` (of the encoder) and `build_decoder_layer`, and may
-    replace `embedded`, `masks` and `output_logits`. The number of layers of the decoder is its
-    setting `num_decoder_layers`.
+    A family may replace `build_cross_attention`, `embedded`, `encoder_mask`, `decoder_mask` and
+    `output_logits`. Its setting `num_decoder_layers` is the number of layers of the decoder.
     """
 
     is_causal = False
     encoder: LayerStack
     decoder: LayerStack
 
-    def build_layer(self) -> TransformerLayer:
-        raise NotImplementedError
+    def build_cross_attention(self) -> CrossAttention:
+        """Build the cross-attention of a layer of the decoder."""
+        return CrossAttention(self.architecture, self.mesh)
 
     def build_decoder_layer(self) -> DecoderLayer:
-        """Build a layer of the decoder; families implement this."""
-        raise NotImplementedError
+        """Build a layer of the decoder."""
+        return DecoderLayer(
+            self.build_norm,
+            self.build_attention(),
+            cross_attention=self.build_cross_attention(),
+            mlp=self.build_mlp(),
+        )
 
     def add_layers(self, numbers: range) -> None:
         """Add the layers of both stacks, and number them one stack after the other."""
@@ -249,13 +253,6 @@ class EncoderDecoder(LanguageModel):
         if document_ids is None:
             return None
         return document_mask(document_ids, axis=self.mesh.context, method=self.mesh.context_method)
-
-    def output_logits(self, x_BMD: Tensor) -> Tensor:
-        """Logits (..., V) of normed states, for this rank's part of the vocabulary."""
-        if hasattr(self, "lm_head"):
-            logits: Tensor = self.lm_head(x_BMD)
-            return logits
-        return linear(x_BMD, self.embed_tokens.weight)
 
 
 def _memory_mask(

@@ -1,7 +1,7 @@
 """Base class of all families' models: a pipeline stage, or the whole model.
 
-A family's `Model` defines `build_norm`, `build_layer` and `forward`. The trainer gives it a mesh
-and the layers of its stage; evaluation and generation use the whole model.
+A family's `Model` defines `forward`, or is a `Decoder` (`common.decoder`). The trainer gives it a
+mesh and the layers of its stage; evaluation and generation use the whole model.
 Shape suffixes: B batch, L tokens, D hidden size, V vocabulary.
 """
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import decoding
 from tokamake.models.common.key_value_cache import KeyValueCache
+from tokamake.models.common.layers import MLP, Attention, TransformerLayer
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
@@ -29,6 +30,7 @@ from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
+    LayerNorm,
     VocabParallelEmbedding,
     own_tokens,
     shared_input,
@@ -135,12 +137,21 @@ class LanguageModel(nn.Module):
             self.add_output()
 
     def build_norm(self) -> nn.Module:
-        """Build a norm of states; families implement this."""
-        raise NotImplementedError
+        """Build a norm of states; families with another norm replace this."""
+        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
+        return LayerNorm(hidden, self.mesh, eps=eps)
 
-    def build_layer(self) -> nn.Module:
-        """Build a layer; families implement this."""
-        raise NotImplementedError
+    def build_attention(self) -> Attention:
+        """Build the self-attention of a layer; families may replace this."""
+        return Attention(self.architecture, self.mesh)
+
+    def build_mlp(self) -> nn.Module:
+        """Build the MLP of a layer; families with another MLP replace this."""
+        return MLP(self.architecture, self.mesh)
+
+    def build_layer(self) -> TransformerLayer:
+        """Build a layer; families with another layer replace this."""
+        return TransformerLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
     def add_layers(self, numbers: range) -> None:
         """Add the layers of this stage."""
@@ -292,11 +303,13 @@ class LanguageModel(nn.Module):
 
         With a cache, (N, V): those of the tokens that the pass chooses, row by row.
         """
-        if (
-            cache
-        ):  # before the norm and the product: they cost as much as the layers of a small model
+        # Before the norm and the product, which cost as much as the layers of a small model.
+        if cache:
             x_BLD = x_BLD[cache.this_pass.predicting_places]
-        x_BLD = shared_input(self.norm(x_BLD), self.mesh)
+        return self.output_logits(shared_input(self.norm(x_BLD), self.mesh))
+
+    def output_logits(self, x_BLD: Tensor) -> Tensor:
+        """Logits (..., V) of normed states, for this rank's part of the vocabulary."""
         if hasattr(self, "lm_head"):
             logits: Tensor = self.lm_head(x_BLD)
             return logits

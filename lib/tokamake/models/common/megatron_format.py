@@ -8,6 +8,7 @@ import reprlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 
@@ -48,6 +49,10 @@ GATED_MLP = (
     MegatronModule("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj"), "rows"),
     _MLP_OUTPUT,
 )
+
+
+TANH = ("gelu_new", "gelu_pytorch_tanh")
+"""Values of hidden_act that approximate GELU by tanh."""
 
 
 def first(args: Any, *names: str) -> Any:
@@ -92,6 +97,39 @@ def mlp_activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str
         return "gelu_new"
     by_tanh = getattr(args, "openai_gelu", False) and not is_core
     return "gelu_new" if by_tanh else "gelu"
+
+
+def layer_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    """`fields` of a family with LayerNorms and MLPs without a gate, whose biases are on by default.
+
+    A UserError says that Megatron's versions disagree on what the arguments mean.
+    """
+    has_biases = biases(args, file, default=True)
+    return {
+        "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
+        **has_biases,
+        "hidden_act": mlp_activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
+    }
+
+
+def layer_norm_arguments(architecture: Architecture) -> dict[str, Any]:
+    """Megatron's arguments of norms and activation; the inverse of `layer_norm_fields`."""
+    by_tanh = architecture.hidden_act in TANH
+    return {
+        "layernorm_epsilon": architecture.layer_norm_epsilon,
+        "bias_gelu_fusion": by_tanh and architecture.mlp_bias,
+        "openai_gelu": by_tanh and not architecture.mlp_bias,  # Megatron refuses both
+    }
+
+
+def inexpressible_activation(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
+    """The activation, if Megatron-LM or Megatron-DeepSpeed has no argument for it."""
+    activation = architecture.hidden_act
+    if activation == "relu":
+        return ["hidden_act relu"]
+    if is_megatron_lm and activation in TANH and not architecture.mlp_bias:
+        return [f"hidden_act {activation} without biases"]
+    return []
 
 
 def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:

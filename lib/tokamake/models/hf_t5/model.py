@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.encoder_decoder import CrossAttention, DecoderLayer, EncoderDecoder
-from tokamake.models.common.layers import Attention, GatedMLP, TransformerLayer
+from tokamake.models.common.encoder_decoder import CrossAttention, EncoderDecoder
+from tokamake.models.common.layers import Attention, GatedMLP
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement, RMSNorm
@@ -98,25 +98,18 @@ class Model(EncoderDecoder):
         hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
         return RMSNorm(hidden, self.mesh, eps=eps)
 
-    def _build_attention(self) -> Attention:
-        attention = Attention(self.architecture, self.mesh)
+    def build_attention(self) -> Attention:
+        attention = super().build_attention()
         attention.q_norm = _Unscaled(self.architecture.head_dim)
         return attention
 
-    def build_layer(self) -> TransformerLayer:
-        mlp = GatedMLP(self.architecture, self.mesh)
-        return TransformerLayer(self.build_norm, self._build_attention(), mlp=mlp)
+    def build_cross_attention(self) -> CrossAttention:
+        attention = super().build_cross_attention()
+        attention.q_norm = _Unscaled(self.architecture.head_dim)
+        return attention
 
-    def build_decoder_layer(self) -> DecoderLayer:
-        """Build a layer of the decoder, whose cross-attention has no biases."""
-        cross_attention = CrossAttention(self.architecture, self.mesh)
-        cross_attention.q_norm = _Unscaled(self.architecture.head_dim)
-        return DecoderLayer(
-            self.build_norm,
-            self._build_attention(),
-            cross_attention=cross_attention,
-            mlp=GatedMLP(self.architecture, self.mesh),
-        )
+    def build_mlp(self) -> GatedMLP:
+        return GatedMLP(self.architecture, self.mesh)
 
     def add_embeddings(self) -> None:
         """Add the embedding of tokens, and the positions of each stack."""
@@ -128,22 +121,24 @@ class Model(EncoderDecoder):
     def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> Tensor:
         """Biases of the encoder's attention, -inf for padding and tokens of other samples."""
         biases: Tensor = self.encoder_positions(tokens_BL.shape[1])
-        if document_ids is None:
-            return biases
-        apart_BLL = document_ids[:, :, None] != document_ids[:, None]
-        return biases.masked_fill(apart_BLL[:, None], -math.inf)
+        return _within_samples(biases, document_ids)
 
     def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> Tensor:
         """Biases of the decoder's attention, -inf for later tokens and those of other samples."""
         length = tokens_BM.shape[1]
         later_LL = torch.ones(length, length, dtype=torch.bool, device=tokens_BM.device).triu(1)
-        biases: Tensor = self.decoder_positions(length).masked_fill(later_LL, -math.inf)
-        if document_ids is None:
-            return biases
-        apart_BLL = document_ids[:, :, None] != document_ids[:, None]
-        return biases.masked_fill(apart_BLL[:, None], -math.inf)
+        biases = self.decoder_positions(length).masked_fill(later_LL, -math.inf)
+        return _within_samples(biases, document_ids)
 
     def output_logits(self, x_BMD: Tensor) -> Tensor:
         if self.architecture.tie_word_embeddings:
             x_BMD = x_BMD * self.architecture.hidden_size**-0.5
         return super().output_logits(x_BMD)
+
+
+def _within_samples(biases: Tensor, document_ids: Tensor | None) -> Tensor:
+    """Biases (1 or B, H, L, L) with -inf between tokens of different samples."""
+    if document_ids is None:
+        return biases
+    apart_BLL = document_ids[:, :, None] != document_ids[:, None]
+    return biases.masked_fill(apart_BLL[:, None], -math.inf)

@@ -11,9 +11,9 @@ from tokamake.models.common.megatron_format import (
     MLP,
     MLP_NORM,
     MegatronModule,
-    biases,
-    mlp_activation,
-    norm_epsilon,
+    inexpressible_activation,
+    layer_norm_arguments,
+    layer_norm_fields,
 )
 
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
@@ -50,38 +50,23 @@ SECOND_KEYS = {
 }
 """Further keys of tensors that megatron.core has under two keys, with the first key of each."""
 
-_TANH = ("gelu_new", "gelu_pytorch_tanh")
+inexpressible = inexpressible_activation
+"""Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     """Fields of an `Architecture` that Megatron's arguments state."""
-    has_biases = biases(args, file, default=True)
-    return {
-        "layer_norm_epsilon": norm_epsilon(args, is_core=is_core),
-        **has_biases,
-        "hidden_act": mlp_activation(args, file, biased=has_biases["mlp_bias"], is_core=is_core),
-        "num_decoder_layers": getattr(args, "decoder_num_layers", None) or 0,
-    }
+    num_decoder_layers = getattr(args, "decoder_num_layers", None) or 0
+    of_layers = layer_norm_fields(args, file, is_core=is_core)
+    return {**of_layers, "num_decoder_layers": num_decoder_layers}
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
     """Megatron's arguments of an architecture; the inverse of `fields`."""
-    by_tanh = architecture.hidden_act in _TANH
     return {
         **ARGUMENTS,
-        "layernorm_epsilon": architecture.layer_norm_epsilon,
-        "bias_gelu_fusion": by_tanh and architecture.mlp_bias,
-        "openai_gelu": by_tanh and not architecture.mlp_bias,  # Megatron refuses both
+        **layer_norm_arguments(architecture),
         "encoder_num_layers": architecture.num_hidden_layers,
         "decoder_num_layers": architecture.setting("num_decoder_layers"),
         "encoder_seq_length": architecture.max_position_embeddings,
     }
-
-
-def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
-    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
-    activation = architecture.hidden_act
-    settings = ["hidden_act relu"] if activation == "relu" else []
-    if is_megatron_lm and activation in _TANH and not architecture.mlp_bias:
-        settings.append(f"hidden_act {activation} without biases")
-    return settings

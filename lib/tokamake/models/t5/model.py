@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.encoder_decoder import CrossAttention, DecoderLayer, EncoderDecoder
+from tokamake.models.common.encoder_decoder import EncoderDecoder
 from tokamake.models.common.language_model import PackedRows
-from tokamake.models.common.layers import MLP, Attention, TransformerLayer
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import LayerNorm, Placement, ReplicatedEmbedding, own_tokens
+from tokamake.parallel.tensor import Placement, ReplicatedEmbedding, own_tokens
 
 OBJECTIVES = ("span_corruption",)
 """Objectives that this family learns by."""
@@ -56,22 +55,6 @@ INTERMEDIATE_SIZE = (4, 1, 1)
 
 class Model(EncoderDecoder):
     """A T5; layers of its stacks have the names of Hugging Face's Llama, see `tensor_name`."""
-
-    def build_norm(self) -> LayerNorm:
-        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
-        return LayerNorm(hidden, self.mesh, eps=eps)
-
-    def build_layer(self) -> TransformerLayer:
-        attention = Attention(self.architecture, self.mesh)
-        return TransformerLayer(self.build_norm, attention, mlp=MLP(self.architecture, self.mesh))
-
-    def build_decoder_layer(self) -> DecoderLayer:
-        return DecoderLayer(
-            self.build_norm,
-            Attention(self.architecture, self.mesh),
-            cross_attention=CrossAttention(self.architecture, self.mesh),
-            mlp=MLP(self.architecture, self.mesh),
-        )
 
     def add_embeddings(self) -> None:
         """Add the embeddings of tokens and of positions, which both stacks share."""

@@ -1,0 +1,71 @@
+"""Causal models: embedding, layers, output layer.
+
+Shape suffixes: B batch, L tokens, D hidden size.
+"""
+
+from torch import Tensor
+
+from tokamake.models.common.key_value_cache import KeyValueCache
+from tokamake.models.common.language_model import LanguageModel
+from tokamake.models.common.layers import GatedMLP
+from tokamake.models.common.positions import rotary
+from tokamake.parallel.attention import AttentionMask
+from tokamake.parallel.tensor import RMSNorm
+
+
+class Decoder(LanguageModel):
+    """A causal model; a family may replace `embedded` and `biased`."""
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        sample_numbers: Tensor | None = None,
+    ) -> Tensor:
+        """Predict each token's successor; see `LanguageModel.forward`."""
+        places = self.positions(x, cache)
+        if position_ids is None:
+            position_ids = places
+        dropout = self.dropout(x, sample_numbers)
+        x_BLD = self.embedded(x, position_ids) if self.is_first else x
+        if self.is_first and dropout:
+            x_BLD = dropout.states(x_BLD, "embedding")
+        cos, sin = None, None
+        if self.architecture.position_embedding == "rotary":
+            cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
+        mask = self.biased(self.mask(document_ids, cache), x_BLD, places=places, cache=cache)
+        x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
+        return self.logits(x_BLD, cache) if self.is_last else x_BLD
+
+    def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
+        """States of tokens before the first layer; positions are (L,) or (B, L)."""
+        x_BLD: Tensor = self.embed_tokens(tokens_BL)
+        return x_BLD
+
+    def biased(
+        self,
+        mask: AttentionMask,
+        x_BLD: Tensor,  # noqa: ARG002
+        *,
+        places: Tensor,  # noqa: ARG002
+        cache: KeyValueCache | None,  # noqa: ARG002
+    ) -> AttentionMask:
+        """Mask of attention with the family's bias of scores, if it has one.
+
+        `places` are positions in the rows; those for `embedded` can be positions in documents.
+        """
+        return mask
+
+
+class GatedDecoder(Decoder):
+    """A causal model with RMSNorms and gated MLPs."""
+
+    def build_norm(self) -> RMSNorm:
+        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
+        return RMSNorm(hidden, self.mesh, eps=eps)
+
+    def build_mlp(self) -> GatedMLP:
+        return GatedMLP(self.architecture, self.mesh)
