@@ -202,13 +202,28 @@ def test_datasets_are_listed_with_their_weights() -> None:
     assert Path("my.weights.txt").read_text() == "1 my-gpt2_text_document\n"
 
 
+def test_a_list_in_another_folder_names_the_same_datasets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("conf").mkdir()
+    line = GPT2.replace("my-gpt2_text_document", "1 my-gpt2_text_document 2 /data/b")
+    from_megatron_args([line], output=Path("conf/my.yaml"))
+    assert Path("conf/my.weights.txt").read_text() == "1 ../my-gpt2_text_document\n2 /data/b\n"
+    printed = capsys.readouterr().out
+    assert re.fullmatch(
+        r"conf/my\.yaml: \d+ flags not carried over; see its first lines\n", printed
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("pretrain_gpt.py --lr $LR --num-layers 2", r"^\$LR: a variable of the shell; write"),
         ("pretrain_gpt.py ${ARGS[@]}", r"^\$\{ARGS: a variable of the shell"),
         ("pretrain_gpt.py --lr 'x", "^command line: No closing quotation; quote it"),
-        ("pretrain_gpt.py 24 --lr 1", "^24: no flag of Megatron; begin with"),
+        ("pretrain_gpt.py 24 --lr 1", "^24: no file, and no flag of Megatron; begin with"),
+        ("lost.txt", "^lost.txt: no file, and no flag of Megatron"),
+        ("--num-layers 2 --bf16 --fp16", "--bf16 and --fp16: both are given"),
         ("pretrain_gpt.py", "^command line: has no flags"),
         ("--lr 1e-4", "^--num-layers: missing: not a number; give one"),
         (f"{T5} --num-layers many", "^--num-layers: many: not a number"),
@@ -246,7 +261,8 @@ def test_a_file_words_and_a_quoted_text_are_the_same(folder: Path) -> None:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        written.append(done.stdout or Path("megatron.yaml").read_text())
+        is_printed = arguments[-1] == "-"
+        written.append(done.stdout if is_printed else Path("megatron.yaml").read_text())
     assert written[0] == written[1] == written[2]
     assert yaml.safe_load(written[0])["train"]["sequence_length"] == 64
 

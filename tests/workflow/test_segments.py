@@ -193,3 +193,25 @@ def test_training_goes_on_at_the_step_that_latest_names(latest: str | None, step
     if latest is not None:
         Path("results/smoke/training/latest").write_text(latest)
     assert trained_steps("smoke") == steps
+
+
+@pytest.mark.parametrize(
+    ("found", "is_forced"),
+    [
+        ((object(), "latest: names global_step4: going back to global_step2"), True),
+        ((object(), ""), False),
+        ((None, ""), False),
+    ],
+)
+def test_a_finished_run_without_its_newest_checkpoint_trains_again(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[Any, str], is_forced: bool
+) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(segments_module, "newest_state", lambda _: found)
+    segments = SegmentRules(read_config(), planned, force_job=forced.append)
+    segments.before(wildcards(run="smoke", segment=""))
+    assert not forced  # it is not finished
+    Path("results/smoke").mkdir(parents=True)
+    Path("results/smoke/train.json").touch()
+    segments.before(wildcards(run="smoke", segment=""))
+    assert forced == ["results/smoke/train.json"] * is_forced

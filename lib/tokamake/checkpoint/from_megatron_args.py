@@ -18,6 +18,7 @@ from typing import Any
 
 from tokamake import files, plugins
 from tokamake.errors import UserError
+from tokamake.runtime.console import counted
 
 _OF_ALL = ("name", "learning_rate", "start_weight_decay", "end_weight_decay")
 _OBJECTIVES = {"pretrain_bert": ("bert", "masked"), "pretrain_t5": ("t5", "span_corruption")}
@@ -55,7 +56,11 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
             (paths[::2], paths[1::2]) if has_weights else (["1"] * len(paths), paths)
         )
         pairs = zip(weights, prefixes, strict=False)
-        written["weights.txt"] = "".join(f"{weight} {prefix}\n" for weight, prefix in pairs)
+        # Prefixes of a list are relative to its folder; `Path` keeps absolute ones.
+        folder = os.path.relpath(Path.cwd(), Path(base).parent)
+        written["weights.txt"] = "".join(
+            f"{weight} {Path(folder, prefix)}\n" for weight, prefix in pairs
+        )
         settings["weights"] = f"{base}.weights.txt"
     if program in _OBJECTIVES:
         of_sentences = {"split_sentences": True, "append_eod": False}
@@ -77,6 +82,8 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
     head = f"# From a command line of Megatron.{' Not carried over:' * bool(notes)}"
     config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     files.write_text(output, "\n".join([head, *notes, config]))
+    if not files.is_stream(output):
+        print(f"{output}: {counted(len(notes), 'flag')} not carried over; see its first lines")
 
 
 def flag_table() -> list[list[str]]:
@@ -113,7 +120,9 @@ def read_flags(arguments: list[str]) -> tuple[str, dict[str, list[str]]]:
             name, has_value, value = word[2:].partition("=")
             values = flags[name.replace("_", "-")] = [value] if has_value else []
         elif not flags:
-            raise UserError(f"{word}: no flag of Megatron; begin with its script, or with a flag")
+            raise UserError(
+                f"{word}: no file, and no flag of Megatron; begin with its script, or with a flag"
+            )
         else:
             values.append(word)
     if not flags:
@@ -195,6 +204,8 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
         if not isinstance(value, str) and math.isfinite(value)
     }
     settings: dict[str, Any] = {}
+    if flags.keys() >= {"bf16", "fp16"}:
+        raise UserError("--bf16 and --fp16: both are given, which Megatron refuses; give one")
     if number.get("loss-scale") == 0:
         del flags["loss-scale"]
     if flags.get("load") == flags.get("save", ()):

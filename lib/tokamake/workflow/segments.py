@@ -6,11 +6,13 @@ run's folder and is no output to Snakemake, which deletes outputs before it repe
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.errors import UserError
 from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.paths import RUN
@@ -19,19 +21,26 @@ from tokamake.workflow.paths import RUN
 class SegmentRules:
     """Segments of all runs. Wildcards are `run` and `segment`: .STEP, or empty for the last one."""
 
-    def __init__(self, config: WorkflowConfig, planned: Callable[[str], str] | None) -> None:
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        planned: Callable[[str], str] | None,
+        *,
+        force_job: Callable[[str], None] | None = None,
+    ) -> None:
         """Read how far each run has come.
 
         Args:
             config: of the workflow.
             planned: gives the path of a run's segments.json, once `plan_segments` wrote it; None in
                 a job, which takes what its controller planned.
+            force_job: makes Snakemake run the job that writes a file; None in a job.
 
         Raises:
             UserError: the checkpoint that a run continues cannot be read.
         """
         self._config = config
-        self._planned = planned
+        self._planned, self._force_job = planned, force_job
         begun = {name: self._first_step(name) for name in config.runs}
         self.open_ended = [
             name
@@ -84,7 +93,17 @@ class SegmentRules:
         ]
 
     def before(self, wildcards: Any) -> list[str]:
-        """The file that the previous segment of the chain leaves."""
+        """The file that the previous segment of the chain leaves.
+
+        A finished run whose newest checkpoint is lost or damaged goes back, and trains again.
+        """
+        run = RUN.format(run=wildcards.run)
+        product = f"{run}/train{wildcards.segment}.json"
+        if self._force_job and not wildcards.segment and Path(product).exists():
+            with suppress(UserError):  # there is no other checkpoint
+                state, problem = newest_state(Path(run, "training"))
+                if state and problem:
+                    self._force_job(product)
         end = int(wildcards.segment[1:] or sys.maxsize)
         earlier = [step for step in self.ends(wildcards.run) if step < end]
         paths = [f"results/{wildcards.run}/train.{step}.json" for step in earlier[-1:]]

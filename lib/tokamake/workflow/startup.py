@@ -102,14 +102,15 @@ def rule_functions(
         checkpoints = CheckpointRules(checked)
         if is_main:
             report_downloads([*raw_downloads(checked), *checkpoints.missing_weights])
-        segments = SegmentRules(checked, planned_segments if is_main else None)
+        force_job = snakemake.force_job if is_main else None
+        segments = SegmentRules(checked, planned_segments if is_main else None, force_job=force_job)
         tasks = TaskRules(checked, segments)
         if is_main:
             tasks.check()
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
-            data=DataRules(checked, snakemake.force_job if is_main else None),
+            data=DataRules(checked, force_job),
             checkpoints=checkpoints,
             segments=segments,
             tasks=tasks,

@@ -119,6 +119,14 @@ def test_an_absolute_prefix_that_exists_stays(tmp_path: Path) -> None:
     assert corpus.listed[0].prefix == f"{tmp_path}/old/a"
 
 
+def test_a_missing_absolute_prefix_is_not_another_dataset_beside_the_list(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    [corpus] = read(tmp_path, "1 /old/web/a a")
+    assert corpus.listed[0].prefix == "/old/web/a"
+    with pytest.raises(UserError, match=r"/old/web/a: no such dataset.* in data_root$"):
+        dataset_files(corpus)
+
+
 @pytest.mark.parametrize("given", ["option", "variable", "variable of a folder"])
 def test_a_folder_that_has_moved_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

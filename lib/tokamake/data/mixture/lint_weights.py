@@ -4,6 +4,7 @@ It reads the weighting file, the datasets in it and, if given, the table of corp
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,7 +71,9 @@ def lint_weights(
     rows = read_corpora(corpora, temperature=temperature) if corpora else []
     lines, problems = scan(weights)
     problems += _form_problems(lines)
-    tokens, read_problems = _count_tokens(lines, find_root(weights, data_root), split=split)
+    root = find_root(weights, data_root)
+    find = partial(find_prefix, root=root, search=root != weights.parent)
+    tokens, read_problems = _count_tokens(lines, find, split=split)
     problems += read_problems + _weight_problems(lines, tokens)
     totals = _totals(lines, tokens)
     if corpora:
@@ -100,7 +103,7 @@ def _form_problems(lines: list[Line]) -> list[Problem]:
 
 
 def _count_tokens(
-    lines: list[Line], root: Path, *, split: str | None
+    lines: list[Line], find: Callable[[str], str], *, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
     """Count the tokens that each line can draw from; None if its dataset cannot be read."""
     from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
@@ -108,7 +111,7 @@ def _count_tokens(
     tokens: list[int | None] = []
     problems = []
     for line in lines:
-        prefix, part = Path(find_prefix(line.entry.prefix, root)), line.entry.part
+        prefix, part = Path(find(line.entry.prefix)), line.entry.part
         try:
             if part or split:
                 choose = partial(splits.training_documents, part, split)

@@ -32,7 +32,7 @@ def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
                     f"{where}: {entry.prefix}: a list takes no addresses; name raw files behind "
                     "addresses in a table of corpora"
                 )
-            prefix = find_prefix(entry.prefix, root)
+            prefix = find_prefix(entry.prefix, root, search=data_root is not None)
             listed = ListedDataset(prefix, entry.weight, entry.part, where)
             datasets.setdefault(entry.corpus, []).append(listed)
     return [listed_corpus(corpus, listed) for corpus, listed in datasets.items()]

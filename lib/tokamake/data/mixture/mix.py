@@ -101,7 +101,7 @@ def _scale(
     total = sum((Fraction(entry.weight) for entry in entries), Fraction())
     own_root = os.path.realpath(divide_root(root)[1])
     for entry in entries:
-        prefix = find_prefix(entry.prefix, root)
+        prefix = find_prefix(entry.prefix, root, search=root != source.parent)
         if not Path(entry.prefix).is_absolute():
             prefix = os.path.relpath(Path(own_root, entry.prefix), to_root)
         weight = share * Fraction(entry.weight) / total

@@ -97,7 +97,7 @@ def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:
     """Read a weighting file and normalize prefixes, so that each dataset has one spelling."""
     lines = []
     for line in read_weighting_file(path):
-        prefix = find_prefix(line.prefix, data_root)
+        prefix = find_prefix(line.prefix, data_root, search=data_root != path.parent)
         relative = os.path.relpath(prefix, data_root)
         # An absolute prefix stays absolute if it is outside the data root.
         outside = Path(line.prefix).is_absolute() and relative.startswith("..")

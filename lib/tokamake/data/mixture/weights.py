@@ -136,12 +136,17 @@ def find_root(path: Path, data_root: Path | None) -> Path:
     return data_root or (Path(variable) if variable else folder)
 
 
-def find_prefix(prefix: str, root: Path) -> str:
-    """Return the path of a prefix, normalized; a missing absolute one is looked for below `root`.
+def find_prefix(prefix: str, root: Path, *, search: bool) -> str:
+    """Return the path of a prefix, normalized; look for a missing absolute one if `search`.
 
     A list from another machine then needs only the folder: of /old/data/web/a, this is the first
-    of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists, and then the same
-    below the folder of ROOT_VARIABLE. If one of them is OLD=NEW, NEW takes the place of OLD.
+    of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists. The same holds below
+    the folder of ROOT_VARIABLE. If one of them is OLD=NEW, NEW takes the place of OLD.
+
+    Args:
+        root: folder of relative prefixes.
+        search: whether a person gave it. Below the folder of a list may be other datasets of these
+            names.
     """
     variable, is_absolute = os.environ.get(ROOT_VARIABLE), Path(prefix).is_absolute()
     moved, candidates = [], []
@@ -149,7 +154,7 @@ def find_prefix(prefix: str, root: Path) -> str:
         old, folder = divide_root(each)
         if old and Path(prefix).is_relative_to(old):
             moved.append(folder / Path(prefix).relative_to(old))
-        parts = Path(prefix).parts[1:] if is_absolute else ()
+        parts = Path(prefix).parts[1:] if is_absolute and (search or each is not root) else ()
         candidates.append(folder / prefix)
         candidates += [folder.joinpath(*parts[start:]) for start in range(len(parts))]
     candidates = moved + candidates
