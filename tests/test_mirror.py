@@ -37,7 +37,9 @@ TESTED_THROUGH = {
     # Sections of the config: a mistake in each is one line of the whole config.
     "config/test_root.py": ["config/data", "config/fields", "config/resolved_run"],
     "config/test_runs.py": ["config/model"],
-    "config/test_optimization.py": ["config/schedule", "config/training"],
+    "config/test_optimization.py": [
+        *("config/schedule", "config/train_fields", "config/training"),
+    ],
     # Parts of a stage, which its test runs on small files.
     "data/corpus/test_find_duplicates.py": [
         *("data/corpus/document_rows", "data/corpus/hash_documents"),
@@ -115,6 +117,7 @@ TESTED_THROUGH = {
         *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
     ],
     "test_cli.py": ["commands"],
+    "test_files.py": ["temporary_names"],
     "checkpoint/test_format_protocol.py": ["plugins"],
     "serve/test_model_server.py": ["serve/engine_loop", "serve/http_thread"],
     "serve/test_openai_api.py": [

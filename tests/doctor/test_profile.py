@@ -34,7 +34,9 @@ def test_values_for_a_rule_override_values_for_all_rules(site: Path) -> None:
 def test_a_profile_is_read_as_the_executors_read_it(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert profile.PERSONAL == {"pbs": pbs_request.PERSONAL, "sbatch": sbatch_request.PERSONAL}
+    for name, keys in (("pbs", pbs_request.PERSONAL), ("sbatch", sbatch_request.PERSONAL)):
+        assert profile._personal_keys(name) == [*keys, "rules"]
+    assert profile._personal_keys("local") == []
     monkeypatch.setenv("MINE", str(site))
     path = site / "site/profile.yaml"
     text = path.read_text().replace(f"pbs-user-file: {site}", "pbs-user-file: $MINE")

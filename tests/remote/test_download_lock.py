@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.files import process_place
 from tokamake.remote.download_lock import claim, release
+from tokamake.temporary_names import process_place
 
 
 @pytest.fixture

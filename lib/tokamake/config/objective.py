@@ -1,14 +1,9 @@
-"""Objectives of training, and how samples of encoder objectives are masked."""
+"""Checks of a run against its objective, and the settings that decide its samples."""
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any
 
-from pydantic import Field
-
-from tokamake.config.fields import Settings
-from tokamake.config.fim import FimSettings
-from tokamake.config.parallel import ParallelSettings
-
-ObjectiveName = Literal["causal", "masked", "span_corruption"]
+from tokamake.config.masking import MaskingSettings
+from tokamake.config.train_fields import TrainFields
 
 _MAX_NGRAM = {"masked": 3, "span_corruption": 10}
 """Longest run of words of BERT and T5, as in Megatron-LM."""
@@ -26,56 +21,12 @@ _OF_CAUSAL = {
 """Settings that only samples of concatenated documents have, with their defaults."""
 
 
-class MaskingSettings(Settings):
-    """How samples of the objectives masked and span_corruption are masked: whole words, chosen by
-    the seed and the number of the sample alone."""
-
-    probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of the tokens of a sample to mask."""
-    max_ngram: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Most words that are masked as one. Empty: 3 for masked, where n words have a probability in
-    proportion to 1 / n, and 10 for span_corruption, where it is geometric, with a mean of 4.5."""
-    short_sequence_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the samples that are shorter than they could be."""
-    sentence_order: bool = True
-    """masked: divide each sample in two parts, and swap them in half of the samples, so that the
-    model also learns the order of sentences. false: samples of one part."""
-    decoder_sequence_length: Annotated[int, Field(ge=3)] | None = None
-    """span_corruption: tokens of the decoder. Empty: enough for every sample. `index` refuses a
-    number that is too small for a sample of the run."""
-
-
-class TrainObjective(Protocol):
-    """Settings of a run that its objective concerns."""
-
-    @property
-    def objective(self) -> ObjectiveName: ...
-
-    @property
-    def masking(self) -> MaskingSettings: ...
-
-    @property
-    def sequence_length(self) -> int: ...
-
-    @property
-    def fim(self) -> FimSettings: ...
-
-    @property
-    def pack_samples(self) -> bool: ...
-
-    @property
-    def log_corpus_losses(self) -> bool: ...
-
-    @property
-    def parallel(self) -> ParallelSettings: ...
-
-
 def max_masked(probability: float, target: int) -> int:
     """Most tokens that are masked in a sample of `target` tokens."""
     return int(min(probability * target, max(1, round(probability * target))))
 
 
-def sample_settings(train: TrainObjective) -> dict[str, Any]:
+def sample_settings(train: TrainFields) -> dict[str, Any]:
     """Settings that decide the samples of an encoder objective, without empty ones."""
     masking, name = train.masking, train.objective
     target = train.sequence_length - SPECIAL_TOKENS[name]
@@ -93,7 +44,7 @@ def sample_settings(train: TrainObjective) -> dict[str, Any]:
     return settings | {"decoder_sequence_length": masking.decoder_sequence_length or longest}
 
 
-def check_objective(train: TrainObjective) -> None:
+def check_objective(train: TrainFields) -> None:
     """Check that the settings of a run fit its objective."""
     name, masking = train.objective, train.masking
     defaults = MaskingSettings()
@@ -137,7 +88,7 @@ def check_objective(train: TrainObjective) -> None:
     _check_sizes(train)
 
 
-def _check_sizes(train: TrainObjective) -> None:
+def _check_sizes(train: TrainFields) -> None:
     shortest = SPECIAL_TOKENS[train.objective] + _SHORTEST_TARGET
     if train.sequence_length < shortest:
         raise ValueError(

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,6 @@ from tokamake.validation import read_yaml
 
 NAMES = ("profile.yaml", "config.yaml")
 NO_CLUSTER = ("local", "dryrun", "touch")
-PERSONAL = {
-    "pbs": ("account", "queue", "filesystems", "place", "select", "container", "pbs_extra"),
-    "sbatch": (
-        *("account", "partition", "qos", "constraint", "reservation"),
-        *("gpus_per_node", "container", "slurm_extra"),
-    ),
-}
-"""Keys of the user's file that executors read, for all rules or per rule."""
 
 _HELP = "import sys; from snakemake.cli import main; main(['--help'])"
 _SLURM = {"account": "slurm_account", "partition": "slurm_partition"}
@@ -218,11 +211,10 @@ def judge_keys(profile: Profile, known: Collection[str]) -> Result:
 
 def check_personal(profile: Profile) -> list[Result]:
     """Check that the user's file has the account, the queue and other required personal values."""
-    known = PERSONAL.get(profile.executor, ())
-    unknown = [name for name in profile.user_values if name not in (*known, "rules")]
+    known = _personal_keys(profile.executor)
     results = []
-    if unknown:
-        remedy = f"valid keys are {', '.join(known)}, rules"
+    if unknown := [name for name in profile.user_values if known and name not in known]:
+        remedy = f"valid keys are {', '.join(known)}"
         results.append(wrong("your file", f"{profile.user_path}: {unknown[0]}: unknown", remedy))
     text = str(profile.values.get(f"{profile.executor}-required", ""))
     required = text.replace(",", " ").split()
@@ -236,3 +228,12 @@ def check_personal(profile: Profile) -> list[Result]:
         else:
             results.append(wrong(name, "none", f"add `{name}: ...` to {profile.user_path}"))
     return results
+
+
+def _personal_keys(executor: str) -> list[str]:
+    """Keys of the user's file that an executor knows; empty if it is not installed here."""
+    try:
+        request = import_module(f"snakemake_executor_plugin_{executor}.request")
+        return [*request.PERSONAL, "rules"]
+    except (ImportError, AttributeError):
+        return []

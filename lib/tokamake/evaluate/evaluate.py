@@ -98,12 +98,9 @@ def evaluate(
                 )
             else:
                 _, root = divide_root(find_root(weights, data_root))
+                given = parse_held_out(held_out)
                 splits = SplitPrefixes(
-                    weights,
-                    data_root=root,
-                    split=split,
-                    split_rule=split_rule,
-                    held_out=parse_held_out(held_out),
+                    weights, data_root=root, split=split, split_rule=split_rule, held_out=given
                 )
                 evaluated = splits.evaluated
                 corpora = {}
@@ -135,15 +132,19 @@ def _report(
         split: that the documents are from; None: raw files, or nothing is held out.
         stated: shares of the splits, as the user states them.
     """
+    from tokamake.files import write_json
+
+    if scores["corpora"]:
+        scores["sequence_length"] = length
+        if split not in (None, "test"):
+            scores["split"] = split
+    if output:
+        write_json(output, scores)
     if not scores["corpora"]:
-        _write(output, scores)
         print(f"split {stated!r}: nothing is held out; the model is not scored")
         return
-    scores["sequence_length"] = length
-    if split not in (None, "test"):
-        scores["split"] = split
+    if "split" in scores:
         print(f"no test split; scores of the split {split}:")
-    _write(output, scores)
     print(f"sequence length {length:,}")
     print(_table(scores))
 
@@ -169,13 +170,6 @@ def sequence_length_of(checkpoint: "Checkpoint", given: int | None) -> int:
     if run := run_of(checkpoint):
         return run.train.sequence_length
     return min(longest, _MAX_DEFAULT_LENGTH)
-
-
-def _write(output: Path | None, scores: dict[str, Any]) -> None:
-    from tokamake.files import write_json
-
-    if output:
-        write_json(output, scores)
 
 
 def _score(

@@ -45,9 +45,8 @@ def read_held_out(
         prefix = data_root / line.prefix
         check_tokenizer(prefix, tokenizer)
         dataset = IndexedDataset(prefix)
-        documents += _read(
-            dataset, splits.documents(split, line, len(dataset)), num_tokens=num_tokens
-        )
+        numbers = splits.documents(split, line, len(dataset))
+        documents += _read(dataset, numbers, num_tokens=num_tokens)
     if not any(documents_of.values()):
         raise UserError(
             f"{splits.origin(split)}: no corpus has a {split} document; give the "

@@ -1,7 +1,7 @@
 """Stage `generate`: continue prompts with a model."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.inference.beams import Beam
-    from tokamake.inference.engine import Generation, TokenScore
+    from tokamake.inference.engine import Generation
     from tokamake.inference.led_model import LedModel
     from tokamake.inference.text_stream import TextStream
 
@@ -95,7 +95,12 @@ def generate(
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
             text_tokenizer = tokenizer_of(opened, tokenizer)
             _check_stop_tokens(ends, text_tokenizer)
-            texts = [_message(each, text_tokenizer) for each in prompts] if chat else prompts
+            texts = prompts
+            if chat:
+                from tokamake.inference.chat import chat_prompt
+
+                messages = ([{"role": "user", "content": text}] for text in prompts)
+                texts = tuple(chat_prompt(text_tokenizer, each) for each in messages)
             encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=chat)
         part = InferenceModel(opened, layout, peers=ranks)
         model = LedModel(part, ranks.ranks.world_size)
@@ -200,22 +205,21 @@ class _Work:
             "stopped": "stop" if self._is_asked(generation.end_token) else generation.finish,
         }
         if self._logprobs:
-            sample["tokens"] = [*self._scored(generation.tokens, generation.scores)]
+            # An end token, which is not among the tokens, has a score, too.
+            pairs = zip(generation.tokens, generation.scores, strict=False)
+            sample["tokens"] = [
+                {
+                    "id": token,
+                    "text": self._tokenizer.decode([token]),
+                    "log_probability": score.log_probability,
+                }
+                for token, score in pairs
+            ]
         return sample
 
     def _is_asked(self, token: int | None) -> bool:
         """Whether a token ends continuations because the user says so."""
         return token in self._ends.stop_token
-
-    def _scored(
-        self, tokens: Sequence[int], scores: "Sequence[TokenScore]"
-    ) -> Iterator[dict[str, Any]]:
-        for token, score in zip(tokens, scores, strict=False):  # an end token has a score, too
-            yield {
-                "id": token,
-                "text": self._tokenizer.decode([token]),
-                "log_probability": score.log_probability,
-            }
 
     def search(self, encoded: Sequence[list[int]], settings: BeamSettings) -> list[dict[str, Any]]:
         """Find the best continuation of each prompt with beam search."""
@@ -255,12 +259,6 @@ class _Work:
             "stopped": stopped,
             "score": beam.score,
         }
-
-
-def _message(text: str, tokenizer: "Tokenizer") -> str:
-    from tokamake.inference.chat import chat_prompt
-
-    return chat_prompt(tokenizer, [{"role": "user", "content": text}])
 
 
 def _printer(prompt: str) -> Callable[[str], None]:

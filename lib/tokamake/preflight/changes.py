@@ -15,7 +15,7 @@ from tokamake.checkpoint.native.resume_state import ResumeState, ranges_without_
 from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
-from tokamake.config.training import OnChange
+from tokamake.config.train_fields import OnChange
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.preflight.run_digest import effective_settings, training_index

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 
-from tokamake.files import add_name, is_running, process_place
+from tokamake.files import add_name
+from tokamake.temporary_names import is_running, process_place
 
 _ABANDONED_SECONDS = 3600
 """Time without a byte after which nobody writes a download any more."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import files
-from tokamake.config.objective import ObjectiveName
+from tokamake.config.masking import ObjectiveName
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out

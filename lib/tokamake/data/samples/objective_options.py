@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.config.objective import MaskingSettings, ObjectiveName, sample_settings
+from tokamake.config.masking import MaskingSettings, ObjectiveName
+from tokamake.config.objective import sample_settings
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
 from tokamake.data.samples.objective import Objective, make_objective, piece_kinds
