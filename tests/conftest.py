@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support import faults
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Snakemake sets another number in jobs: threads that wait must not keep the cores busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch is already imported
     shared_folder()  # before workers begin, which use it, too
     if not hasattr(config, "workerinput"):
         config.option.tx = [
