@@ -19,6 +19,7 @@ from tokamake.finetune import trainer as trainer_module
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.finetune.rows import read_rows
 from tokamake.finetune.trainer import FinetuneTrainer
+from tokamake.train.step_result import StepResult
 
 SGD = {
     "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0},
@@ -135,7 +136,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let the next training end after a number of steps."""
     step, done = FinetuneTrainer.step, []
 
-    def counted(trainer: FinetuneTrainer) -> bool:
+    def counted(trainer: FinetuneTrainer) -> StepResult | None:
         done.append(0)
         if len(done) > number:
             raise Killed

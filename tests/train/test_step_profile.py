@@ -10,9 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.runs import losses, make_run, train_here
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
+from tokamake.train.hooks import FinishedStep
 from tokamake.train.step_profile import MAX_RANKS, StepProfile
+from tokamake.train.step_result import NOTHING
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -53,9 +56,10 @@ def test_a_job_that_ends_early_writes_the_steps_so_far(root: Path) -> None:
 def test_only_the_first_ranks_write_traces(tmp_path: Path) -> None:
     for rank in (0, MAX_RANKS - 1, MAX_RANKS):
         profile = StepProfile(tmp_path, (1, 1), rank=rank, device=torch.device("cpu"))
-        profile.begin(1)
+        profile.begin_step(1)
         torch.ones(2) + 1
-        profile.end(1)
+        state = ResumeState("digest", 1, 8, 1.0, 1)
+        profile.end_step(FinishedStep(state, NOTHING, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False))
     names = sorted(path.name for path in (tmp_path / "profile").iterdir())
     assert names == ["rank-0.json.gz", f"rank-{MAX_RANKS - 1}.json.gz"]
 

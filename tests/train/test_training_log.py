@@ -13,8 +13,9 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.trackers import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
+from tokamake.train.hooks import FinishedStep
 from tokamake.train.metrics import Validation, read
-from tokamake.train.step_result import StepResult
+from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.training_log import TrainingLog
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -31,15 +32,20 @@ def _ten_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "model_flops_per_token", lambda _: 10)
 
 
-class Lagging:
-    """Names a slow rank each time; keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.looks: list[tuple[int, float, float]] = []
-
-    def look(self, step: int, *, reading: float, step_seconds: float) -> list[str]:
-        self.looks.append((step, reading, step_seconds))
-        return [f"slow at step {step}"]
+def finished(
+    number: int,
+    result: StepResult = RESULT,
+    *,
+    samples: int = 8,
+    seconds: float = 1.0,
+    rate: float = 0.01,
+    next_rate: float = 0.01,
+    is_logged: bool = True,
+) -> FinishedStep:
+    """A step; of no seconds if its data are left out."""
+    return FinishedStep(
+        state(number), result, rate, next_rate, samples, seconds, reading=0.0, is_logged=is_logged
+    )
 
 
 def log(
@@ -49,7 +55,6 @@ def log(
     done: int = 0,
     precision: str = "bf16",
     log_style: str = "plain",
-    stragglers: Any = None,
 ) -> TrainingLog:
     train = SimpleNamespace(
         train_steps=10,
@@ -59,20 +64,18 @@ def log(
         trackers=TrackerSettings(),
     )
     run: Any = SimpleNamespace(output=folder, train=train, step=0)
-    stragglers = stragglers or SimpleNamespace(look=lambda *_, **__: [])
-    return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, stragglers=stragglers)
+    return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done)
 
 
 def test_a_record_has_the_mean_speed_since_the_last_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path)
-    training_log.count_step(RESULT, 8, seconds=3.0)
-    training_log.training(state(1), RESULT, 0.01)
-    training_log.count_step(RESULT, 8, seconds=1.0)
+    training_log.end_step(finished(1, seconds=3.0))
+    training_log.end_step(finished(2, is_logged=False))
     # Six rows hold 24 samples.
-    training_log.count_step(RESULT._replace(num_rows=6), 24, seconds=3.0)
-    training_log.training(state(3), RESULT._replace(loss=1.5), 0.02)
+    last = RESULT._replace(loss=1.5, num_rows=6)
+    training_log.end_step(finished(3, last, samples=24, seconds=3.0, rate=0.02))
     training_log.sync()
     training_log.close()
     first, second = read(tmp_path / "metrics.jsonl")
@@ -96,28 +99,9 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
     )
 
 
-def test_slow_ranks_are_named_before_the_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stragglers = Lagging()
-    training_log = log(tmp_path, stragglers=stragglers)
-    training_log.count_step(RESULT, 8, seconds=1.0, reading=0.25)
-    training_log.count_step(RESULT, 8, seconds=2.0, reading=0.5)
-    training_log.training(state(2), RESULT, 0.01)
-    training_log.count_step(RESULT, 8, seconds=4.0)
-    training_log.training(state(3), RESULT, 0.01)
-    training_log.close()
-    assert stragglers.looks == [(2, 0.375, 1.5), (3, 0.0, 4.0)]
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" |")[0] for line in lines] == [
-        *("slow at step 2", "step 2/10", "slow at step 3", "step 3/10")
-    ]
-
-
 def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     training_log = log(tmp_path)
-    training_log.count_step(RESULT, 8, seconds=1.0)
-    training_log.training(state(1), RESULT._replace(grad_norm=math.inf, skipped=True), 0.01)
+    training_log.end_step(finished(1, RESULT._replace(grad_norm=math.inf, skipped=True)))
     training_log.close()
     assert "grad_norm" not in read(tmp_path / "metrics.jsonl")[0]
 
@@ -125,8 +109,7 @@ def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
 def test_fp16_records_its_loss_scale(tmp_path: Path) -> None:
     for precision, expected in (("bf16", None), ("fp16", 128.0)):
         training_log = log(tmp_path / precision, precision=precision)
-        training_log.count_step(RESULT, 8, seconds=1.0)
-        training_log.training(state(1), RESULT._replace(loss_scale=128.0), 0.01)
+        training_log.end_step(finished(1, RESULT._replace(loss_scale=128.0)))
         training_log.close()
         assert read(tmp_path / precision / "metrics.jsonl")[0].get("loss_scale") == expected
 
@@ -135,7 +118,7 @@ def test_validation_losses_have_the_names_of_their_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path)
-    training_log.validation(state(4), {"valid": Validation(2.0), "hard": Validation(3.0)})
+    training_log.validated(state(4), {"valid": Validation(2.0), "hard": Validation(3.0)})
     training_log.close()
     losses = {"validation_loss": 2.0, "validation_loss/hard": 3.0}
     record = {"step": 4, **losses}
@@ -149,8 +132,7 @@ def test_records_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
     for done, steps in ((0, (1, 2, 3)), (2, (3,))):
         training_log = log(tmp_path, done=done)
         for step in steps:
-            training_log.count_step(RESULT, 8, seconds=1.0)
-            training_log.training(state(step), RESULT._replace(loss=10.0 * done + step), 0.01)
+            training_log.end_step(finished(step, RESULT._replace(loss=10.0 * done + step)))
         training_log.close()
     assert [record["loss"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 23]
 
@@ -169,9 +151,8 @@ def test_other_ranks_write_and_print_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path, rank=1)
-    training_log.count_step(RESULT, 8, seconds=1.0)
-    training_log.training(state(1), RESULT, 0.01)
-    training_log.validation(state(1), {"valid": Validation(2.0)})
+    training_log.end_step(finished(1))
+    training_log.validated(state(1), {"valid": Validation(2.0)})
     training_log.sync()
     training_log.close()
     assert list(tmp_path.iterdir()) == []
@@ -182,15 +163,13 @@ def test_megatron_style_averages_over_the_steps_since_the_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path, precision="fp16", log_style="megatron")
-    training_log.count_step(RESULT._replace(loss=3.0), 8, seconds=1.0)
-    training_log.count_step(RESULT._replace(loss=9.0, skipped=True), 8, seconds=1.0)
-    training_log.count_step(RESULT._replace(loss=math.nan), 8, seconds=1.0)
+    before = ({"loss": 3.0}, {"loss": 9.0, "skipped": True}, {"loss": math.nan})
+    for number, values in enumerate(before, 1):
+        training_log.end_step(finished(number, RESULT._replace(**values), is_logged=False))
     last = RESULT._replace(loss=2.0, loss_scale=128.0)
-    training_log.count_step(last, 16, seconds=1.0)
-    training_log.training(state(4), last, 0.01)
-    training_log.count_step(last, 16, seconds=0.5)
-    training_log.training(state(5), last, 0.01)
-    training_log.validation(state(5), {"valid": Validation(2.0), "hard": Validation(30.0)})
+    training_log.end_step(finished(4, last, samples=16))
+    training_log.end_step(finished(5, last, samples=16, seconds=0.5))
+    training_log.validated(state(5), {"valid": Validation(2.0), "hard": Validation(30.0)})
     training_log.close()
     first, second, *validation = megatron_lines(capsys.readouterr().out)
     assert first == {
@@ -220,13 +199,11 @@ def test_megatron_style_has_a_line_for_a_loss_that_is_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path, log_style="megatron")
-    training_log.training(state(1), RESULT._replace(loss=math.nan), 0.01)  # data were left out
+    training_log.end_step(finished(1, NOTHING, seconds=0.0))  # data were left out
     assert capsys.readouterr().out == ""
     for step, loss in enumerate((4.0, math.nan, 2.0), 1):
         result = RESULT._replace(loss=loss)
-        training_log.count_step(result, 8, seconds=1.0)
-        if step > 1:
-            training_log.training(state(step), result, 0.01, next_rate=0.01 * step)
+        training_log.end_step(finished(step, result, next_rate=0.01 * step, is_logged=step > 1))
     training_log.close()
     first, second = megatron_lines(capsys.readouterr().out)
     names = ("iteration", "lm loss", "number of nan iterations", "learning rate")
@@ -241,11 +218,8 @@ def test_megatron_style_has_megatrons_tags(tmp_path: Path) -> None:
     for done in (0, 2):
         training_log = log(tmp_path, done=done, log_style="megatron")
         for step in range(done + 1, done + 4):
-            training_log.count_step(RESULT, 8, seconds=1.0)
-            training_log.training(state(step), RESULT._replace(loss=float(step)), 0.01)
-        training_log.validation(
-            state(done + 3), {"valid": Validation(2.0), "hard": Validation(3.0)}
-        )
+            training_log.end_step(finished(step, RESULT._replace(loss=float(step))))
+        training_log.validated(state(done + 3), {"valid": Validation(2.0), "hard": Validation(3.0)})
         training_log.sync()
         training_log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

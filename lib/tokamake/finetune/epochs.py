@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from tokamake import files
 from tokamake.config.training import TrainSettings
+from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.finetune.rows import LabeledRows
 from tokamake.parallel.mesh import Mesh
-from tokamake.train.batch import StepSamples
-from tokamake.train.task_rows import TaskRows
 
 FILE = "finetune.json"
 """File in the folder of a checkpoint, with the history until there."""
@@ -74,16 +73,6 @@ def read_history(folder: Path) -> History:
         raise UserError(f"{folder / FILE}: damaged; {remedy}") from None
 
 
-class StepRows(NamedTuple):
-    """This rank's rows of a step."""
-
-    micro_batches: list[TaskRows]
-    samples: StepSamples
-    """Numbers of the rows, from which the masks of dropout follow."""
-    num_rows: int
-    """Rows of the step on all ranks."""
-
-
 class EpochOrder:
     """Rows of the steps of a run; lengths of sequences are multiples of `multiple`."""
 
@@ -95,7 +84,7 @@ class EpochOrder:
         self._steps = -(-len(rows) // train.global_batch_size)
         self._epoch, self._order = -1, np.zeros(0, np.int64)
 
-    def step(self, step: int) -> StepRows:
+    def step(self, step: int) -> StepBatch:
         """Rows of a step, from 0. Ranks with fewer rows fill up their micro batches."""
         epoch, place = divmod(step, self._steps)
         if epoch != self._epoch:
@@ -112,7 +101,8 @@ class EpochOrder:
             for numbers in of_rank
         ]
         numbers = np.stack([self._sample_numbers(numbers, epoch) for numbers in of_rank])
-        return StepRows(micro_batches, StepSamples(numbers), len(chosen))
+        before = epoch * len(self._rows) + place * batch
+        return StepBatch(before, len(chosen), micro_batches, numbers)
 
     def _sample_numbers(self, numbers: npt.NDArray[np.int64], epoch: int) -> npt.NDArray[np.int64]:
         """A number for each sequence of a micro batch, another one in each epoch."""

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from tokamake import files
+from tokamake.train.hooks import FinishedStep, Hook
 
 MAX_RANKS = 8
 """The first ranks write traces: those of all ranks of a large run would fill its disk."""
 
 
-class StepProfile:
+class StepProfile(Hook):
     """Profiles the first to the last of `steps` on this rank; writes profile/rank-N.json.gz."""
 
     def __init__(
@@ -32,15 +33,15 @@ class StepProfile:
             self._activities.append(getattr(kinds, device.type.upper()))
         self._profiler: Any = None
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Begin a step; the first one begins the profile, also where training resumes within it."""
         if self._steps and not self._profiler and self._steps[0] <= step <= self._steps[1]:
             self._profiler = torch.profiler.profile(activities=self._activities)
             self._profiler.start()
 
-    def end(self, step: int) -> None:
+    def end_step(self, finished: FinishedStep) -> None:
         """End a step; the last one writes the trace."""
-        if self._steps and step >= self._steps[1]:
+        if self._steps and finished.state.step >= self._steps[1]:
             self.close()
 
     def close(self) -> None:

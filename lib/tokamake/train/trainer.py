@@ -4,12 +4,8 @@
 this code together, and each of its decisions is the same on all ranks.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-from tokamake import plugins
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
@@ -24,6 +20,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_ran
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
+from tokamake.train.bad_steps import BadStep
 from tokamake.train.batch import StepSamples, steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
@@ -31,17 +28,17 @@ from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
 from tokamake.train.data_verification import verify_data
+from tokamake.train.hooks import Hook
+from tokamake.train.loop import Job, Loop
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.run_environment import write_environment
-from tokamake.train.stability.heartbeat import Heartbeat, watched
+from tokamake.train.stability.heartbeat import watched
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_profile import StepProfile
-from tokamake.train.step_result import NOTHING, StepResult
+from tokamake.train.step_result import StepResult
 from tokamake.train.stopping.deadline import Deadline
-from tokamake.train.stopping.stop_signals import on_signals
-from tokamake.train.stopping.stopping import Stopping
 from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 
@@ -60,16 +57,11 @@ def train_run(
 ) -> int:
     """Train a run from its start or its last checkpoint; do nothing if it is already finished.
 
-    Args:
-        until_step: step to end at; None: the end of the run.
-        until_samples: consumed samples to end at, rounded down to a whole step.
-        minutes: how long this job may take; None: what its scheduler says.
+    It ends at `until_step`, or at the last whole step of `until_samples` consumed samples; None:
+    at the end of the run. `minutes` is the time of this job; None: its scheduler knows it.
 
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
-
-    Raises:
-        UserError: the run cannot start or has diverged; all ranks raise it.
     """
     run = with_precision(run, device)
     with (
@@ -92,27 +84,19 @@ def train_run(
                 check_until_step(current, until_step)
             last_step = until_step or current.train.train_steps
             if state.step >= last_step and not start.unvalidated:
-                suffix = ", the last" if state.step == current.train.train_steps else ""
-                ranks.print_once(
-                    f"{run.output}: already at step {state.step}{suffix}; nothing to train"
-                )
+                place = f"step {state.step}"
+                if state.step == current.train.train_steps:
+                    place += ", the last"
+                ranks.print_once(f"{run.output}: already at {place}; nothing to train")
             else:
                 with raise_on_all_ranks():
-                    ranks.print_once(
-                        startup_log(current, ranks, device=device, resumed=start.resumed)
-                    )
+                    text = startup_log(current, ranks, device=device, resumed=start.resumed)
+                    ranks.print_once(text)
                     if ranks.rank == 0:
                         write_environment(run)
                 deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
-                trainer = Trainer(
-                    run,
-                    ranks,
-                    device=device,
-                    start=start,
-                    until_step=until_step,
-                    deadline=deadline,
-                    heartbeat=heartbeat,
-                )
+                job = Job(ranks, device, deadline, heartbeat)
+                trainer = Trainer(run, job, start=start, until_step=until_step)
                 state = trainer.train()
                 current, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
@@ -127,54 +111,36 @@ def train_run(
     return 0
 
 
-class Trainer:
-    """One rank's part of a run.
+class Trainer(Loop):
+    """The loop of pretraining; `run` has the steps that are left after the run's last change.
 
     Attributes:
-        run: the resolved run, with the steps that are left after its last change.
-        state: finished steps, consumed samples and training time.
         unvalidated: whether an earlier job stopped before the validation of its last step.
-        stopped: why it was asked to stop, if it was.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        ranks: Ranks,
-        *,
-        device: "torch.device",
-        start: ResumePoint,
-        until_step: int | None,
-        deadline: Deadline,
-        heartbeat: Heartbeat,
-    ) -> None:
-        self.ranks, self._resolved, self._until_step = ranks, run, until_step
+    def __init__(self, run: Run, job: Job, *, start: ResumePoint, until_step: int | None) -> None:
+        super().__init__(run, job)
+        self._resolved, self._until_step = run, until_step
         self.unvalidated = start.unvalidated
-        self.deadline, self.heartbeat = deadline, heartbeat
-        self.stopping = Stopping(run.output, ranks, deadline=deadline)
-        self.stopped: Stopped | None = None
-        hosts = heartbeat.hosts
-        self.stragglers = Stragglers(run.output, hosts, rank=ranks.rank, device=device)
-        self.profile = StepProfile(
-            run.output, run.train.profile_steps, rank=ranks.rank, device=device
-        )
 
         # ---- Data ----
         with raise_on_all_ranks():
-            verify = ranks.rank == 0  # one rank is enough
+            verify = self.ranks.rank == 0  # one rank is enough
             self.samples = training_samples(run, verify=verify)
             self.validation_splits = open_validation_splits(run, verify=verify)
-        verify_data(run, ranks, read_index(run.index), beat=heartbeat.beat)
+        verify_data(run, self.ranks, read_index(run.index), beat=self.heartbeat.beat)
 
-        # ---- Model, optimizer and schedule ----
-        # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
-        backend = plugins.load("train/backends", run.train.backend)
-        checkpoint = resume.checkpoint_to_load(run, ranks, start=start)
-        heartbeat.beat("builds the model")
-        self.engine = backend.Engine(run, ranks, device=device, continues=checkpoint is not None)
-        heartbeat.set_group_timeouts()
+        # ---- Model, optimizer and hooks ----
+        checkpoint = resume.checkpoint_to_load(run, self.ranks, start=start)
+        self.build_engine(continues=checkpoint is not None)
+        rank, device = self.ranks.rank, job.device
+        self._watches: list[Hook] = [
+            self.heartbeat,
+            StepProfile(run.output, run.train.profile_steps, rank=rank, device=device),
+            Stragglers(run.output, self.heartbeat.hosts, rank=rank, device=device),
+        ]
         if start.resumed:
-            start = load_newest_whole(self.engine.load, run, ranks=ranks, start=start)
+            start = load_newest_whole(self.engine.load, run, ranks=self.ranks, start=start)
         elif checkpoint:
             self.engine.load(checkpoint)
             self.engine.check_finite(checkpoint)
@@ -194,43 +160,36 @@ class Trainer:
         self.saver = CheckpointSaver(
             run, ranks, engine=self.engine, deadline=self.deadline, start=start
         )
-        self.log = TrainingLog(
-            self.run,
-            ranks,
-            done=self.state.step,
-            stragglers=self.stragglers,
-            corpora=self.samples.corpora,
-        )
+        log = TrainingLog(self.run, ranks, done=self.state.step, corpora=self.samples.corpora)
+        self.hooks = [*self._watches, log]
         self.guard = StepGuard(
             self.run, ranks, engine=self.engine, samples=self.samples, start=self.state
         )
-        self.steps = self._read_ahead()
+        steps = steps_of_rank(
+            self.samples,
+            self.run.train,
+            mesh=self.engine.mesh,
+            consumed_samples=self.state.consumed_samples,
+            left_out=self.guard.left_out,
+        )
+        # The next step is read while the device computes.
+        self.steps = report_from_any_rank(ahead(steps), ranks)
 
     # ---- The loop ----
 
     def train(self) -> ResumeState:
         """Train until `last_step`, a stop signal or the end of the job; save the last step."""
         train = self.run.train
-        with (
-            closing(self),
-            job_progress.retracted_on_error(self.ranks),
-            on_signals(self.stopping.signals.note),
-        ):
+        with self.running():
             if self.state.step == 0 or self.unvalidated:
                 self.validate()
             while self.state.step < self.last_step:
-                learning_rate = self.learning_rate()
-                result = self.step(learning_rate)
+                result = self.step()
                 if result is None:  # back at a checkpoint
                     continue
-                if result.saved:
-                    self.saver.finish()
-                is_due = self._due(train.log_interval) or self.state.step == 1 or result.stop
-                if is_due:
-                    next_rate = self.learning_rate()
-                    self.log.training(self.state, result, learning_rate, next_rate=next_rate)
                 is_validated = self._due(train.evaluation_interval)
-                if result.stop or self._due(train.save_interval) or self._is_last():
+                is_last = self.state.step == self.last_step
+                if result.stop or self._due(train.save_interval) or is_last:
                     self.save()
                     # A kill in the validation must not cost the steps before it.
                     if result.stop or is_validated:
@@ -246,65 +205,48 @@ class Trainer:
             if self.stopped and self.state.step < self.last_step:
                 job_progress.say_stopped(self.stopped, self.state.step, ranks=self.ranks)
             else:
-                self.log.sync()  # for a validation after the save
+                self._sync()  # for a validation after the save
         return self.state
 
-    # ---- A step ----
+    def _due(self, interval: int) -> bool:
+        return self.state.step % interval == 0 or self.state.step == self.run.train.train_steps
 
-    def step(self, learning_rate: float) -> StepResult | None:
-        """Train on one global batch, or skip it as `skip_data` and `on_bad_step` say.
+    # ---- A step: the guard decides its update, and what follows ----
 
-        Returns:
-            What the step measured; None: its numbers are bad, and training is back at a checkpoint.
+    def learning_rate(self) -> float:
+        """Learning rate of the next step, lowered by bad steps."""
+        return super().learning_rate() * self.guard.state.rate_factor
 
-        Raises:
-            UserError: training has diverged, or samples cannot be read.
-        """
-        begin = time.perf_counter()
-        self.profile.begin(self.state.step + 1)
-        self.heartbeat.beat("reads samples")
-        batch = next(self.steps)
-        if not batch.micro_batches:
-            return self._leave_out(batch)
-        self.heartbeat.beat("trains")
-        reading = time.perf_counter() - begin
-        result: StepResult = self.engine.train_step(
-            batch.micro_batches,
-            learning_rate=learning_rate,
-            weight_decay=self.weight_decay(),
-            judge=self.guard.judge,
-            stop=self.stopping.is_asked(),
-            saved=self.saver.written,
-            samples=self._samples_of(batch),
-        )
-        if result.bad and (checkpoint := self._respond(result, batch)):
-            self._go_back(checkpoint)
-            return None
-        self.profile.end(self.state.step + 1)
-        seconds = time.perf_counter() - begin
-        self.guard.note(self.state.step + 1, result)
-        self.state = self.state.after_step(batch.global_batch_size, seconds, updated=result.updated)
-        self.state = self.state._replace(guard=self.guard.state)
-        self.log.count_step(result, batch.global_batch_size, seconds=seconds, reading=reading)
-        self.heartbeat.end_step(self.state.step)
-        return result
+    def judge(self, loss: float, grad_norm: float) -> BadStep | None:
+        return self.guard.judge(loss, grad_norm)
 
-    def _samples_of(self, batch: StepBatch) -> StepSamples:
+    @property
+    def has_written(self) -> bool:
+        return self.saver.written
+
+    def is_logged(self, result: StepResult) -> bool:
+        return self._due(self.run.train.log_interval) or self.state.step == 1 or result.stop
+
+    def samples_of(self, batch: StepBatch) -> StepSamples:
         """This rank's samples, with their corpora if losses of these are recorded."""
         numbers = batch.sample_numbers
         if not self.run.train.log_corpus_losses:
             return StepSamples(numbers)
         return StepSamples(numbers, self.samples.corpus_numbers(numbers), len(self.samples.corpora))
 
-    def _leave_out(self, batch: StepBatch) -> StepResult:
-        """Count a step whose data are left out."""
-        self.state = self.state.after_step(batch.global_batch_size, 0.0, updated=False)
-        self.heartbeat.end_step(self.state.step)
-        self.ranks.print_once(f"step {self.state.step}: skipped, as skip_data or on_bad_step says")
-        return NOTHING
+    def respond(self, result: StepResult, batch: StepBatch) -> bool:
+        """Do what `train.on_bad_step` says; put a checkpoint in place if all ranks wrote it."""
+        if result.bad and (checkpoint := self._checkpoint_before(result, batch)):
+            self._go_back(checkpoint)
+            return False
+        self.guard.note(self.state.step + 1, result)
+        self.state = self.state._replace(guard=self.guard.state)
+        if result.saved:
+            self.saver.finish()
+        return True
 
-    def _respond(self, result: StepResult, batch: StepBatch) -> ResumePoint | None:
-        """Do what `train.on_bad_step` says; return the checkpoint to go back to, if any."""
+    def _checkpoint_before(self, result: StepResult, batch: StepBatch) -> ResumePoint | None:
+        """Checkpoint to go back to after a bad step, if any."""
         try:
             return self.guard.respond(
                 self.state.step + 1, result, batch=batch, newest=self._newest_checkpoint
@@ -325,13 +267,6 @@ class Trainer:
             load_newest_whole(self.engine.load, self._resolved, ranks=self.ranks, start=start)
         )
 
-    def learning_rate(self) -> float:
-        rate = self.schedule.learning_rate(self.state.step, self.state.consumed_samples)
-        return rate * self.guard.state.rate_factor
-
-    def weight_decay(self) -> float:
-        return self.schedule.weight_decay(self.state.step, self.state.consumed_samples)
-
     # ---- Validation and checkpoints ----
 
     def validate(self) -> None:
@@ -342,7 +277,8 @@ class Trainer:
             beating = self.heartbeat.counted(micro_batches, "validates")
             measured[name] = self.engine.validate(report_from_any_rank(beating, self.ranks))
         if measured:
-            self.log.validation(self.state, measured)
+            for hook in self.hooks:
+                hook.validated(self.state, measured)
             self.saver.note_validation()
 
     def save(self) -> None:
@@ -350,31 +286,15 @@ class Trainer:
         self.heartbeat.beat("saves")
         self.saver.finish()
         # A checkpoint on disk must not be newer than the records on disk.
-        self.log.sync()
+        self._sync()
         self.saver.begin(self.state)
 
-    # ---- Helpers ----
-
-    def _due(self, interval: int) -> bool:
-        return self.state.step % interval == 0 or self.state.step == self.run.train.train_steps
-
-    def _is_last(self) -> bool:
-        return self.state.step == self.last_step
-
-    def _read_ahead(self) -> Iterator[StepBatch]:
-        """Steps that are left; the next one is read while the device computes."""
-        steps = steps_of_rank(
-            self.samples,
-            self.run.train,
-            mesh=self.engine.mesh,
-            consumed_samples=self.state.consumed_samples,
-            left_out=self.guard.left_out,
-        )
-        return report_from_any_rank(ahead(steps), self.ranks)
+    def _sync(self) -> None:
+        for hook in self.hooks:
+            hook.sync()
 
     def close(self) -> None:
-        """Wait until old checkpoints are deleted, and close the files of rank 0."""
-        self.profile.close()
+        """Close the hooks and the journal; wait until old checkpoints are deleted."""
+        super().close()
         self.saver.close()
-        self.log.close()
         self.guard.close()

@@ -10,8 +10,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
+from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.metrics import Metrics, Record, Validation
-from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.step_result import StepResult
 from tokamake.train.tracking import Tracking
 
@@ -23,7 +23,6 @@ class _Interval:
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
-    reading: float = 0.0
     rows: int = 0
     """Rows of tokens: fewer than samples if these share rows."""
     batch_size: int = 0
@@ -42,15 +41,13 @@ class _Interval:
         samples: int,
         *,
         seconds: float,
-        reading: float,
         corpora: Sequence[str],
     ) -> None:
-        """Add a step; see `TrainingLog.count_step`."""
+        """Add a step."""
         self.steps += 1
         self.samples += samples
         self.rows += result.num_rows
         self.seconds += seconds
-        self.reading += reading
         self.batch_size = samples
         self.skipped += result.skipped
         self.nans += not math.isfinite(result.loss)
@@ -66,7 +63,7 @@ class _Interval:
         return megatron_log.IntervalMeans(mean, self.skipped, self.nans)
 
 
-class TrainingLog:
+class TrainingLog(Hook):
     """Metrics of a run: all ranks call its methods, rank 0 writes and prints.
 
     Args:
@@ -80,11 +77,10 @@ class TrainingLog:
         ranks: Ranks,
         *,
         done: int,
-        stragglers: Stragglers,
         corpora: Sequence[str] = (),
     ) -> None:
         self._corpora = corpora
-        self._train, self._ranks, self._stragglers = run.train, ranks, stragglers
+        self._train, self._ranks = run.train, ranks
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
         # Megatron's lines come also at steps that have no record.
@@ -97,43 +93,26 @@ class TrainingLog:
             print(f"{self._metrics.path}: has no records of the {done} steps before", flush=True)
         self._tracking = None if ranks.rank else Tracking(run)
 
-    def count_step(
-        self, result: StepResult, samples: int, *, seconds: float, reading: float = 0.0
-    ) -> None:
-        """Add a step to the interval that the next record describes.
-
-        Args:
-            reading: time of it that this rank waited for its samples.
-        """
-        for interval in (self._interval, self._since_line):
-            interval.count(result, samples, seconds=seconds, reading=reading, corpora=self._corpora)
-
-    def training(
-        self,
-        state: ResumeState,
-        result: StepResult,
-        learning_rate: float,
-        *,
-        next_rate: float | None = None,
-    ) -> None:
-        """Record the last step, with the mean speed since the last record.
+    def end_step(self, finished: FinishedStep) -> None:
+        """Add a step to the interval since the last record; if one is due, write it.
 
         A step whose loss is not finite has no record; Megatron has a line for it.
-
-        Args:
-            next_rate: of the next step, which Megatron's lines have; None: that of this step.
         """
+        result, state, rate = finished.result, finished.state, finished.learning_rate
+        if finished.seconds:
+            for interval in (self._interval, self._since_line):
+                samples, seconds = finished.num_samples, finished.seconds
+                interval.count(result, samples, seconds=seconds, corpora=self._corpora)
+        if not finished.is_logged:
+            return
         if math.isfinite(result.loss):
-            self._add_record(state, result, learning_rate=learning_rate)
+            self._add_record(state, result, learning_rate=rate)
         if self._is_megatron and self._since_line.steps:
-            rate = learning_rate if next_rate is None else next_rate
-            self._print_as_megatron(state, result, learning_rate=rate)
+            # Megatron's lines have the rate of the next step.
+            self._print_as_megatron(state, result, learning_rate=finished.next_rate)
 
     def _add_record(self, state: ResumeState, result: StepResult, *, learning_rate: float) -> None:
         interval, self._interval = self._interval, _Interval()
-        reading, seconds = interval.reading / interval.steps, interval.seconds / interval.steps
-        for line in self._stragglers.look(state.step, reading=reading, step_seconds=seconds):
-            self._ranks.print_once(line)
         if not self._metrics:
             return
         record = self._record(state, result, learning_rate=learning_rate, interval=interval)
@@ -183,7 +162,7 @@ class TrainingLog:
             "step_seconds": interval.seconds / interval.steps,
         }
 
-    def validation(self, state: ResumeState, measured: dict[str, Validation]) -> None:
+    def validated(self, state: ResumeState, measured: dict[str, Validation]) -> None:
         """Record the measurement of each validation split."""
         step = state.step
         if self._metrics:

@@ -8,10 +8,12 @@ import pytest
 
 from tests.support.forked import STEP, TIMEOUT_SECONDS, Started, stopped_in, train
 from tests.support.runs import losses, make_run
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.hooks import FinishedStep
 from tokamake.train.stability import heartbeat
 from tokamake.train.stability.heartbeat import (
     FOLDER,
@@ -24,6 +26,7 @@ from tokamake.train.stability.heartbeat import (
     suspects,
     write_report,
 )
+from tokamake.train.step_result import NOTHING
 
 STACKS = "Thread 0x1 (most recent call first):\n"
 HOSTS = ("n1", "n1", "n2", "n2")
@@ -31,6 +34,11 @@ HOSTS = ("n1", "n1", "n2", "n2")
 
 def report(number: int, phase: str, call: str = "line 1 in wait") -> Report:
     return Report(Beat(number, phase, 7), call, f"{STACKS}  {call}")
+
+
+def after(step: int) -> FinishedStep:
+    state = ResumeState("digest", step, 8 * step, 1.0, 1)
+    return FinishedStep(state, NOTHING, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False)
 
 
 def lines_of(reports: dict[int, Report]) -> list[str]:
@@ -108,11 +116,11 @@ def test_the_timeout_is_shorter_after_the_first_step(
     monkeypatch.setattr(heartbeat, "set_group_timeouts", timeouts.append)
     watch = Heartbeat(tmp_path, Ranks(0, 1, 0, 1), hosts=["n1"], init_seconds=100, train_seconds=10)
     watch.set_group_timeouts()
-    watch.end_step(1)
-    watch.end_step(2)
+    for step in (1, 2):
+        watch.end_step(after(step))
     assert timeouts == [400, 310]
     watch.prepare("goes back to a checkpoint")
-    watch.end_step(2)
+    watch.end_step(after(2))
     assert timeouts == [400, 310, 400, 310]
 
 

@@ -1,5 +1,6 @@
 """Slow ranks: by what they take alone, named with their host, in the log and in a file."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, train_here
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
+from tokamake.train.hooks import FinishedStep
 from tokamake.train.stability import stragglers
 from tokamake.train.stability.stragglers import (
     RankTimes,
@@ -16,6 +19,7 @@ from tokamake.train.stability.stragglers import (
     read_slow,
     slow_ranks,
 )
+from tokamake.train.step_result import StepResult
 
 HOSTS = ("n1", "n1", "n2")
 
@@ -61,6 +65,32 @@ def test_a_rank_is_named_once_it_was_slow_twice(tmp_path: Path) -> None:
     assert first == [[], [f"rank 2 on n2 is slow: {reason}"], [], [], []]
     assert others == [[[]] * 5] * 2
     assert read_slow(tmp_path) == [f"rank 2 on n2: {reason}"]
+
+
+def test_ranks_are_compared_by_their_means_where_a_record_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = list[tuple[int, float, float]]()
+
+    def look(_: Stragglers, step: int, *, reading: float, step_seconds: float) -> list[str]:
+        looks.append((step, reading, step_seconds))
+        return [f"slow at step {step}"]
+
+    monkeypatch.setattr(Stragglers, "look", look)
+    watch = Stragglers(tmp_path, HOSTS, rank=0, device=torch.device("cpu"))
+    result = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False)
+    for step, loss, seconds, reading, is_logged in (
+        (1, 2.0, 1.0, 0.25, False),
+        (2, math.nan, 2.0, 0.5, True),  # has no record
+        (3, math.nan, 0.0, 0.0, True),  # its data are left out
+        (4, 2.0, 3.0, 0.75, True),
+        (5, 2.0, 4.0, 0.0, True),
+    ):
+        state = ResumeState("digest", step, 8 * step, 1.0, 1)
+        of_step = (state, result._replace(loss=loss), 0.01, 0.01, 8, seconds, reading, is_logged)
+        watch.end_step(FinishedStep(*of_step))
+    assert looks == [(4, 0.5, 2.0), (5, 0.0, 4.0)]
+    assert capsys.readouterr().out == "slow at step 4\nslow at step 5\n"
 
 
 def test_there_may_be_no_file(tmp_path: Path) -> None:

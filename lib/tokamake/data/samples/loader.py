@@ -247,9 +247,9 @@ class StepBatch(NamedTuple):
     """Samples that all ranks consumed before."""
     global_batch_size: int
     """Samples of all ranks in this step."""
-    micro_batches: list[npt.NDArray[np.int64]]
-    """Micro batches of this rank, (micro_batch_size, sequence_length + 1) each; none if the data of
-    the step are left out."""
+    micro_batches: list[Any]
+    """Micro batches of this rank, (micro_batch_size, sequence_length + 1) int64 each, or rows of a
+    task; none if the data of the step are left out."""
     sample_numbers: npt.NDArray[np.int64]
     """(micro batches, micro_batch_size) number of each sample of this rank."""
 

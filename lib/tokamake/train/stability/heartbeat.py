@@ -25,6 +25,7 @@ from tokamake.runtime.device_faults import host_name
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import set_group_timeouts
+from tokamake.train.hooks import FinishedStep, Hook
 
 Item = TypeVar("Item")
 
@@ -63,7 +64,7 @@ class Report(NamedTuple):
     """Stacks of all its threads."""
 
 
-class Heartbeat:
+class Heartbeat(Hook):
     """One rank's notes, and the thread that watches them.
 
     Args:
@@ -106,9 +107,9 @@ class Heartbeat:
         self._is_prepared = False
         self.set_group_timeouts()
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, finished: FinishedStep) -> None:
         """Note that a step is finished. Later ones are faster, so their time-out is shorter."""
-        self.beat("ends a step", step)
+        self.beat("ends a step", finished.state.step)
         if not self._is_prepared:
             # All groups exist now, and what is compiled is compiled.
             self._is_prepared = True

@@ -7,6 +7,7 @@ device takes for a small matrix product, right after a step and without communic
 `tokamake status` imports this module, so functions import torch.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
 from tokamake.errors import UserError
+from tokamake.train.hooks import FinishedStep, Hook
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +42,7 @@ class RankTimes(NamedTuple):
     """The fastest of some matrix products."""
 
 
-class Stragglers:
+class Stragglers(Hook):
     """Times of all ranks; all ranks call its methods together."""
 
     def __init__(
@@ -48,8 +50,22 @@ class Stragglers:
     ) -> None:
         self._path, self._hosts, self._rank, self._device = output / FILE, hosts, rank, device
         self._product, self._measured_at, self._written_at = 0.0, -_LOOK_SECONDS, -_LOOK_SECONDS
+        self._steps, self._reading, self._seconds = 0, 0.0, 0.0
         self._suspects: set[int] = set()
         self._named: set[int] = set()
+
+    def end_step(self, finished: FinishedStep) -> None:
+        """Compare the ranks, and name the slow ones, where a record has a finite loss."""
+        if finished.seconds:
+            self._steps += 1
+            self._reading += finished.reading
+            self._seconds += finished.seconds
+        if not finished.is_logged or not math.isfinite(finished.result.loss):
+            return
+        reading, seconds = self._reading / self._steps, self._seconds / self._steps
+        for line in self.look(finished.state.step, reading=reading, step_seconds=seconds):
+            print(line, flush=True)
+        self._steps, self._reading, self._seconds = 0, 0.0, 0.0
 
     def look(self, step: int, *, reading: float, step_seconds: float) -> list[str]:
         """Compare the ranks.
