@@ -280,9 +280,7 @@ def test_the_library_names_no_profile() -> None:
 def test_every_plug_in_has_its_functions() -> None:
     for folder, names in {
         "models/*/hf": ["shapes"],
-        "checkpoint/**/format": [
-            *("find", "list_files", "open_checkpoint", "lay_out", "archives", "warnings")
-        ],
+        "checkpoint/**/format": ["find", "open_checkpoint", "lay_out", "archives", "warnings"],
         "optim": ["build"],
         "schedules": ["factor"],
         "train/backends/checks": ["check_settings", "check_run"],

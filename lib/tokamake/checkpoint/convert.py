@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from tokamake import plugins
 from tokamake.config.model import (
+    FORMATS,
     format_names,
     format_sizes,
     format_summaries,
@@ -125,7 +127,8 @@ def convert(
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     warnings = [unknown_size_warning(checkpoint)]
     plug_in = load_format(name)
-    if plug_in.TOKENIZER_CONFIG and not checkpoint.tokenizer:
+    tokenizer_config = plugins.constant(FORMATS, name, "TOKENIZER_CONFIG", default="")
+    if tokenizer_config and not checkpoint.tokenizer:
         tokenizer = tokenizer or tokenizer_of_run(checkpoint)
     checkpoint, tokenizer_warning = _with_side_files(
         checkpoint, tokenizer, generation_config=generation_config
@@ -135,7 +138,7 @@ def convert(
         check_checksums(checkpoint, workers=workers)
         if not take_first_copy:
             check_replicas(checkpoint.source)
-    copied_tokenizer = checkpoint.tokenizer if plug_in.TOKENIZER_CONFIG else ()
+    copied_tokenizer = checkpoint.tokenizer if tokenizer_config else ()
     if copied_tokenizer and tokenizer is None:
         tokenizer_warning = check_kept_tokenizer(checkpoint)
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
@@ -144,7 +147,7 @@ def convert(
     result = write(target, checkpoint, name, options, workers=workers, check=check)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
-    _print_side_files(checkpoint, options, config=plug_in.TOKENIZER_CONFIG, left=result.left)
+    _print_side_files(checkpoint, options, config=tokenizer_config, left=result.left)
     if check:
         print(check.result)
     warnings += [tokenizer_warning, *plug_in.warnings(checkpoint)]
@@ -258,12 +261,12 @@ def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
 
 
 def _print_side_files(
-    checkpoint: "Checkpoint", target: "Target", *, config: str | None, left: list[str]
+    checkpoint: "Checkpoint", target: "Target", *, config: str, left: list[str]
 ) -> None:
     """Print what was written beside the weights, and what was left behind.
 
     Args:
-        config: file that should name the end-of-text token, if the format has one.
+        config: file that should name the end-of-text token; empty if the format has none.
         left: kinds of tensors that the format does not hold.
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)

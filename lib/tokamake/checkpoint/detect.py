@@ -9,7 +9,7 @@ from typing import Any
 from tokamake import plugins
 from tokamake.checkpoint import other_weights
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import candidates
+from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
@@ -36,8 +36,12 @@ def list_files(path: Path) -> list[Path]:
     path = _training(path)
     try:
         for name in _names():
-            if load_format(name).find(path):
-                return load_format(name).list_files(path)
+            plug_in = load_format(name)
+            if plug_in.find(path):
+                if own := getattr(plug_in, "list_files", None):
+                    return [*own(path)]
+                pointer, numbered_folder = _pointer(name)
+                return pointed_files(path, pointer, numbered_folder=numbered_folder)
     except UserError:  # a pointer file names a missing folder: `open_any` reports it
         pass
     return []
@@ -104,7 +108,7 @@ def _newest_complete(path: Path, damaged: Path | None) -> Path | None:
 
 def _step(folder: Path) -> int | None:
     """Step in the name of a folder, in any format; None: it is no folder of a step."""
-    patterns = {plugins.constant(FORMATS, name, "STEP_FOLDER") for name in _names()}
+    patterns = {plugins.constant(FORMATS, name, "STEP_FOLDER", default="") for name in _names()}
     matches = [re.fullmatch(pattern, folder.name) for pattern in patterns if pattern]
     return next((int(match[1]) for match in matches if match), None)
 
@@ -145,18 +149,24 @@ def _pointed(path: Path) -> tuple[Path | None, Path]:
     Without a pointer file, return None and `path` itself.
     """
     for name in _names():
-        plug_in = load_format(name)
-        folders = candidates(path, plug_in.POINTER, plug_in.NUMBERED_FOLDER)
-        if plug_in.POINTER and len(folders) > 1:
-            return path / plug_in.POINTER, folders[-1]
+        pointer, numbered_folder = _pointer(name)
+        folders = candidates(path, pointer, numbered_folder)
+        if len(folders) > 1:
+            return path / pointer, folders[-1]
     return None, path
+
+
+def _pointer(name: str) -> tuple[str, str]:
+    """POINTER and NUMBERED_FOLDER of a format; empty if it has none."""
+    pointer = plugins.constant(FORMATS, name, "POINTER", default="")
+    return pointer, plugins.constant(FORMATS, name, "NUMBERED_FOLDER", default="")
 
 
 def _near_miss(folder: Path) -> str | None:
     """Problem of a folder that a format recognizes but does not support."""
     for name in _names():
-        near_misses: dict[tuple[str, ...], str] = plugins.constant(FORMATS, name, "NEAR_MISSES")
-        for patterns, problem in near_misses.items():
+        near_misses = plugins.constant(FORMATS, name, "NEAR_MISSES", default=())
+        for patterns, problem in dict(near_misses).items():
             if all(any(map(Path.is_file, folder.glob(pattern))) for pattern in patterns):
                 return problem
     return None

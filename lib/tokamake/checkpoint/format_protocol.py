@@ -19,9 +19,24 @@ from tokamake.checkpoint.tensors.extents import Extent
 class CheckpointFormat(Protocol):
     """Module of a format. mypy checks each module against it (see the end of a `format.py`).
 
-    A module may also have `complete(folder)`, which is called when all tensors are in the files.
+    The constants are literals: `plugins.constant` reads them without importing the module. A module
+    may also have these:
 
-    The constants are literals: `plugins.constant` reads them without importing the module.
+    SIZES: options of `convert` that split a checkpoint of this format, such as
+        tensor_parallel_size, with the largest value of each; None: any.
+    EQUAL_STAGES: whether all pipeline stages must have the same number of layers.
+    DTYPE: the only dtype of weights in this format, such as fp32.
+    TOKENIZER_CONFIG: file that names the end-of-text token of the tokenizer whose files lie beside
+        the weights. Without it, the format keeps no tokenizer.
+    IN_ROOT: whether files go into `global_step<N>` of a root folder with a file `latest`.
+    STEP_FOLDER: pattern of the folders of steps in a root folder, with the step as its group.
+    POINTER: file in a root folder that names the folder of a step.
+    NUMBERED_FOLDER: name of the folder if the pointer file holds only a number: iter_{:07d}.
+    NEAR_MISSES: patterns of files that a folder of a related, unsupported kind has, all of them,
+        and what is wrong, for the message that no format is known.
+    list_files(path): the files of a checkpoint that `find` accepts, by name alone, which the
+        workflow takes as inputs of its rules; by default, `latest.pointed_files`.
+    complete(folder): called when all tensors are in the files.
     """
 
     TITLE: str
@@ -30,41 +45,12 @@ class CheckpointFormat(Protocol):
     """The format in the help text of `convert`, with the optimizer states that it holds."""
     PRIORITY: int
     """Order of detection: the format with the smallest number whose `find` succeeds is opened."""
-    SIZES: Mapping[str, int | None]
-    """Options of `convert` that split a checkpoint of this format, such as tensor_parallel_size,
-    with the largest value of each; None: any."""
-    EQUAL_STAGES: bool
-    """Whether all pipeline stages must have the same number of layers."""
-    DTYPE: str | None
-    """The only dtype of weights in this format, such as fp32; None: any."""
-    TOKENIZER_CONFIG: str | None
-    """File that names the end-of-text token of the tokenizer whose files lie beside the weights;
-    None: the format keeps no tokenizer."""
-    IN_ROOT: bool
-    """Whether files go into `global_step<N>` of a root folder with a file `latest`."""
-    STEP_FOLDER: str | None
-    """Pattern of the names of folders of steps in a root folder, with the step as its group; None:
-    the format has no root folder."""
-    POINTER: str | None
-    """File in a root folder that names the folder of a step; None: the format has none."""
-    NUMBERED_FOLDER: str | None
-    """Name of the folder if the pointer file holds only a number, such as iter_{:07d}; None: it
-    always holds a name."""
-    NEAR_MISSES: Mapping[tuple[str, ...], str]
-    """Patterns of files that a folder of a related, unsupported kind has, all of them, and what is
-    wrong, for the message that no format is known."""
 
     def find(self, path: Path) -> Path | None:
         """Return the folder of the checkpoint, or None if there is none of this format.
 
         Args:
             path: the folder itself, or its parent with a pointer file such as `latest`.
-        """
-
-    def list_files(self, path: Path) -> list[Path]:
-        """List the files of a checkpoint that `find` accepts, with the pointer file, by name alone.
-
-        The workflow takes them as inputs of its rules.
         """
 
     def open_checkpoint(self, folder: Path) -> Checkpoint:

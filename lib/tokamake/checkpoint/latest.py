@@ -29,11 +29,9 @@ def latest(folder: Path) -> Path:
     return folder / name
 
 
-def candidates(
-    path: Path, pointer_name: str | None, numbered_folder: str | None = None
-) -> list[Path]:
+def candidates(path: Path, pointer_name: str, numbered_folder: str = "") -> list[Path]:
     """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names."""
-    if pointer_name is None or not (pointer := path / pointer_name).is_file():
+    if not pointer_name or not (pointer := path / pointer_name).is_file():
         return [path]
     name = _name(pointer)
     if numbered_folder and name.isdecimal():
@@ -41,13 +39,11 @@ def candidates(
     return [path, path / name]
 
 
-def pointed_files(
-    path: Path, pointer_name: str | None, *, numbered_folder: str | None = None
-) -> list[Path]:
+def pointed_files(path: Path, pointer_name: str, *, numbered_folder: str = "") -> list[Path]:
     """List the pointer file of a folder, if it exists, and all files of the checkpoint's folder."""
     folder = candidates(path, pointer_name, numbered_folder)[-1]
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    if pointer_name is not None and (path / pointer_name).is_file():
+    if pointer_name and (path / pointer_name).is_file():
         return [path / pointer_name, *files]
     return files
 

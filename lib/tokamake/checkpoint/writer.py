@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tokamake import __version__, files
+from tokamake import __version__, files, plugins
 from tokamake.checkpoint.checkpoint_tokenizer import (
     TOKENIZER_CONFIG,
     exported_config,
@@ -29,6 +29,7 @@ from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, T
 from tokamake.checkpoint.tensors.copy import fill
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.config.model import FORMATS
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.console import progress
 
@@ -219,14 +220,14 @@ def _plan(
 
 
 def _lay_out(content: Path, checkpoint: Checkpoint, *, name: str, target: Target) -> list[Extent]:
-    plug_in, folder = load_format(name), content
-    if plug_in.IN_ROOT:
+    folder = content
+    if plugins.constant(FORMATS, name, "IN_ROOT", default=False):
         step = checkpoint.progress.iteration
         folder = content / f"global_step{step}"
         folder.mkdir()
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", folder.name)
-    return plug_in.lay_out(folder, checkpoint, target=target)
+    return load_format(name).lay_out(folder, checkpoint, target=target)
 
 
 def _check_free_space(content: Path, extents: list[Extent]) -> None:

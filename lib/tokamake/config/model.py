@@ -28,14 +28,13 @@ def format_names() -> list[str]:
     return [name.replace("_", "-") for name in plugins.names(FORMATS)]
 
 
-def _constant(format: str, name: str) -> Any:
-    return plugins.constant(FORMATS, format.replace("-", "_"), name)
+def _constant(format: str, name: str, *, default: Any = None) -> Any:
+    return plugins.constant(FORMATS, format.replace("-", "_"), name, default=default)
 
 
 def format_sizes(format: str) -> Mapping[str, int | None]:
     """Options of `convert` that split a checkpoint of a format, each with its largest value."""
-    sizes: Mapping[str, int | None] = _constant(format, "SIZES")
-    return sizes
+    return dict(_constant(format, "SIZES", default=()))
 
 
 def format_summaries() -> str:
@@ -50,7 +49,7 @@ def formats_with(size: str) -> list[str]:
 
 def formats_with_tokenizer() -> list[str]:
     """Names of the formats that have a tokenizer beside the weights."""
-    return [format for format in format_names() if _constant(format, "TOKENIZER_CONFIG")]
+    return [name for name in format_names() if _constant(name, "TOKENIZER_CONFIG", default="")]
 
 
 class ParentRun(Settings):
@@ -157,7 +156,7 @@ def parse_export_format(text: str) -> ExportFormat:
     sizes = {name: int(match[short]) for short, name in _SHORT.items() if match[short]}
     if unknown := sizes.keys() - format_sizes(format).keys():
         raise ValueError(f"format {format} has no {min(unknown)}; leave it out")
-    if dtype and (only_dtype := _constant(format, "DTYPE")):
+    if dtype and (only_dtype := _constant(format, "DTYPE", default="")):
         raise ValueError(f"format {format} holds {only_dtype} weights; leave the dtype out")
     if sizes.get("virtual_pipeline_size", 1) > 1 == sizes.get("pipeline_parallel_size", 1):
         raise ValueError("vpp says how pipeline ranks share layers; give pp, too")
@@ -195,7 +194,7 @@ def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
             "choose another format, without pp"
         )
     num_layers = architecture.num_hidden_layers
-    has_equal_stages = _constant(form.format, "EQUAL_STAGES")
+    has_equal_stages = _constant(form.format, "EQUAL_STAGES", default=False)
     if num_stages > num_layers or (has_equal_stages and num_layers % num_stages):
         raise ValueError(
             f"{num_stages} stages: the model has {num_layers} layers; give a number that "

@@ -34,15 +34,8 @@ from tokamake.models.common.hf_format import HFFormat, label_names
 TITLE = "Hugging Face"
 SUMMARY = "Hugging Face; with the tokenizer of a Hugging Face folder"
 PRIORITY = 10
-SIZES: Mapping[str, int | None] = {}
-EQUAL_STAGES = False
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = "config.json"
-IN_ROOT = False
-STEP_FOLDER: str | None = None
-POINTER: str | None = None
-NUMBERED_FOLDER: str | None = None
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {
+TOKENIZER_CONFIG = "config.json"
+NEAR_MISSES = {
     ("config.json",): "has config.json but no weights (*.safetensors or pytorch_model*); "
     "fetch them, too, or name the folder of a checkpoint or of a run"
 }

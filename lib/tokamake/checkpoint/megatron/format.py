@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import candidates, pointed_files
+from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.megatron import optimizer_writer
 from tokamake.checkpoint.megatron.optimizer_reader import (
     DISTRIBUTED,
@@ -46,20 +46,16 @@ from tokamake.parallel.axis import Axis
 TITLE = "Megatron-LM, classic"
 SUMMARY = "Megatron-LM, classic; with optimizer states of Adam"
 PRIORITY = 40
-SIZES: Mapping[str, int | None] = {
+SIZES = {
     "tensor_parallel_size": None,
     "pipeline_parallel_size": None,
     "virtual_pipeline_size": None,
     "zero_stage": 1,
 }
 EQUAL_STAGES = True
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = None
-IN_ROOT = False
-STEP_FOLDER: str | None = r"iter_(\d+)"
-POINTER: str | None = "latest_checkpointed_iteration.txt"
-NUMBERED_FOLDER: str | None = "iter_{:07d}"  # The file may also hold a name, such as `release`.
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
+STEP_FOLDER = r"iter_(\d+)"
+POINTER = "latest_checkpointed_iteration.txt"
+NUMBERED_FOLDER = "iter_{:07d}"  # The file may also hold a name, such as `release`.
 _FILE = "model_optim_rng.pt"
 _FIRST_VERSION = 0.0
 """The first versions of Megatron wrote no version."""
@@ -104,10 +100,6 @@ def _rank_folders(folder: Path) -> list[re.Match[str]]:
     """Return the names of the ranks' folders that have a file."""
     names = (file.parent.name for file in folder.glob(f"mp_rank_*/{_FILE}"))
     return [match for name in names if (match := _RANK.fullmatch(name))]
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER, numbered_folder=NUMBERED_FOLDER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -274,7 +266,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
                 extents += torch_archive.lay_out(file.with_name(DISTRIBUTED), buffers)
             adam.write_loss_scale(checkpoint, rank_extents)
             extents += rank_extents
-    assert POINTER is not None
     files.write_text(folder / POINTER, f"{step}")
     return extents
 

@@ -1,12 +1,11 @@
 """Format `native`: tokamake's own checkpoint, which is torch's distributed checkpoint (DCP)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
 from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
@@ -33,15 +32,9 @@ from tokamake.checkpoint.torch_files.dcp_archives import PlannedArchive
 TITLE = "tokamake (torch distributed checkpoint)"
 SUMMARY = "tokamake's own, for any number of ranks; with all optimizer states"
 PRIORITY = 50
-SIZES: Mapping[str, int | None] = {}
-EQUAL_STAGES = False
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
-STEP_FOLDER: str | None = r"global_step(\d+)"
-POINTER: str | None = "latest"
-NUMBERED_FOLDER: str | None = None
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
+STEP_FOLDER = r"global_step(\d+)"
+POINTER = "latest"
 
 _WEIGHTS, _STATES = "model.", "optimizer."
 _OPTIMIZER_NOTES = ("optimizer", OPTIMIZER_SETTINGS, LR_SCHEDULER)
@@ -49,10 +42,6 @@ _NOTES = ("world_size", *_OPTIMIZER_NOTES, "loss_scale", *EXPORT_NOTES)
 """Fields of the description that are notes of the open checkpoint."""
 _NO_RANKS = 0
 """World size of a converted checkpoint: no number of ranks finds its own rank state in it."""
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import candidates, pointed_files
+from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.args_writer import (
@@ -61,15 +61,10 @@ from tokamake.errors import UserError
 TITLE = "Megatron-LM, distributed (torch_dist)"
 SUMMARY = "Megatron-LM's torch_dist, its default, for any number of ranks; with states of Adam"
 PRIORITY = 45
-SIZES: Mapping[str, int | None] = {}
-EQUAL_STAGES = False
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = None
-IN_ROOT = False
-STEP_FOLDER: str | None = r"iter_(\d+)"
-POINTER: str | None = "latest_checkpointed_iteration.txt"
-NUMBERED_FOLDER: str | None = "iter_{:07d}"  # The file may also hold a name, such as `release`.
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {
+STEP_FOLDER = r"iter_(\d+)"
+POINTER = "latest_checkpointed_iteration.txt"
+NUMBERED_FOLDER = "iter_{:07d}"  # The file may also hold a name, such as `release`.
+NEAR_MISSES = {
     ("*.distcp",): "has no metadata.json, which Megatron-LM writes last, and no tokamake.json of a "
     "native checkpoint; fetch all files again, or name another checkpoint"
 }
@@ -111,10 +106,6 @@ def _is_checkpoint(folder: Path) -> bool:
     # Other folders have a metadata.json, too, such as that of the datasets of a run.
     beside = (dcp_metadata.FILE, common_state.FILE)
     return (folder / _KIND).is_file() and any((folder / name).is_file() for name in beside)
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER, numbered_folder=NUMBERED_FOLDER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -255,7 +246,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     )
     common_extents = torch_archive.lay_out(step_folder / common_state.FILE, state)
     adam.write_loss_scale(checkpoint, common_extents)
-    assert POINTER is not None
     files.write_text(folder / POINTER, f"{step}")
     return [*extents, *common_extents]
 

@@ -4,7 +4,6 @@ global_step<N>/mp_rank_<T>_model_states.pt holds the weights of rank T in `modul
 """
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
@@ -32,29 +30,20 @@ SUMMARY = (
     "Megatron-DeepSpeed without pipeline; with optimizer states of Adam if --zero-stage is set"
 )
 PRIORITY = 20
-SIZES: Mapping[str, int | None] = {
+SIZES = {
     "tensor_parallel_size": None,
     "data_parallel_size": None,
     "zero_stage": 3,
 }
-EQUAL_STAGES = False
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
-STEP_FOLDER: str | None = r"global_step(\d+)"
-POINTER: str | None = "latest"
-NUMBERED_FOLDER: str | None = None
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
+STEP_FOLDER = r"global_step(\d+)"
+POINTER = "latest"
 
 
 def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
     folder = deepspeed_folder.find(path)
     return None if folder is None or any(folder.glob("layer_*-model_*")) else folder
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

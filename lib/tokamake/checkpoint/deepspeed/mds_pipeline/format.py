@@ -6,7 +6,7 @@ numbers decides which layer a file holds.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import pointed_files
 from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
@@ -35,20 +34,15 @@ from tokamake.parallel.axis import Axis
 TITLE = "Megatron-DeepSpeed, with pipeline"
 SUMMARY = "Megatron-DeepSpeed with pipeline; with optimizer states of Adam if --zero-stage is set"
 PRIORITY = 30
-SIZES: Mapping[str, int | None] = {
+SIZES = {
     "tensor_parallel_size": None,
     "pipeline_parallel_size": None,
     "data_parallel_size": None,
     "zero_stage": 1,  # DeepSpeed itself refuses stages 2 and 3 with pipelines
 }
-EQUAL_STAGES = False
-DTYPE: str | None = None
-TOKENIZER_CONFIG: str | None = None
 IN_ROOT = True
-STEP_FOLDER: str | None = r"global_step(\d+)"
-POINTER: str | None = "latest"
-NUMBERED_FOLDER: str | None = None
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
+STEP_FOLDER = r"global_step(\d+)"
+POINTER = "latest"
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 
 
@@ -56,10 +50,6 @@ def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
     folder = deepspeed_folder.find(path)
     return folder if folder is not None and any(folder.glob("layer_*-model_*")) else None
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

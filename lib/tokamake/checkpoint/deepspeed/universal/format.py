@@ -19,7 +19,7 @@ from tokamake.checkpoint.deepspeed import pipeline
 from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.latest import candidates, pointed_files
+from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.optimizer_states import (
@@ -49,15 +49,10 @@ from tokamake.parallel.axis import Axis
 TITLE = "DeepSpeed universal"
 SUMMARY = "DeepSpeed's, for any ZeRO stage and ranks; with all optimizer states"
 PRIORITY = 60
-SIZES: Mapping[str, int | None] = {"pipeline_parallel_size": None}
-EQUAL_STAGES = False
-DTYPE: str | None = "fp32"
-TOKENIZER_CONFIG: str | None = None
-IN_ROOT = False
-STEP_FOLDER: str | None = r"global_step(\d+)_universal"
-POINTER: str | None = "latest_universal"
-NUMBERED_FOLDER: str | None = None
-NEAR_MISSES: Mapping[tuple[str, ...], str] = {}
+SIZES = {"pipeline_parallel_size": None}
+DTYPE = "fp32"
+STEP_FOLDER = r"global_step(\d+)_universal"
+POINTER = "latest_universal"
 _ZERO, _WEIGHTS, _STEP = "zero", "fp32", "step"
 _NUM_GROUPS = 16
 """Number of empty parameter groups to write. DeepSpeed pairs them with the groups of its optimizer,
@@ -71,10 +66,6 @@ def find(path: Path) -> Path | None:
     """Return the folder of the checkpoint, or None if it has another format."""
     folders = candidates(path, POINTER)
     return next((folder for folder in folders if (folder / _ZERO).is_dir()), None)
-
-
-def list_files(path: Path) -> list[Path]:
-    return pointed_files(path, POINTER)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -256,7 +247,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     name = f"global_step{checkpoint.progress.iteration}_universal"
     zero = folder / name / _ZERO
     zero.mkdir(parents=True)
-    assert POINTER is not None
     files.write_text(folder / POINTER, name)
     rank = TensorParallelRank(architecture, Axis(0, 1), architecture.vocab_size)
     slices = _slices(rank, count(1) if target.layout.pipeline_parallel_size > 1 else None)
