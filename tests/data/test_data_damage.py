@@ -18,7 +18,7 @@ from tokamake.data.indexed.job_batch import find_batch_fault, write_batch
 from tokamake.data.indexed.merge import merge
 from tokamake.errors import UserError
 
-SEVERAL = [2, pytest.param(70, marks=pytest.mark.grid)]
+SEVERAL = [1, pytest.param(70, marks=pytest.mark.grid)]
 """Faults of a file."""
 FILES = ("bin", "idx", "sources", "json")
 
