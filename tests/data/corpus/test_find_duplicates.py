@@ -133,6 +133,26 @@ def test_all_bits_of_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.Mon
     assert [read_duplicates(tmp_path / "d", f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
 
 
+@pytest.mark.fault("damaged file")
+def test_any_changed_bit_of_a_file_of_rows_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "h"
+    with RowsWriter(path) as writer:
+        writer.add("a/0", np.array([[1, 2], [1, 3]], HASH))
+        writer.add("a/1", np.array([[4, 2]], HASH))
+    content = path.read_bytes()
+    assert read_table(path, verify=True) == [("a/0", 2), ("a/1", 1)]
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(UserError, match="not a file of rows, or damaged; remove it"):
+            find_duplicates([path], output=tmp_path / "d")
+    earlier = b'[["a/0",2],["a/1",1]]'
+    footer = len(earlier).to_bytes(8, "little") + content[-8:]
+    path.write_bytes(content[:48] + earlier + footer)
+    assert read_table(path, verify=True) == [("a/0", 2), ("a/1", 1)]
+
+
 def test_damaged_and_missing_files_are_user_errors(workspace: Path, planned: Plan) -> None:
     path = duplicates(workspace, planned)
     with pytest.raises(UserError, match="has no shard dup/77"):

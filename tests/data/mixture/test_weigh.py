@@ -67,6 +67,16 @@ def test_corpora_that_do_not_match_the_metadata_are_refused(
     with pytest.raises(UserError, match="no dataset given"):
         describe([], output=workspace / "metadata.json")
     describe(merged[:2], output=workspace / "metadata.json")
+    whole = (workspace / "metadata.json").read_text()
+    tokens = json.loads(whole)[0]["total_num_tokens"]
+    (workspace / "metadata.json").write_text(whole.replace(f"{tokens}", f"{tokens + 100}", 1))
+    with pytest.raises(UserError, match="its counts of tokens contradict each other; remove the"):
+        weigh(
+            corpora=workspace / "corpora.tsv",
+            metadata=workspace / "metadata.json",
+            output=workspace / "weights.txt",
+        )
+    (workspace / "metadata.json").write_text(whole)
     arguments = {"metadata": workspace / "metadata.json", "output": workspace / "weights.txt"}
     with pytest.raises(UserError, match='corpus "docs" has no token'):
         weigh(corpora=workspace / "corpora.tsv", **arguments)

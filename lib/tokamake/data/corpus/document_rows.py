@@ -1,12 +1,14 @@
 """Files with rows for the documents of many shards: hashes, or ordinals of exact duplicates.
 
 `hash_documents` writes a file of hashes per job batch; `find_duplicates` compares those of a corpus
-and writes a file of ordinals; `tokenize` reads it. Format: all rows, little-endian; a JSON table
-[[shard, rows], ...]; the size of the table as u64; a magic. With the table at the end, the rows can
-be written as they come.
+and writes a file of ordinals; `tokenize` reads it. Format: all rows, little-endian; JSON with the
+table [[shard, rows], ...] and a CRC-32 of the rows and the table (in earlier versions the table
+alone); the size of the JSON as u64; a magic. With the table at the end, the rows can be written as
+they come.
 """
 
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,39 +32,51 @@ class RowsWriter:
     def __init__(self, path: Path) -> None:
         self._stream = path.open("wb")
         self._table: list[tuple[str, int]] = []
+        self._crc = 0
 
     def add(self, shard: str, rows: npt.NDArray) -> None:
         """Append rows of a shard; all rows of a shard must come before those of the next one."""
         if not self._table or self._table[-1][0] != shard:
             self._table.append((shard, 0))
         self._table[-1] = shard, self._table[-1][1] + len(rows)
-        self._stream.write(np.ascontiguousarray(rows).data)
+        content = np.ascontiguousarray(rows).data
+        self._crc = zlib.crc32(content, self._crc)
+        self._stream.write(content)
 
     def __enter__(self) -> "RowsWriter":
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         if error_type is None:
-            table = orjson.dumps(self._table)
+            crc = zlib.crc32(orjson.dumps(self._table), self._crc)
+            table = orjson.dumps({"table": self._table, "crc32": crc})
             self._stream.write(table + _FOOTER.pack(len(table), _MAGIC))
         self._stream.close()
 
 
-def read_table(path: Path) -> list[tuple[str, int]]:
-    """Return the shards of a file and their numbers of rows, in order."""
+def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
+    """Return the shards of a file and their numbers of rows, in order; `verify` reads all bytes."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
             stream.seek(max(size - _FOOTER.size, 0))
             length, magic = _FOOTER.unpack(stream.read(_FOOTER.size))
             stream.seek(size - _FOOTER.size - length)
-            table = orjson.loads(stream.read(length))
+            content = orjson.loads(stream.read(length))
+            table = content if isinstance(content, list) else content["table"]
+            if verify and table is not content:
+                stream.seek(0)
+                crc = 0
+                for start in range(0, end := size - _FOOTER.size - length, 1 << 20):
+                    crc = zlib.crc32(stream.read(min(1 << 20, end - start)), crc)
+                if zlib.crc32(orjson.dumps(table), crc) != content["crc32"]:
+                    magic = b""
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; rerun the workflow") from None
-    except (OSError, ValueError, struct.error):
+    except (OSError, KeyError, TypeError, ValueError, struct.error):
         magic = b""
     if magic != _MAGIC:
-        raise UserError(f"{path}: not a file of rows; remove it and rerun the workflow")
+        raise UserError(f"{path}: not a file of rows, or damaged; remove it and rerun the workflow")
     return [(shard, rows) for shard, rows in table]
 
 

@@ -34,7 +34,7 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
 
     if not files:
         raise UserError("find-duplicates: no file given; name at least one")
-    tables = [entry for path in files for entry in read_table(path)]
+    tables = [entry for path in files for entry in read_table(path, verify=True)]
     total = sum(rows for _, rows in tables)
     num_parts = max(1, -(-total // _PART_ROWS))
     duplicates = np.sort(

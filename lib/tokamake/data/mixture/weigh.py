@@ -216,6 +216,12 @@ def _count_tokens(
     for dataset in datasets:
         if not {"corpus", "data_prefix", "total_num_tokens"} <= set(dataset):
             raise UserError(f"{metadata}: not written by `tokamake describe`; recreate it")
+        counts = [each.get("tokens", 0) for each in dataset.get("lengths", ())]
+        if counts and sum(counts) != dataset["total_num_tokens"]:
+            raise UserError(
+                f"{metadata}: {dataset['data_prefix']}: its counts of tokens contradict each "
+                "other; remove the file and rerun the workflow"
+            )
         corpus = dataset["corpus"]
         if corpus not in tokens:
             raise UserError(f'{metadata}: corpus "{corpus}" is not in {source}; add a row')

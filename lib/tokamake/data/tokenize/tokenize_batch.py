@@ -59,7 +59,7 @@ def tokenize_batch(
             planned; the others are written.
     """
     # These modules import numpy, and `--help` should be instant.
-    from tokamake.data.corpus.document_rows import read_duplicates
+    from tokamake.data.corpus.document_rows import read_duplicates, read_table
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.plan_file import batch_shards
     from tokamake.data.indexed import job_batch
@@ -80,6 +80,8 @@ def tokenize_batch(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
     )
+    if duplicates is not None:
+        read_table(duplicates, verify=True)
     shards = [
         ShardRequest(
             output / shard.name,
