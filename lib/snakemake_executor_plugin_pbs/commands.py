@@ -65,8 +65,7 @@ class CommandResult:
 class Commands:
     """Server that is called by its commands. A subclass has those of another batch system.
 
-    Args:
-        timeout: seconds after which a command is killed.
+    A command is killed after `timeout` seconds.
     """
 
     submit_command: tuple[str, ...] = ("qsub",)
@@ -83,11 +82,7 @@ class Commands:
         self._stopped = threading.Event()
 
     def submit(self, arguments: Sequence[str], script: Path) -> str:
-        """Submit a job and return its id.
-
-        Raises:
-            Refused, Later, Unsure: the command failed.
-        """
+        """Submit a job and return its id; Refused, Later, Unsure: the command failed."""
         try:
             result = self._run([*self.submit_command, *arguments, str(script)])
         except subprocess.TimeoutExpired:
@@ -150,11 +145,7 @@ class Commands:
         return answer
 
     def find(self, name: str) -> list[str]:
-        """Ids of the jobs of this name that have not ended.
-
-        Raises:
-            Unreachable: the server did not answer.
-        """
+        """Ids of the jobs of this name that have not ended; Unreachable: no answer."""
         try:
             result = self._run(self.find_command(name))
         except subprocess.TimeoutExpired:
@@ -167,10 +158,9 @@ class Commands:
         return ["qselect", "-N", name]
 
     def delete(self, ids: Sequence[str]) -> str:
-        """Delete waiting and running jobs; it is no error if a job has already ended.
+        """Delete waiting and running jobs; return an error message, or an empty string.
 
-        Returns:
-            An error message, or an empty string.
+        It is no error if a job has already ended.
         """
         try:
             result = self._run([*self.delete_command, *ids])

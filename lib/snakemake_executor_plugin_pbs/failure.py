@@ -11,13 +11,10 @@ NUM_LINES = 30  # last lines of a log to show
 
 
 def needs_own_text(job: Any, submitted: float) -> bool:
-    """Whether Snakemake's text about a failed job is wrong.
+    """Whether Snakemake's text about a failed job, `submitted` in seconds since 1970, is wrong.
 
     Snakemake drops the message of a group (`GroupJob.log_error`), and shows log files that are
     older than the job, as if the job had written them.
-
-    Args:
-        submitted: time of its submission, in seconds since 1970.
     """
     return bool(job.is_group()) or any(path.exists() for path in _stale(rule_logs(job), submitted))
 
@@ -25,12 +22,7 @@ def needs_own_text(job: Any, submitted: float) -> bool:
 def text(
     job: Any, message: str, own_log: Path | None, *, submitted: float, job_id: str, show_logs: bool
 ) -> str:
-    """Error text of a failed job, in the form of Snakemake's.
-
-    Args:
-        own_log: output of the job, if it started.
-        submitted: time of its submission, in seconds since 1970.
-    """
+    """Error text of a failed job, in Snakemake's form; `own_log`: its output, if it started."""
     logs = rule_logs(job)
     stale = _stale(logs, submitted)
     fresh = [path for path in (own_log, *logs) if path and path.exists() and path not in stale]

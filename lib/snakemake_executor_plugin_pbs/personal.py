@@ -20,14 +20,7 @@ def read_values(settings: ExecutorSettings) -> UserFile:
 def missing_values(
     settings: ExecutorSettings, user: UserFile, *, jobs: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> str:
-    """Message about required values that no job resource and no user file sets.
-
-    Args:
-        user: values of the user file.
-
-    Returns:
-        The message with the remedy, or an empty string if no value is missing.
-    """
+    """Message about required values that no job resource or user file sets; empty: all are set."""
     required = required_names(settings.required, settings.personal)
     missing: dict[str, list[str]] = {}
     names = set()
@@ -52,10 +45,7 @@ def missing_in_workflow(resources: Mapping[str, Any]) -> str:
     """Message about required values that no rule of a workflow has; it also works in a dry run.
 
     The rules that will run, and their groups, are not known yet. So a value of one rule counts for
-    all rules. The executor checks the jobs of a real run.
-
-    Args:
-        resources: resources of all rules together, at the end of the Snakefile.
+    all rules: `resources` has them together. The executor checks the jobs of a real run.
     """
     if (settings := ExecutorSettings.current) is None:
         return ""

@@ -20,10 +20,9 @@ class Poller:
         self._omissions_reported = False
 
     def poll(self) -> list[Task]:
-        """Ask about the jobs if the interval is over.
+        """Ask about the jobs if the interval is over; return tasks whose evidence was updated.
 
-        Returns:
-            Tasks whose evidence was updated; none if the workflow is being stopped.
+        There are none if the workflow is being stopped.
         """
         session, limits = self.session, self.session.limits
         if session.clock() < self.next_poll:

@@ -11,13 +11,9 @@ ANY = "*"
 
 
 class Queues:
-    """Waiting jobs of one controller in each queue.
+    """Waiting jobs of one controller in each queue; `records` show which have started since.
 
-    Args:
-        records: records on disk; they show whether a job started after the last status call.
-
-    Attributes:
-        crowded: whether a queue had no room for a ready task in this round.
+    `crowded`: a queue had no room for a ready task in this round.
     """
 
     def __init__(self, limits: Limits, records: Records) -> None:

@@ -54,11 +54,7 @@ def key_of(parts: Iterable[str]) -> str:
 
 
 class Records:
-    """All submissions of a working directory.
-
-    Args:
-        folder: folder of all records, on a file system that the nodes share.
-    """
+    """All submissions of a working directory, in a folder that all nodes share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,11 +65,7 @@ class Records:
         return self.folder / record.key / f"{record.token}.{kind}"
 
     def load(self) -> Iterator[Record]:
-        """Records of all submissions whose end no controller has seen.
-
-        Raises:
-            ValueError: a record is damaged.
-        """
+        """Submissions whose end no controller has seen; ValueError: a record is damaged."""
         for path in sorted(self.folder.glob("*/record.json")):
             fields = json.loads(path.read_text())
             lists = {name: tuple(fields.get(name, ())) for name in ("outputs", "avoided")}

@@ -30,11 +30,7 @@ class SubmitRequest:
 def build_request(
     rule: str, threads: int, resources: Mapping[str, Any], user: UserFile
 ) -> SubmitRequest:
-    """Convert resources into options of qsub.
-
-    Args:
-        threads: cores per node if there is no resource ncpus.
-    """
+    """Convert resources into options of qsub; `threads`: cores per node without ncpus."""
 
     def personal(name: str) -> str:
         return personal_value(name, name, rule=rule, resources=resources, user=user)
@@ -142,8 +138,7 @@ def extra_options(
 ) -> list[str]:
     """Split a resource with more options of the submit command, as a shell does.
 
-    Args:
-        is_own_option: whether an argument is an option that the executor sets itself.
+    Options that the executor sets itself (`is_own_option`) are refused.
     """
     try:
         arguments = shlex.split(text)

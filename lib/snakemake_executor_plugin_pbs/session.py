@@ -12,11 +12,7 @@ from .tasks import Event, EventKind, Limits, Phase, Server, Task
 
 @dataclass
 class Session:
-    """Tasks of a controller, and its access to the batch system.
-
-    Args:
-        clock: returns seconds since 1970.
-    """
+    """Tasks of a controller, and its access to the batch system."""
 
     server: Server
     records: Records

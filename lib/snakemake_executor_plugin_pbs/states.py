@@ -94,14 +94,7 @@ EXIT_STATUS = {
 
 
 def read(job: Mapping[str, Any]) -> JobStatus | None:
-    """Convert the attributes of a job into its status.
-
-    Args:
-        job: attributes as `qstat -x -f -F json` names them.
-
-    Returns:
-        The status, or None if the attributes are incomplete.
-    """
+    """Status from attributes of `qstat -x -f -F json`; None: they are incomplete."""
     letter = job.get("job_state")
     if letter == "F":
         return _ended(job)

@@ -117,13 +117,9 @@ def can_share_job(task: Task, other: Task) -> bool:
 
 
 def prepare(session: Session, tasks: Sequence[Task], *, now: float) -> tuple[Path, tuple[str, ...]]:
-    """Write the records of tasks, and the script of the job that they share.
+    """Write a record for each task, and their script; return it with options of the submit command.
 
-    Args:
-        tasks: one task, or those of a bundle; each gets a record and empty evidence.
-
-    Returns:
-        The script, and the options of the submit command.
+    Several tasks are a bundle: they share a job.
     """
     records, dialect = session.records, session.dialect
     first, bundled = tasks[0], len(tasks) > 1

@@ -96,11 +96,7 @@ class Tracker:
         return min(seconds, CROWDED_SECONDS) if self._queues.crowded else seconds
 
     def cancel(self, sleep: Callable[[float], object] = time.sleep) -> list[str]:
-        """Delete all jobs. The next run recovers those that could not be deleted.
-
-        Returns:
-            Error messages.
-        """
+        """Delete all jobs; return error messages. The next run recovers jobs that stay."""
         submitted = [task for task in self.tasks.values() if task.record]
         session, errors = self.session, self._mark_cancelled(submitted)
         records = [(task.record, task.confirmed) for task in submitted if task.record]

@@ -102,9 +102,8 @@ class SlurmCommands(Commands):
 def parse(result: CommandResult, ids: Sequence[str]) -> StatusReply:
     """Parse a reply of squeue.
 
-    Args:
-        result: result of squeue. If it succeeds, Slurm does not know the jobs that it does not
-            list. For a single unknown job it fails, with an error that says so.
+    If squeue succeeds, Slurm does not know the jobs that it does not list. For a single unknown job
+    it fails, with an error that says so.
     """
     if result.code:
         if len(ids) == 1 and "invalid job id" in result.errors.lower():

@@ -47,11 +47,7 @@ def read_defaults(text: str) -> dict[str, str]:
 def build_request(
     rule: str, threads: int, resources: Mapping[str, Any], user: UserFile
 ) -> SubmitRequest:
-    """Convert resources into options of sbatch.
-
-    Args:
-        threads: cores per task if there is no resource cpus_per_task.
-    """
+    """Convert resources into options of sbatch; `threads`: cores per task without cpus_per_task."""
 
     def personal(name: str) -> str:
         return personal_value(

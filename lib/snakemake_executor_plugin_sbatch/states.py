@@ -56,14 +56,9 @@ DOUBTFUL = {
 
 
 def read(job: Mapping[str, Any]) -> JobStatus | None:
-    """Convert the fields of a job into its status.
+    """Status from fields of squeue; None: Slurm's state is unknown.
 
-    Args:
-        job: `state`, `reason`, `exit_code` (a wait status), `batch_host` and `nodes` as squeue
-            prints them.
-
-    Returns:
-        The status, or None if Slurm's state is unknown.
+    `exit_code` is a wait status.
     """
     name, reason = str(job.get("state", "")), str(job.get("reason", ""))
     if name not in STATES:

@@ -166,11 +166,8 @@ def _remove(paths: Iterable[Path]) -> None:
 def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it replaces `path`, else it is removed.
 
-    If `path` is a link, the folder that it names is replaced.
-
-    Args:
-        path: folder to write. An existing one may hold only names that the new one also has.
-        also: patterns of other names that an existing folder may hold.
+    If `path` is a link, the folder that it names is replaced. An existing folder may hold only
+    names that the new one has, and names that match the patterns `also`.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: a file is there; name a folder")
@@ -228,8 +225,7 @@ def write_text(path: Path, text: str) -> None:
 def create_text(path: Path, text: str) -> None:
     """Create a file together with its content: a process that is killed leaves no part of it.
 
-    Raises:
-        FileExistsError: there is such a file.
+    FileExistsError: there is such a file.
     """
     temporary = temporary_name(path)
     try:
@@ -242,8 +238,7 @@ def create_text(path: Path, text: str) -> None:
 def add_name(file: Path, name: Path) -> None:
     """Give a file a second name at once, or where there are no hard links, a copy.
 
-    Raises:
-        FileExistsError: the name is taken.
+    FileExistsError: the name is taken.
     """
     try:
         name.hardlink_to(file)
@@ -268,11 +263,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Read a JSON document.
-
-    Raises:
-        UserError: the file is missing or not valid JSON; the message ends with `remedy`.
-    """
+    """Read a JSON document; messages about a missing or invalid file end with `remedy`."""
     try:
         return json.loads(path.read_text(**_TEXT))
     except FileNotFoundError:
@@ -290,14 +281,10 @@ def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a JSON object, and return it without its key `sha256`.
+    """Read a JSON object, check its key `sha256`, and return it without this key.
 
-    A file without this key is one of an earlier version: it is not verified. Callers refuse keys
+    A file without the key is one of an earlier version: it is not verified. Callers refuse keys
     that they do not know, so a damaged name of this key is found, too.
-
-    Raises:
-        UserError: the file is missing, not a JSON object, or does not match its digest; the
-            message ends with `remedy`.
     """
     value = read_json(path, remedy)
     if not isinstance(value, dict):

@@ -23,11 +23,7 @@ def names(kind: str) -> list[str]:
 
 
 def check(kind: str, name: str) -> str:
-    """Return `name` if a plug-in has this name.
-
-    Raises:
-        UserError: there is no such plug-in; the message lists all names.
-    """
+    """Return `name` if a plug-in has this name, else raise an error that lists all names."""
     if name not in names(kind):
         raise UserError(
             f"no {kind.partition('/*')[0]} plug-in is called {name!r}; choose one of "
@@ -43,11 +39,7 @@ def load(kind: str, name: str) -> ModuleType:
 
 @functools.cache
 def constant(kind: str, name: str, constant: str, *, default: Any = None) -> Any:
-    """Value of a literal constant of a plug-in, read without importing the plug-in.
-
-    Args:
-        default: value if the plug-in has no such constant.
-    """
+    """Value of a literal constant of a plug-in, read without importing the plug-in."""
     path = _paths(kind)[check(kind, name)]
     if constant in (values := _assignments(path)):
         return ast.literal_eval(values[constant])

@@ -23,11 +23,7 @@ _MAX_SHOWN = 200
 def validate(
     model: type[Model], value: Any, where: str, *, context: dict[str, Any] | None = None
 ) -> Model:
-    """Validate `value` against a model.
-
-    Raises:
-        UserError: a line per mistake: file, key, value, remedy.
-    """
+    """Validate `value` against a model; errors are lines with file, key, value and remedy."""
     try:
         return model.model_validate(value, context=context)
     except ValidationError as error:
@@ -96,11 +92,7 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str:
-    """Message about an unknown key; it names the nearest ones.
-
-    Args:
-        paths: dotted names of the settings of all sections, where the key may belong.
-    """
+    """Message about an unknown key; it names the nearest ones, also of other sections (`paths`)."""
     elsewhere = [path for path in paths if path.rpartition(".")[2] == key]
     close = [*elsewhere, *difflib.get_close_matches(key, known, n=2, cutoff=0.7)]
     if close:
@@ -132,12 +124,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def read_yaml(path: Path, remedy: str) -> Any:
-    """Read a YAML file.
-
-    Raises:
-        UserError: the file is missing (the message ends with `remedy`), not valid YAML, or has a
-            key twice in one section.
-    """
+    """Read a YAML file without duplicate keys; if it is missing, the message ends with `remedy`."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -249,9 +236,7 @@ class Table(NamedTuple):
 def read_table(path: Path, *, setting: str, row: str) -> Table:
     """Read a tab-separated table with a header. Lines that begin with `#` are comments.
 
-    Args:
-        setting: config key that names the table, for messages.
-        row: noun for a row, for messages.
+    `setting`, which names the table, and `row`, a noun, are for messages.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -22,11 +22,9 @@ FETCH = {"fetch": True}
 
 
 def local_path(value: Any, info: ValidationInfo, *, tokenizer_only: bool) -> Any:
-    """Replace an address by the path of its downloaded files.
+    """Replace an address by the path of its downloaded files; other values stay.
 
-    Args:
-        value: an address, or any other value, which stays.
-        info: of the validation. In the context `FETCH`, files that are missing are downloaded.
+    In the context `FETCH`, files that are missing are downloaded.
     """
     if isinstance(value, str) and is_remote(value):
         # Modules of the network take longer to import than the config takes to be checked.

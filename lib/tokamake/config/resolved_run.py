@@ -36,14 +36,10 @@ class ResolvedTrainSettings(TrainSettings):
         return dataclasses.replace(super().batch_sizes, first_step=step, first_sample=sample)
 
     def counted_from(self, step: int, samples: int) -> "ResolvedTrainSettings":
-        """The settings for a run that took other settings until a step.
+        """The settings for a run that took other settings until a step, which consumed `samples`.
 
         The run ends with the same number of samples. If the batch sizes differ, that is another
         number of steps.
-
-        Args:
-            step: last step with other settings.
-            samples: samples that the run consumed until then.
         """
         assert self.num_samples is not None, "a resolved run has a length"
         counted = self.model_copy()

@@ -37,9 +37,7 @@ def check_disks(
 ) -> list[Result]:
     """Check the file systems of results and data, each file system once.
 
-    Args:
-        data: folders of raw data; they need not be writable.
-        cluster: whether jobs run on other machines; then a home is a bad place for results.
+    Folders of data need not be writable. On a cluster, a home is a bad place for results.
     """
     results, seen = [], set()
     for name, path in [("results", directory / "results"), *(("data", path) for path in data)]:

@@ -186,12 +186,7 @@ def check_limits(*, cluster: bool) -> list[Result]:
 def judge_limit(
     name: str, limit: tuple[int, int], *, minimum: int, command: str, unit: int = 1
 ) -> Result:
-    """Return the result for a system limit.
-
-    Args:
-        limit: soft and hard limit; `resource.RLIM_INFINITY` means unlimited.
-        unit: unit of the command's argument.
-    """
+    """Return the result for a soft and hard limit; `unit`: of the command's argument."""
     soft, hard = limit
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= minimum:

@@ -104,11 +104,9 @@ def judge_same(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: str) -
 def judge_missing(
     present: Mapping[int, str], world_size: int, *, expected: Iterable[str], seconds: float
 ) -> Result:
-    """Return the result for ranks that did not connect in time.
+    """Return the result for ranks that did not connect in time; `present`: host of each that did.
 
-    Args:
-        present: rank that connected → its host.
-        expected: hosts of the job from the batch system; may be empty.
+    The batch system may not report the `expected` hosts.
     """
     missing = [str(rank) for rank in range(world_size) if rank not in present]
     # The batch system and gethostname may differ in the domain, so compare short names.
@@ -133,11 +131,9 @@ def expected_hosts(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str, float]:
-    """Return slow hosts and their time relative to the median of all hosts.
+    """Return hosts slower than `factor` times the median, and their times relative to it.
 
-    Args:
-        seconds: host and time of each rank. The time of a host is the median of its ranks.
-        factor: hosts slower than this multiple of the median are slow.
+    The time of a host is the median of its ranks.
     """
     times_of_host: dict[str, list[float]] = {}
     for host, time in seconds:

@@ -12,21 +12,13 @@ from contextlib import contextmanager, suppress
 
 
 class Watch:
-    """Steps of the watched process, each with the same time limit.
-
-    Args:
-        pipe: write end of the pipe to the watchdog process.
-    """
+    """Steps of the watched process, each with the same time limit."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def begin(self, message: str) -> None:
-        """Begin a new step and restart the time limit.
-
-        Args:
-            message: line to print if the step takes too long; empty: print nothing.
-        """
+        """Begin a new step; the message, unless empty, is printed if it takes too long."""
         os.write(self._pipe, f"{message}\n".encode())
 
 

@@ -128,9 +128,7 @@ def _report(
 ) -> None:
     """Write the scores and print them as a table.
 
-    Args:
-        split: that the documents are from; None: raw files, or nothing is held out.
-        stated: shares of the splits, as the user states them.
+    `split`: the documents' split; None: raw files, or nothing is held out.
     """
     from tokamake.files import write_json
 

@@ -31,14 +31,10 @@ def windows(num_tokens: int, sequence_length: int) -> list[tuple[int, int]]:
 def total_loss(
     model: InferenceModel, tokens: npt.NDArray[np.int64], *, sequence_length: int, batch_size: int
 ) -> float:
-    """Return the sum of cross-entropies in nats of all tokens except the first.
+    """Return the sum of cross-entropies in nats of all tokens (tokens,) except the first.
 
     All ranks call this together and get the same result. Data-parallel ranks take turns with the
     batches; losses are added in the order of the batches, so their number changes nothing.
-
-    Args:
-        tokens: stream of tokens (tokens,).
-        batch_size: windows per forward pass; it changes memory, not the result.
     """
     batches = [*_batches(len(tokens), sequence_length, batch_size=batch_size)]
     axis = model.mesh.data

@@ -54,13 +54,10 @@ class Scorer:
     def score(
         self, rows: Sequence[tuple[Sequence[int] | npt.NDArray[np.int64], int]], *, label: str
     ) -> list[RowScores]:
-        """Score the last tokens of rows.
+        """Score the last tokens of rows: at most `sequence_length` + 1 tokens, and how many count.
 
-        Rows of similar lengths share a pass; the result has the order of `rows`.
-
-        Args:
-            rows: tokens, at most `sequence_length` + 1, and how many of the last ones are scored;
-                at least one token comes before them.
+        At least one token comes before the scored ones. Rows of similar lengths share a pass; the
+        result has the order of `rows`.
         """
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
         scores: dict[int, RowScores] = {}
@@ -89,14 +86,11 @@ class Scorer:
         return [scores[place] for place in range(len(rows))]
 
     def nats(self, tokens: npt.NDArray[np.int64], *, stride: int, label: str) -> float:
-        """Sum of the cross-entropies of a stream of tokens, except its first token.
+        """Sum of the cross-entropies of a stream of tokens (tokens,), except its first token.
 
-        Windows of `sequence_length` tokens begin every `stride` tokens. Each predicts what those
-        before it have not, so that a shorter stride gives more context. As in Megatron-LM.
-
-        Args:
-            tokens: (tokens,) stream.
-            stride: tokens from a window to the next one, at most `sequence_length`.
+        Windows of `sequence_length` tokens begin every `stride` tokens, or fewer. Each predicts the
+        tokens that earlier ones have not, so that a shorter stride gives more context. As in
+        Megatron-LM.
         """
         last, end, rows = len(tokens) - 1, 0, []
         for first in range(0, max(last, 0), min(stride, self.sequence_length)):

@@ -27,11 +27,9 @@ def chat_prompt(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the model continues as the assistant.
+    """The text that the model continues as the assistant; the oldest message comes first.
 
-    Args:
-        messages: `role` and `content` of each, the oldest one first.
-        variables: further variables of the template, such as enable_thinking or tools.
+    `variables`: further ones of the template, such as enable_thinking or tools.
     """
     if not tokenizer.chat_template:
         raise UserError(

@@ -25,11 +25,7 @@ def check_finite(logits: Tensor) -> None:
 
 
 def biased(logits_NV: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
-    """Logits with the sums of values for some tokens; -inf forbids a token.
-
-    Args:
-        biases: (N) value of each token in each row.
-    """
+    """Add values to the logits of some tokens of each row (N, V); -inf forbids a token."""
     places = [(row, token) for row, bias in enumerate(biases) for token in bias]
     if not places:
         return logits_NV

@@ -171,9 +171,7 @@ class InferenceEngine:
         """Begin waiting sequences if there is room, else give each active one a token.
 
         Active sequences get a token after each beginning, so that new ones do not stop them.
-
-        Returns:
-            Sequences that got a token or ended.
+        Returns the sequences that got a token or ended.
         """
         self._ended = [each for each in (*self._waiting, *self._active) if each.finish]
         self._has_logits = False
@@ -198,9 +196,7 @@ class InferenceEngine:
         """End sequences of a step that has failed for want of memory; the others can go on.
 
         Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
-
-        Returns:
-            Sequences that ended, also before the pass.
+        Returns the sequences that ended, also before the pass.
         """
         left = [each for each in self._in_pass if each.finish is None]
         if not self._has_logits and not self._has_begun:

@@ -58,10 +58,9 @@ class LedModel:
 
     @contextmanager
     def led(self) -> Iterator[bool]:
-        """Context in which the first rank calls the methods below; the others follow until its end.
+        """Context in which the first rank, which gets True, calls the methods below.
 
-        Yields:
-            Whether this is the first rank. On the others, the context ends at once.
+        The others follow until its end, and get False.
         """
         if not self._model.is_first:
             self._follow()
@@ -112,8 +111,7 @@ class LedModel:
     ) -> Tensor:
         """Extend consecutive rows of the cache; return logits (N, V) in fp32 on the device.
 
-        Args:
-            predicting: tokens of each row whose successors are predicted; None: the last ones.
+        `predicting`: tokens of each row whose successors are predicted; None: the last ones.
         """
         if predicting is None:
             predicting = [range(len(row) - 1, len(row)) for row in rows]
@@ -131,12 +129,7 @@ class LedModel:
         self._call(LedCall.REORDER, *sources)
 
     def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
-        """Score tokens of sequences; data-parallel ranks share the sequences.
-
-        Args:
-            predicting: places of each sequence whose successors are scored: less than its length
-                - 1.
-        """
+        """Score the successors of tokens of sequences; data-parallel ranks share the sequences."""
         scores: Scores = self._call(LedCall.SCORE, *_packed(rows, predicting))
         return scores
 

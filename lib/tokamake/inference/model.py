@@ -35,9 +35,6 @@ class InferenceModel:
     """One rank's part of a model; without peers, the whole model.
 
     All ranks call the methods together, with the same arguments, unless they say otherwise.
-
-    Args:
-        needs: what the device holds beside the weights, for a warning.
     """
 
     def __init__(
@@ -149,11 +146,8 @@ class InferenceModel:
     def predict(self, tokens_BL: Tensor, cache: KeyValueCache) -> Tensor | None:
         """Logits (N, V) in fp32 of the tokens that follow; None on ranks without the last layer.
 
-        The tensor-parallel ranks of the last pipeline stage all have them.
-
-        Args:
-            tokens_BL: tokens that follow those in the cache.
-            cache: a cache from `new_cache`, in which a pass has begun; this ends it.
+        The tensor-parallel ranks of the last pipeline stage all have them. A pass must have begun
+        in the cache; this ends it.
         """
         logits = self._forward(tokens_BL, cache)
         cache.end()
@@ -185,11 +179,7 @@ class InferenceModel:
         return x_BLD
 
     def at_first(self, values: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-        """Bring fp32 values from the last pipeline stage to its first one; None on other ranks.
-
-        Args:
-            values: on ranks of the last stage.
-        """
+        """Bring fp32 values from the last pipeline stage to its first one; None on other ranks."""
         self._wait()
         axis = self.mesh.pipeline
         if axis.size > 1 and self.mesh.tensor.rank == 0:

@@ -38,11 +38,7 @@ _CONVERTED = "refs/convert/parquet"
 def files_of(
     parsed: HubAddress, names: list[str], *, configs: list[dict[str, Any]], address: str
 ) -> list[str]:
-    """Return the files of a configuration and a split of a dataset.
-
-    Args:
-        parsed: the configuration and the split; empty: the default, and train.
-    """
+    """Files of a configuration and a split of a dataset; empty: the default, and train."""
     is_converted = parsed.revision == _CONVERTED
     if is_converted:
         configs = _converted_configs(names)

@@ -10,11 +10,7 @@ from tokamake.remote.remote_file import RemoteFile, is_remote
 
 
 def list_files(address: str) -> list[RemoteFile]:
-    """List the files that an address names.
-
-    Args:
-        address: hf:// with a file, folder or pattern, or the https address of one file.
-    """
+    """List the files that an address names: hf://, or the https address of one file."""
     if not is_remote(address):
         raise UserError(f"{address}: no address; write hf://ORG/NAME or https://HOST/PATH")
     return hub.list_files(address) if address.startswith("hf://") else [https.list_file(address)]

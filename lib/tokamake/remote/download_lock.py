@@ -20,8 +20,7 @@ _ABANDONED_SECONDS = 3600
 def claim(path: Path, partial: Path) -> bool:
     """Take the lock of a download; False: another thread or process has it.
 
-    Args:
-        partial: its beginning, whose time shows whether the owner still writes.
+    The time of `partial` shows whether the owner still writes.
     """
     lock, takeover = beside(path, "lock"), beside(path, "takeover")
     own = beside(path, f"{process_place()}-{os.getpid()}-{get_ident()}")

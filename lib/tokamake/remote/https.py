@@ -138,8 +138,7 @@ def save(
 ) -> None:
     """Download a file to a path, unless it is there; continue what another process began.
 
-    Args:
-        check: gets the complete file before it gets its name.
+    `check` gets the complete file before it gets its name.
     """
     partial = beside(path, "incomplete")
     while not is_finished(path, file):

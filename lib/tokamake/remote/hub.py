@@ -90,11 +90,7 @@ def download(file: RemoteFile) -> Path:
 
 
 def link_revision(address: str, file: RemoteFile) -> Path:
-    """Link the name of a revision to the folder of its commit.
-
-    Returns:
-        Where the config finds what the address names.
-    """
+    """Link the name of a revision to its commit; return where the config finds the files."""
     parsed = parse_address(address)
     commit = parse_address(file.url).revision[:COMMIT_DIGITS]
     link = Path(parsed.folder, parsed._replace(path="").fetched.name)

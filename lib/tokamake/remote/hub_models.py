@@ -31,9 +31,8 @@ _GONE = "start the workflow again on a node with a network"
 def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
     """List the files of a model that tokamake reads: config, tokenizer, weights in one form.
 
-    Args:
-        address: hf://ORG/NAME@REVISION, or a folder, file or pattern in it. A file, those of a
-            pattern, and those of a folder with weights in another form are listed as they are.
+    A single file, files of a pattern, and a folder with weights in another form are listed as
+    they are.
     """
     files, path = list_files(address), parse_address(address).path
     names = {parse_address(file.url).path: file for file in files}
@@ -81,13 +80,10 @@ def fetch_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
 
 
 def pin(address: str, *, tokenizer_only: bool) -> Path:
-    """Bring the config and the tokenizer of a model, for the checks of a workflow.
+    """Bring the config and the tokenizer of a model, for checks of a workflow; return their path.
 
     A branch stays at the commit that it had at first; `fetch_model` moves it. The network is asked
     only for what is missing.
-
-    Returns:
-        Path of what the address names, with the commit in it.
     """
     parsed = parse_address(address)
     if parsed.kind != "model":

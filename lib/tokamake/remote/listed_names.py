@@ -13,11 +13,7 @@ _MAX_PART_BYTES, _MAX_BYTES = 140, 1000
 
 
 def check_names(names: Sequence[str], address: str) -> None:
-    """Check listed paths.
-
-    Raises:
-        UserError: a path leaves its folder, has other characters, is too long, or is also a folder.
-    """
+    """Refuse paths that leave their folder, have odd characters, are too long or also folders."""
     remedy = "rename it there, or download it by hand"
     if strange := next((name for name in names if not _is_plain(name)), None):
         raise UserError(

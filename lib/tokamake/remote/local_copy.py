@@ -19,9 +19,7 @@ _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.js
 def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Path:
     """Return the path of a tokenizer or model, without weights that jobs bring.
 
-    Args:
-        address: hf://ORG/NAME, or the https address of a tokenizer's file.
-        online: download what is missing.
+    `online`: download what is missing.
     """
     if address.startswith("hf://"):
         return (pin if online else fetched_path)(address, tokenizer_only=tokenizer_only)
@@ -35,11 +33,7 @@ def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Pa
 
 
 def fetch_tokenizer(address: str) -> list[Path]:
-    """Download a tokenizer at an https address; merges or configs beside it come with it.
-
-    Returns:
-        Links to its files, in one folder.
-    """
+    """Download a tokenizer at an https address, with merges or configs beside it; return links."""
     path, links, url = _tokenizer_path(address), [], urlsplit(address)
     needs = {path.name: True, **dict.fromkeys(_CONFIGS if "-" not in path.name else (), False)}
     if path.name.endswith("vocab.json"):

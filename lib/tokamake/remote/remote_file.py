@@ -41,14 +41,7 @@ def is_offline() -> bool:
 
 
 def check_online(address: str, need: str) -> None:
-    """Check that the network may be used.
-
-    Args:
-        need: what happens to it, such as "list its files".
-
-    Raises:
-        UserError: HF_HUB_OFFLINE is set.
-    """
+    """Raise an error if HF_HUB_OFFLINE forbids a `need`, such as "list its files"."""
     if is_offline():
         raise UserError(
             f"{address}: HF_HUB_OFFLINE is set, so nothing can {need}; run this once on a node "

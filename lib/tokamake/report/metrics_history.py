@@ -70,12 +70,7 @@ def read_history(path: Path) -> MetricsHistory:
 
 
 def best_checkpoint(history: MetricsHistory, last: Path) -> Path:
-    """The checkpoint with the lowest validation loss, of those that are kept.
-
-    Args:
-        last: folder global_stepN of the run's last checkpoint. It is the result if no step with a
-            kept checkpoint was validated.
-    """
+    """The kept checkpoint with the lowest validation loss; `last` if none was validated."""
     splits = history.validation
     steps, losses = splits.get("valid") or next(iter(splits.values()), ((), ()))
     measured = {

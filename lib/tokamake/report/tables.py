@@ -61,12 +61,7 @@ def _range(first: int, last: int) -> str:
 def evaluation(
     scored: dict[str, Any], earlier: dict[int, dict[str, Any]], *, tasks: dict[str, dict[str, Any]]
 ) -> str:
-    """Tables of held-out loss, and of scores of tasks.
-
-    Args:
-        earlier: step → the same, after each earlier segment.
-        tasks: name of a task → step → its scores.
-    """
+    """Tables of held-out loss, and of scores of tasks, after each segment: by step."""
     header = ("corpus", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte")
     rows = [_scores(name, scores) for name, scores in scored["corpora"].items()]
     last = html_pages.table(header, rows, _scores("overall", scored["overall"]))
@@ -121,11 +116,7 @@ def samples(drawn: list[dict[str, Any]]) -> str:
 
 
 def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Path) -> str:
-    """Page with the summary of a run: model, training, result, versions.
-
-    Args:
-        best: the checkpoint to serve.
-    """
+    """Page with the summary of a run: model, training, result, checkpoint to serve, versions."""
     versions = ", ".join(f"{name} {number}" for name, number in trained["versions"].items())
     values = [
         ("model", shape_of(run)),

@@ -30,11 +30,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 
 
 def make_app(server: ModelServer, *, hosts: Set[str], token: str) -> Any:
-    """The application.
-
-    Args:
-        token: bearer token of requests; empty: none is needed.
-    """
+    """The application; without a token, requests need none."""
     # The pages that FastAPI makes load scripts from other hosts.
     app = FastAPI(title="tokamake", docs_url=None, redoc_url=None)
     app.include_router(openai_routes(server))

@@ -100,8 +100,7 @@ class Continuation(Awaited):
 class BeamSearch(Awaited):
     """A beam search, which runs alone: sequences that came earlier end, later ones wait.
 
-    Args:
-        run: searches, and asks its argument whether to go on.
+    `run` searches, and asks its argument whether to go on.
     """
 
     def __init__(self, model: ServedModel, run: Callable[[Callable[[], bool]], list[Beam]]) -> None:

@@ -21,11 +21,7 @@ BODY_SECONDS = 60.0
 
 
 class Gate:
-    """ASGI middleware.
-
-    Args:
-        token: bearer token of requests; empty: none is needed.
-    """
+    """ASGI middleware; without a token, requests need none."""
 
     def __init__(self, app: Any, server: ModelServer, *, hosts: Set[str], token: str) -> None:
         self._app, self._hosts = app, hosts
@@ -115,13 +111,10 @@ class Gate:
 
 
 def check_host(headers: Sequence[tuple[bytes, bytes]], own: Set[str]) -> None:
-    """Check that a web page of another site did not make the request.
+    """Check that a web page of another site did not make the request, by `Host` and `Origin`.
 
     Such a page reaches servers on this machine if its own name suddenly resolves to 127.0.0.1 (DNS
-    rebinding). It cannot forge the headers `Host` and `Origin`.
-
-    Raises:
-        RequestError: `Host` is not a name of this server, or `Origin` is another site.
+    rebinding). It cannot forge these headers.
     """
     hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
     origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]

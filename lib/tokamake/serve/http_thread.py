@@ -18,11 +18,7 @@ _LAST_EVENT_SECONDS = 5
 
 
 class HttpThread:
-    """The HTTP server of a `ModelServer`. At its end, it stops the engine loop.
-
-    Args:
-        host: address that the user gave for it.
-    """
+    """The HTTP server of a `ModelServer`. At its end, it stops the engine loop."""
 
     def __init__(
         self, server: ModelServer, listener: socket.socket, *, host: str, token: str

@@ -48,12 +48,7 @@ class ModelServer:
             raise RequestError(message, status=429, code="rate_limit_exceeded")
 
     def submit(self, request: Request, works: Sequence[Awaited], *, field: str) -> "Submission":
-        """Begin the work of a request.
-
-        Args:
-            works: at least one.
-            field: field of the request that says how many.
-        """
+        """Begin the work of a request; `field` says how many works there are."""
         self.check_number(len(works), field=field)
         return Submission(self, request, works=works)
 

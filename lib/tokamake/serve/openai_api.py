@@ -28,11 +28,7 @@ from tokamake.serve.served_model import ServedModel
 
 
 class _OpenAIAnswer:
-    """Answer of a request: all at once, or in parts.
-
-    Args:
-        num_alternatives: tokens beside each new token; None: no scores.
-    """
+    """Answer of a request: all at once, or in parts; `num_alternatives` None: no scores."""
 
     def __init__(
         self,

@@ -133,11 +133,7 @@ def open_models(
     limits: Limits,
     ranks: Peers,
 ) -> list[OpenedModel]:
-    """Open each checkpoint.
-
-    Args:
-        folders: by name; names that begin with # are replaced.
-    """
+    """Open each checkpoint; names that begin with # are replaced."""
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.inference.led_model import LedModel

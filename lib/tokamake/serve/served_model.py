@@ -32,11 +32,7 @@ class ServedModel:
         return self.engine.capacity + 1
 
     def encode(self, text: str, *, field: str, adds_bos: bool = False) -> list[int]:
-        """Tokens of a prompt; that of an empty one is the end-of-document token.
-
-        Args:
-            adds_bos: whether it begins as texts of transformers do.
-        """
+        """Tokens of a prompt, with BOS if wanted; an empty one is the end-of-document token."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:

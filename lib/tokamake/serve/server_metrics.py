@@ -53,11 +53,7 @@ class ServerMetrics:
         self._prompt_tokens.inc(prompt_tokens)
 
     def token(self, since: float, *, is_first: bool) -> float:
-        """Count a new token; return its time.
-
-        Args:
-            since: `time.perf_counter()` of the request, or of the token before.
-        """
+        """Count a new token; return its time. `since`: time of the request or the token before."""
         now = time.perf_counter()
         (self._first_token if is_first else self._between_tokens).observe(now - since)
         self._new_tokens.inc()
