@@ -140,27 +140,6 @@ class Config(Settings):
         is_default = "corpora" not in self.model_fields_set
         return None if self.weights and is_default else self.corpora
 
-    @model_validator(mode="after")
-    def _check_names(self) -> "Config":
-        for name in self.sample_corpus:
-            if name not in ("code", "docs"):
-                raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
-        if self.run in _RESERVED_RUNS:
-            raise ValueError(f"run: {self.run!r}: results/{self.run} is reserved; rename the run")
-        if self.data_set in RESERVED_NAMES or self.data_set.endswith(".txt"):
-            raise ValueError(
-                f"data_set: {self.data_set!r}: results/data/{self.data_set} is reserved; rename it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_corpora(self) -> "Config":
-        if self.corpora is None and self.weights is None:
-            raise ValueError("corpora: null: no data; name a table of corpora, or set weights")
-        if self.data_root is not None and self.weights is None:
-            raise ValueError(f"data_root: {self.data_root}: no effect without weights; set weights")
-        return self
-
     @property
     def prompts(self) -> tuple[str, ...]:
         """Texts that the model continues; with token ids as text, the end-of-document token."""
@@ -170,9 +149,36 @@ class Config(Settings):
         return self.generate.prompts
 
     @model_validator(mode="after")
-    def _check_prompts(self) -> "Config":
+    def _check(self) -> "Config":
+        self._check_names()
+        self._check_corpora()
+        self._check_prompts()
+        self._check_seed()
+        self._check_zero_formats()
+        self._check_task()
+        self._check_finetune()
+        return self
+
+    def _check_names(self) -> None:
+        for name in self.sample_corpus:
+            if name not in ("code", "docs"):
+                raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
+        if self.run in _RESERVED_RUNS:
+            raise ValueError(f"run: {self.run!r}: results/{self.run} is reserved; rename the run")
+        if self.data_set in RESERVED_NAMES or self.data_set.endswith(".txt"):
+            raise ValueError(
+                f"data_set: {self.data_set!r}: results/data/{self.data_set} is reserved; rename it"
+            )
+
+    def _check_corpora(self) -> None:
+        if self.corpora is None and self.weights is None:
+            raise ValueError("corpora: null: no data; name a table of corpora, or set weights")
+        if self.data_root is not None and self.weights is None:
+            raise ValueError(f"data_root: {self.data_root}: no effect without weights; set weights")
+
+    def _check_prompts(self) -> None:
         if not self.tokenizer.has_ids:
-            return self
+            return
         for prompt in self.prompts:
             for word in prompt.split():
                 if not word.isdecimal() or int(word) >= self.tokenizer.vocab_size:
@@ -180,19 +186,15 @@ class Config(Settings):
                         f"generate.prompts: {prompt!r}: tokenizer.kind is ids, but {word!r} is no "
                         f"token id below {self.tokenizer.vocab_size:,}; write prompts as token ids"
                     )
-        return self
 
-    @model_validator(mode="after")
-    def _check_seed(self) -> "Config":
+    def _check_seed(self) -> None:
         if self.train.objective != "causal" and self.seed == 0:
             raise ValueError(
                 f"seed: 0: Megatron's order of sentences, which objective {self.train.objective} "
                 "has, needs a seed of 1 or more"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_zero_formats(self) -> "Config":
+    def _check_zero_formats(self) -> None:
         optimizer = self.train.optimizer
         for form in self.convert:
             has_zero_files = parse_export_format(form).sizes.get("zero_stage")
@@ -202,12 +204,10 @@ class Config(Settings):
                     f"{' and '.join(zero_file_optimizers())}, not of {optimizer.name}; remove dp "
                     "and zero, or use universal"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _check_task(self) -> "Config":
+    def _check_task(self) -> None:
         if self.finetune is None:
-            return self
+            return
         if self.model.checkpoint is None:
             raise ValueError(
                 f"finetune.task: {self.finetune.task.name}: there is no model to finetune; name a "
@@ -219,12 +219,10 @@ class Config(Settings):
                 "new optimizer; remove this setting"
             )
         check_train_settings(self.train)
-        return self
 
-    @model_validator(mode="after")
-    def _check_finetune(self) -> "Config":
+    def _check_finetune(self) -> None:
         if self.finetune is not None:
-            return self
+            return
         finetune, checkpoint = self.train.finetune, self.model.checkpoint
         if checkpoint is not None and finetune is None:
             raise ValueError(
@@ -241,7 +239,6 @@ class Config(Settings):
                 "train.load_optimizer: false: only a run with train.finetune false loads optimizer "
                 "states; remove this setting, or set finetune to false"
             )
-        return self
 
 
 def schema() -> str:

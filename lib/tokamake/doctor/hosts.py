@@ -8,6 +8,7 @@ import platform
 import resource
 import socket
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -66,9 +67,7 @@ def sources(folder: Path = Path(__file__).parent.parent) -> str:
 
 def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
     """Return the results for the facts of all ranks."""
-    counts: dict[str, int] = {}
-    for fact in facts:
-        counts[fact.host] = counts.get(fact.host, 0) + 1
+    counts = Counter(fact.host for fact in facts)
     ranks_of_hosts = shorten([f"{host}: {number}" for host, number in counts.items()])
     results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({ranks_of_hosts})")]
     for name, title in _SAME.items():

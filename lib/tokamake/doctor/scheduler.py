@@ -186,13 +186,10 @@ def judge_requests(
     requests: Iterable[ResourceRequest], queues: Mapping[str, Queue]
 ) -> list[Result]:
     """Compare requests of rules with the limits of their queues; report equal requests once."""
-    results, seen = [], set()
+    first: dict[tuple[object, ...], ResourceRequest] = {}
     for request in requests:
-        key = (request.queue, request.nodes, request.minutes)
-        if key not in seen:
-            seen.add(key)
-            results.append(judge_request(request, queues))
-    return results
+        first.setdefault((request.queue, request.nodes, request.minutes), request)
+    return [judge_request(request, queues) for request in first.values()]
 
 
 def judge_request(request: ResourceRequest, queues: Mapping[str, Queue]) -> Result:

@@ -154,8 +154,12 @@ def _splits_by_name(names: list[str], folder: str, *, script: str) -> dict[str, 
     # Tables and archives beside a script are what it reads.
     kinds = _KINDS[:1] if script in names else _KINDS
     data = next(filter(None, ([n for n in inside if kind.search(n)] for kind in kinds)), [])
-    ways = (_by_shards, _by_folders, _by_file_names)
-    splits = next(filter(None, (way(data) for way in ways)), {"train": data})
+    splits = (
+        _by_shards(data)
+        or _by_words(data, r"(^|.*[-._ 0-9/])({words})([-._ 0-9][^/]*)?/.*")
+        or _by_words(data, r"(.*/)?([^/]*[-._ 0-9])?({words})[-._ 0-9][^/]*")
+        or {"train": data}
+    )
     return {split: [prefix + name for name in members] for split, members in splits.items()}
 
 
@@ -167,14 +171,6 @@ def _by_shards(data: list[str]) -> dict[str, list[str]]:
     known = [split for split in _SPLIT_WORDS if split in splits]
     others = sorted(splits.keys() - {*known})
     return {split: splits[split] for split in [*known, *others]}
-
-
-def _by_folders(data: list[str]) -> dict[str, list[str]]:
-    return _by_words(data, r"(^|.*[-._ 0-9/])({words})([-._ 0-9][^/]*)?/.*")
-
-
-def _by_file_names(data: list[str]) -> dict[str, list[str]]:
-    return _by_words(data, r"(.*/)?([^/]*[-._ 0-9])?({words})[-._ 0-9][^/]*")
 
 
 def _by_words(data: list[str], pattern: str) -> dict[str, list[str]]:
