@@ -90,10 +90,6 @@ def convert(
             source before the target gets its name. transformers loads it if it is installed.
             Without enough memory for both models, this is said and left out.
         workers: Threads; 0: one a core, at most 4. The output does not depend on it.
-
-    Raises:
-        UserError: a file is missing or damaged, the format cannot hold the model, or the tokenizer
-            is too large for it.
     """
     from tokamake.checkpoint.checkpoint_tokenizer import check_kept_tokenizer
     from tokamake.checkpoint.checksums import check_checksums

@@ -36,9 +36,6 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
         arguments: the command line, as one quoted text, as words after `--`, or as a file. A
             launcher before the script is left out.
         output: file to write.
-
-    Raises:
-        UserError: a word is no flag, or tokamake has no such model or setting.
     """
     import yaml
 
@@ -147,9 +144,7 @@ def _of_deepspeed(paths: list[str]) -> dict[str, list[str]]:
     return {}
 
 
-def _settings(
-    flags: dict[str, list[str]],
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+def _settings(flags: dict[str, list[str]]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Settings by path, Megatron's arguments of the model, and what is not carried over."""
     settings, notes, unknown = _derived(flags), [], {**flags}
     for names, targets, default, reason in flag_table():

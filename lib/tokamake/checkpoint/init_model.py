@@ -16,10 +16,6 @@ def init_model(*, architecture: Path, tokenizer: Path, seed: int, output: Path) 
             the model's if the architecture has no vocab_size.
         seed: seed of the weights.
         output: folder to write.
-
-    Raises:
-        UserError: the architecture is invalid, its vocabulary is too small, there is no tokenizer,
-            or the folder exists.
     """
     from dataclasses import replace
 

@@ -22,9 +22,6 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
         tensors: List every tensor with its shape and dtype.
         values: Read all tensors: look for NaN and infinity, compare replicated tensors between
             ranks, and verify the checksums in the files.
-
-    Raises:
-        UserError: there is no checkpoint, or it is damaged.
     """
     from tokamake.checkpoint.detect import open_any, suggesting_other_step
 

@@ -40,9 +40,6 @@ def evaluate_finetuned(
         batch_size: rows per forward pass of a rank. It changes memory and time, not the scores.
         output: JSON file to write, with the scores of each test set.
         predictions: folder to write, with NAME.jsonl of each test set: the prediction of each row.
-
-    Raises:
-        UserError: files or settings are wrong, or the model was finetuned on another task.
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.files import write_json

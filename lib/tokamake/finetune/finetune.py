@@ -25,9 +25,6 @@ def finetune(*, config: Path, output: Path, model: Path, minutes: float | None =
         output: JSON file to write: scores of each epoch, and the best one.
         model: Folder to write, with the checkpoint of the best epoch.
         minutes: How long this may take; by default what the scheduler gives the job.
-
-    Raises:
-        UserError: the run cannot start, has changed, or has diverged.
     """
     from tokamake.finetune.finetune_run import read_finetune_run
     from tokamake.runtime.device_faults import noted_device_faults

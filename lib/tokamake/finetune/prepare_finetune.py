@@ -30,10 +30,6 @@ def prepare_finetune(
         output_folder: Folder of the run's checkpoints.
         start: Folder to write, with the weights to start from.
         output: The run.yaml to write.
-
-    Raises:
-        UserError: the checkpoint is missing or damaged, its family has no head for tasks, or
-            settings, model, tokenizer and files do not fit together.
     """
     from tokamake.checkpoint import writer
     from tokamake.checkpoint.detect import open_any

@@ -61,12 +61,7 @@ def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dic
 
 @contextmanager
 def locked_start(
-    run: FinetuneRun,
-    resolved: Run,
-    *,
-    data: TaskData,
-    ranks: Ranks,
-    beat: Callable[[], object],
+    run: FinetuneRun, resolved: Run, *, data: TaskData, ranks: Ranks, beat: Callable[[], object]
 ) -> Iterator[ResumePoint]:
     """Lock the output folder of a run and find where to begin; all ranks call this together."""
     with ExitStack() as lock:

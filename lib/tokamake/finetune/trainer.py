@@ -69,13 +69,7 @@ class FinetuneTrainer(Loop):
     """The loop of finetuning; a sample is a row, of an epoch."""
 
     def __init__(
-        self,
-        finetune_run: FinetuneRun,
-        run: Run,
-        *,
-        data: TaskData,
-        start: ResumePoint,
-        job: Job,
+        self, finetune_run: FinetuneRun, run: Run, *, data: TaskData, start: ResumePoint, job: Job
     ) -> None:
         super().__init__(run, job)
         self._finetune, self.data = finetune_run.finetune, data

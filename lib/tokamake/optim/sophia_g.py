@@ -41,12 +41,7 @@ def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the method `update_hessian` in addition to `step`."""
-    return SophiaG(
-        groups,
-        whole=whole,
-        **adam_options(settings),
-        rho=settings.used("rho"),
-    )
+    return SophiaG(groups, whole=whole, **adam_options(settings), rho=settings.used("rho"))
 
 
 def needs_hessian(step: int, settings: OptimizerSettings) -> bool:

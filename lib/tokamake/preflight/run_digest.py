@@ -105,11 +105,7 @@ def effective_settings(run: Run) -> dict[str, Any]:
 
 
 def initial_digest(
-    run: Run,
-    ranks: Ranks,
-    *,
-    note: Path | None = None,
-    beat: Callable[[], object] = lambda: None,
+    run: Run, ranks: Ranks, *, note: Path | None = None, beat: Callable[[], object] = lambda: None
 ) -> str:
     """Hash of the weights that a run starts from; all ranks call this together.
 

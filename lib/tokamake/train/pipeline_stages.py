@@ -63,14 +63,7 @@ class PipelineStages:
             ZeRO stage 3 without storage: DeepSpeed allocates and partitions one after the other.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        mesh: Mesh,
-        *,
-        device: torch.device,
-        shard: bool = True,
-    ) -> None:
+    def __init__(self, run: Run, mesh: Mesh, *, device: torch.device, shard: bool = True) -> None:
         self._run, self._mesh, self._train, self._device = run, mesh, run.train, device
         self._vocab_size = run.architecture.vocab_size
         family = plugins.load("models/*/model", run.architecture.family)

@@ -15,9 +15,6 @@ def plan_segments(*, config: Path, segment_steps: int, output: Path) -> None:
         segment_steps: Steps of each job; the last job has the steps that are left.
         output: JSON file: `num_steps` of the whole run, and in `segments` the steps at which its
             jobs end, except the last one.
-
-    Raises:
-        UserError: the run cannot be read, or there are no such segments.
     """
     run = read_run(config)
     if segment_steps < 1:

@@ -45,9 +45,6 @@ def resolve(
             ends of documents need it.
         output_folder: Folder of the run's checkpoints and metrics.
         output: The run.yaml to write.
-
-    Raises:
-        UserError: settings, checkpoint, index and tokenizer do not fit together.
     """
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings

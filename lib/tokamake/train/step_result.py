@@ -63,13 +63,7 @@ class Saving:
         finish: what remains to do after that; all ranks call it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        written: "Future[Any]",
-        *,
-        finish: Callable[[], None],
-    ) -> None:
+    def __init__(self, folder: Path, written: "Future[Any]", *, finish: Callable[[], None]) -> None:
         self._folder, self._written, self._finish = folder, written, finish
 
     @property

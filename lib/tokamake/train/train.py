@@ -43,9 +43,6 @@ def train(
         until_tokens: Stop at this number of consumed tokens, rounded down to a whole step.
         minutes: How long this may take; by default what Slurm, or the executor for PBS,
             gives the job.
-
-    Raises:
-        UserError: the run cannot start or its loss is not finite.
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.preflight.changes import read_decision

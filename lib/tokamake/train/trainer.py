@@ -64,10 +64,7 @@ def train_run(
         Exit status: 0, or one of `Stopped` if steps are left.
     """
     run = with_precision(run, device)
-    with (
-        deterministic_algorithms(run.train.deterministic),
-        watched(run, ranks) as heartbeat,
-    ):
+    with deterministic_algorithms(run.train.deterministic), watched(run, ranks) as heartbeat:
         # Check everything before a model is built.
         with raise_on_all_ranks():
             index = read_index(run.index)

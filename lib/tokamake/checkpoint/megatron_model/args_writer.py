@@ -3,11 +3,7 @@
 import argparse
 
 from tokamake import plugins
-from tokamake.checkpoint.megatron_model.model_arguments import (
-    KIND,
-    arguments_of,
-    inexpressible,
-)
+from tokamake.checkpoint.megatron_model.model_arguments import KIND, arguments_of, inexpressible
 from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 

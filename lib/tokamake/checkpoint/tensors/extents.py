@@ -142,10 +142,7 @@ class Extent:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
         with self.file.open("r+b" if writable else "rb") as stream:
             mapped = mmap.mmap(
-                stream.fileno(),
-                before + self.num_bytes,
-                access=access,
-                offset=self.offset - before,
+                stream.fileno(), before + self.num_bytes, access=access, offset=self.offset - before
             )
         return torch.frombuffer(mapped, dtype=self.dtype.torch, count=self.numel, offset=before)
 

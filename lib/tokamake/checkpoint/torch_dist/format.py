@@ -239,10 +239,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     objects = dict.fromkeys(_extra_states(checkpoint), location)
     dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
-        checkpoint,
-        weights,
-        padded_vocab_size=rank.padded_vocab_size,
-        with_states=with_states,
+        checkpoint, weights, padded_vocab_size=rank.padded_vocab_size, with_states=with_states
     )
     common_extents = torch_archive.lay_out(step_folder / common_state.FILE, state)
     adam.write_loss_scale(checkpoint, common_extents)

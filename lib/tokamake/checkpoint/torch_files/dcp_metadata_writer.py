@@ -11,12 +11,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.torch_files import pickle_writer
-from tokamake.checkpoint.torch_files.dcp_metadata import (
-    FILE,
-    RECORDS,
-    StorageLocation,
-    WholeTensor,
-)
+from tokamake.checkpoint.torch_files.dcp_metadata import FILE, RECORDS, StorageLocation, WholeTensor
 from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance, Items
 
 VERSION = "1.0.0"

@@ -98,11 +98,7 @@ def texts(block: RecordBlock, fields: Fields) -> Texts:
 
 
 def read_texts(
-    path: Path,
-    key: str = "text",
-    *,
-    template: str = "",
-    format: str = "",
+    path: Path, key: str = "text", *, template: str = "", format: str = ""
 ) -> Iterator[str]:
     """Yield the texts of a raw file; several keys (with commas) give several texts per document."""
     fields = Fields(split_keys([key]), template)

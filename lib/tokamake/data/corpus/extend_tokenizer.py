@@ -21,9 +21,6 @@ def extend_tokenizer(*, tokenizer: Path, sentinels: int = 100, output: Path) -> 
         tokenizer: File or folder of a tokenizer.json or of BERT's vocab.txt.
         sentinels: Number of sentinels: <extra_id_0>, <extra_id_1> and so on.
         output: Folder for tokenizer.json and tokenizer_config.json.
-
-    Raises:
-        UserError: the tokenizer is missing or damaged, is of another kind, or has such tokens.
     """
     if not 1 <= sentinels <= _MAX_SENTINELS:
         raise UserError(f"--sentinels: {sentinels}: give 1 to {_MAX_SENTINELS:,}")

@@ -19,9 +19,6 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
             on.
         output: JSON file that names the files, written when all are there.
         workers: downloads at the same time.
-
-    Raises:
-        UserError: a file cannot be downloaded, or differs from what was planned.
     """
     from concurrent.futures import ThreadPoolExecutor
 

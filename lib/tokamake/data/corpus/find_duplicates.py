@@ -22,9 +22,6 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
     Args:
         files: files of hashes from `hash-documents`, in the order of the corpus.
         output: file of duplicates to write; an input of `tokenize`.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
     import numpy as np
 

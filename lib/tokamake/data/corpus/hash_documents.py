@@ -34,9 +34,6 @@ def hash_documents(
         text_key: key or column that holds the text; several keys are compared together.
         template: text of a document as a combination of keys.
         format: format of the files, if the stage cannot detect it.
-
-    Raises:
-        UserError: a raw file is missing or damaged, or changed since it was planned.
     """
     from tokamake.data.corpus.document_rows import RowsWriter
     from tokamake.data.corpus.documents import Fields, split_keys

@@ -52,9 +52,6 @@ def plan(
         declared: PATH=BYTES of raw files that do not exist yet.
         split_sentences: sequences are sentences; names of merged datasets end in _sentence.
         output: plan.json to write; an existing plan is extended.
-
-    Raises:
-        UserError: a pattern matches no file, or the table or the existing plan cannot be read.
     """
     sizes = {}
     for text in declared:

@@ -35,9 +35,6 @@ def sample_corpus(*, settings: str, output: Path) -> None:
         settings: the config's `sample_corpus` section as JSON: num_files and file_bytes for code
             (source files) and docs (docstrings and reference pages).
         output: folder for <corpus>/<corpus>-00.jsonl, ...; the last file of a corpus is gzipped.
-
-    Raises:
-        UserError: the sources of the standard library are not installed.
     """
     sources = _read_sources()
     if not sources:

@@ -45,9 +45,6 @@ def split(
         text_key: key whose text decides (default "text"). Several keys, in repeated options or
             separated by commas, decide together.
         corpora: table of corpora, such as config/corpora.tsv.
-
-    Raises:
-        UserError: a line is not a JSON object with text, or a file would be overwritten.
     """
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.splits import NAMES, shares

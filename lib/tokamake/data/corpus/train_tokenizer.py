@@ -70,10 +70,6 @@ def train_tokenizer(
         on_bad_document: stop at a document that cannot be read, or skip it (quarantine);
             `tokenize` reports it.
         output: folder for tokenizer.json and tokenizer_config.json.
-
-    Raises:
-        UserError: a raw file is missing or damaged, a document is bad, there is too little text for
-            `vocab_size`, or a special token is invalid.
     """
     check_special_tokens(kind, special_tokens)
     min_vocab_size = MINIMUM[kind] + len(special_tokens)

@@ -42,9 +42,6 @@ def describe(
         output: JSON file for all datasets.
         plan: plan.json, to describe its merged datasets instead of prefixes; needs `input`.
         input: folder of the plan's merged datasets.
-
-    Raises:
-        UserError: a dataset is missing or damaged.
     """
     from tokamake.errors import UserError
 

@@ -40,13 +40,7 @@ _MERGING = Lock()
 
 
 def write_linked(
-    prefix: Path,
-    output: Path,
-    *,
-    corpus: str,
-    tokenizer: Tokenizer,
-    has_eod: bool,
-    request: str,
+    prefix: Path, output: Path, *, corpus: str, tokenizer: Tokenizer, has_eod: bool, request: str
 ) -> None:
     """Check an indexed dataset, and make it a merged dataset without a copy of its tokens.
 

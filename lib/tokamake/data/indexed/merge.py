@@ -37,9 +37,6 @@ def merge(
             if it is larger.
         max_tokens: the same limit in tokens.
         max_documents: the same limit in documents.
-
-    Raises:
-        UserError: an input is missing, is damaged, or was made with another tokenizer.
     """
     # These modules import numpy, and `tokamake merge --help` should be instant.
     from tokamake.data.indexed.merge_groups import (

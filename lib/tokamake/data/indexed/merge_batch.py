@@ -34,9 +34,6 @@ def merge_batch(
         summary: batch file, written when all merged datasets of the batch are complete.
         tokenizer: tokenizer of existing datasets.
         append_eod: whether documents of existing datasets end with the end-of-document token.
-
-    Raises:
-        UserError: a shard or a dataset is missing, is damaged, or was made with another tokenizer.
     """
     # These modules import numpy, and `--help` should be instant.
     from tokamake.data.corpus import plan_file

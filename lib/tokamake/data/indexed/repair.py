@@ -55,9 +55,6 @@ def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
         output: prefix of the repaired dataset.
         dtype: token type, if the index does not state it: uint8, int8, int16, uint16, int32 or
             int64.
-
-    Raises:
-        UserError: the index is wrong in another way, or documents do not end with EOD.
     """
     from tokamake.data.indexed.dataset import IndexWriter
     from tokamake.data.indexed.document_sources import sources_path

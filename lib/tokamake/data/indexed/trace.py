@@ -34,9 +34,6 @@ def trace(
         token: number of a token in the .bin file, from 0, instead of a document.
         data_root: folder that relative paths of raw files start from.
         max_characters: number of characters of the raw line to print; 0 prints only its location.
-
-    Raises:
-        UserError: the document does not exist, or the dataset has no sources file.
     """
     from tokamake.data.corpus.documents import Fields
     from tokamake.data.indexed.dataset import IndexedDataset

@@ -59,9 +59,6 @@ def lint_weights(
         corpora: table of corpora. It is an error if the epochs of a corpus differ by more than 1 %
             from those that the table asks for.
         temperature: temperature of corpora for which the table states nothing.
-
-    Raises:
-        UserError: the file has an error, or cannot be read.
     """
     from tokamake.data.corpus.corpora import read_corpora
     from tokamake.data.mixture.weigh import check_options

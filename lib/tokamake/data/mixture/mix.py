@@ -29,12 +29,7 @@ class _MixedEntry(NamedTuple):
 
 
 def mix(
-    parts: list[str],
-    /,
-    *,
-    output: Path,
-    data_root: Path | None = None,
-    columns: Literal[2, 3] = 3,
+    parts: list[str], /, *, output: Path, data_root: Path | None = None, columns: Literal[2, 3] = 3
 ) -> None:
     """Combine weighting files into one, each with a share of the whole.
 
@@ -49,10 +44,6 @@ def mix(
         columns: columns of a line. Three are `weight prefix corpus`, which tokamake, blendcorpus
             and Argonne's Megatron-DeepSpeed read. Two are `weight prefix`, which Megatron-LM takes
             as its data paths, if you start it in the folder that the prefixes are relative to.
-
-    Raises:
-        UserError: a weight is not a number above 0, a file cannot be read, files disagree about the
-            corpus or the part of a prefix, or two columns cannot hold a part.
     """
     from tokamake.data.mixture.weights import (
         WeightedPrefix,

@@ -64,10 +64,6 @@ def weigh(
             has no row for them.
         max_epochs: number of epochs above which a corpus gets a warning. Beyond about 4 epochs,
             repeated tokens are worth clearly less than new ones (Muennighoff et al. 2023).
-
-    Raises:
-        UserError: a corpus has no dataset or no token, a dataset belongs to no corpus of the table,
-            or the training has too few tokens for the epochs.
     """
     from tokamake.data.mixture.shares import seen_tokens, shares
     from tokamake.files import read_json

@@ -73,11 +73,7 @@ def _measure(
     def of_block(first: int) -> npt.NDArray[np.int32]:
         starts, counts, targets = _extents(dataset, rows[first : first + _BLOCK])
         return make_sampler(objective, pieces).sizes(
-            tokens,
-            starts=starts,
-            counts=counts,
-            targets=targets,
-            seed=(seed + first) % 2**32,
+            tokens, starts=starts, counts=counts, targets=targets, seed=(seed + first) % 2**32
         )
 
     # Threads suffice: `sizes` releases the interpreter lock.

@@ -95,11 +95,6 @@ def index(
         tokenizer: Tokenizer of the datasets, which masked and span_corruption need.
         seed: Seed of the shuffles.
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
-
-    Raises:
-        UserError: a value is out of range, a file is missing or damaged, a dataset of another
-            program has a negative token or wrong pointers, a split is empty, datasets do not fit
-            the objective, or a sample does not fit the decoder.
     """
     vocabulary = read_vocabulary(
         objective,
@@ -207,11 +202,7 @@ def _write(
 
 
 def _check_values(
-    settings: IndexSettings,
-    train_samples: int | None,
-    *,
-    epochs: Sequence[str],
-    valid_samples: int,
+    settings: IndexSettings, train_samples: int | None, *, epochs: Sequence[str], valid_samples: int
 ) -> None:
     # samples x sequence_length must fit int64, with room for the surplus of Megatron.
     max_samples = 2**62 // max(settings.sequence_length, 1)

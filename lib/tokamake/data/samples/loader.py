@@ -16,13 +16,7 @@ import numpy.typing as npt
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.index_folder import (
-    REMEDY,
-    damaged_file,
-    identity,
-    matches,
-    read_index,
-)
+from tokamake.data.samples.index_folder import REMEDY, damaged_file, identity, matches, read_index
 from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.errors import UserError

@@ -87,12 +87,7 @@ def dataset_prefixes(output: Path, options: ShardOptions) -> list[Path]:
 
 def dataset_files(prefix: Path) -> tuple[Path, ...]:
     """Return the files of an indexed dataset; the manifest, which vouches for them, comes last."""
-    return (
-        bin_path(prefix),
-        idx_path(prefix),
-        sources_path(prefix),
-        manifest_path(prefix),
-    )
+    return (bin_path(prefix), idx_path(prefix), sources_path(prefix), manifest_path(prefix))
 
 
 class ShardWriter:

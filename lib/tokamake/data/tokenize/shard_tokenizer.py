@@ -18,12 +18,7 @@ from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
-from tokamake.data.tokenize.shard import (
-    ShardOptions,
-    ShardWriter,
-    dataset_files,
-    dataset_prefixes,
-)
+from tokamake.data.tokenize.shard import ShardOptions, ShardWriter, dataset_files, dataset_prefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest

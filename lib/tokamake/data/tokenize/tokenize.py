@@ -67,9 +67,6 @@ def tokenize(
             PREFIX_KEY_document, or PREFIX_KEY_sentence with `split_sentences`.
         corpora: table of corpora, such as config/corpora.tsv.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
-
-    Raises:
-        UserError: a file is missing or damaged, a document is bad, or the tokenizer does not exist.
     """
     if not files:
         raise UserError("no FILES given; name files, folders or patterns")

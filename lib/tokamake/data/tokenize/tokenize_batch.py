@@ -53,10 +53,6 @@ def tokenize_batch(
             may be quarantined.
         duplicates: file of `find-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
-
-    Raises:
-        UserError: one or more shards failed, for example because a raw file changed since it was
-            planned; the others are written.
     """
     # These modules import numpy, and `--help` should be instant.
     from tokamake.data.corpus.document_rows import read_duplicates, read_table

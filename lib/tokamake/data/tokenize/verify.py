@@ -21,9 +21,6 @@ def verify(prefixes: list[Path], /) -> None:
     Args:
         prefixes: shards or merged datasets, without .bin or .idx, or folders: all datasets of a
             folder.
-
-    Raises:
-        UserError: a raw file is missing or differs; the message has a line for each.
     """
     from tokamake.data.indexed.manifest import raw_inputs, read_manifest
     from tokamake.data.indexed.merge_groups import expand_prefixes

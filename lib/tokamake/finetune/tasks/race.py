@@ -19,7 +19,7 @@ SETTINGS = {
         "default": 128,
         "ge": 1,
         "description": "Most tokens of a question with an option; the end of longer ones is cut.",
-    },
+    }
 }
 
 

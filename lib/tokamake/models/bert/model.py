@@ -11,12 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.language_model import (
-    LanguageModel,
-    Output,
-    PackedRows,
-    Predictions,
-)
+from tokamake.models.common.language_model import LanguageModel, Output, PackedRows, Predictions
 from tokamake.models.common.layers import ACTIVATIONS
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout

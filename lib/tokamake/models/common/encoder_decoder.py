@@ -20,11 +20,7 @@ from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.context import UNMASKED, Unmasked, document_mask
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    shared_input,
-)
+from tokamake.parallel.tensor import ColumnParallelLinear, RowParallelLinear, shared_input
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 

@@ -55,11 +55,7 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
         self.q_norm, self.k_norm = head_norm(), head_norm()
         width = architecture.head_dim
-        self._heads = (
-            len(self.q_proj.weight) // width,
-            architecture.num_key_value_heads,
-            width,
-        )
+        self._heads = (len(self.q_proj.weight) // width, architecture.num_key_value_heads, width)
         self.qkv_proj: JoinedLinear | None = None
 
     @property

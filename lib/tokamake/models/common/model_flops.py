@@ -25,11 +25,7 @@ def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matri
 
 
 def per_encoder_token(
-    architecture: Architecture,
-    sequence_length: int,
-    decoder_length: int,
-    *,
-    num_mlp_matrices: int,
+    architecture: Architecture, sequence_length: int, decoder_length: int, *, num_mlp_matrices: int
 ) -> int:
     """Floating-point operations of a sample of an encoder-decoder, by tokens of the encoder."""
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"

@@ -32,11 +32,7 @@ _KEYS = {
     "initializer_range": ("initializer_range",),
     "tie_word_embeddings": ("tie_word_embeddings",),
 }
-_DEFAULTS = {
-    "layer_norm_epsilon": 1e-5,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": True,
-}
+_DEFAULTS = {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True}
 _DROPOUT = {"attn_pdrop": "attention", "embd_pdrop": "embedding", "resid_pdrop": "hidden"}
 
 

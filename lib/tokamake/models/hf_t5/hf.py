@@ -18,10 +18,7 @@ def _positions(architecture: Architecture) -> tensor_shapes.Shapes:
 
 
 shapes = partial(
-    tensor_shapes.encoder_decoder_shapes,
-    gated=True,
-    biased_norms=False,
-    of_embeddings=_positions,
+    tensor_shapes.encoder_decoder_shapes, gated=True, biased_norms=False, of_embeddings=_positions
 )
 """Shape of every tensor of an architecture by its name."""
 

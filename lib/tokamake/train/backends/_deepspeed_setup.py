@@ -33,9 +33,7 @@ class Mpu:
         model = mesh.pipeline.size * mesh.tensor.size
         ranks = torch.arange(world_size).view(mesh.pipeline.size, -1, mesh.tensor.size)
         groups = DeviceMesh(
-            device.type,
-            ranks.movedim(1, 0).reshape(-1, model),
-            mesh_dim_names=("data", "model"),
+            device.type, ranks.movedim(1, 0).reshape(-1, model), mesh_dim_names=("data", "model")
         )
         self._data, self._model = groups.get_group("data"), groups.get_group("model")
         self._tensor = mesh.tensor.rank, mesh.tensor.size

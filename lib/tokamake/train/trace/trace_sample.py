@@ -24,10 +24,6 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
         step: training step, from 1, as in the logs.
         row: row of the step's global batch, from 0.
         token: only this token of the row, from 0; the token after the last input is its label.
-
-    Raises:
-        UserError: the step, row or token does not exist, or the index is missing, or the tokenizer
-            if documents are rearranged.
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples

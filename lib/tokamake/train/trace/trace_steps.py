@@ -12,10 +12,6 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
         run: folder of the training run, or the run.yaml in it.
         prefix: dataset as in the weighting file, relative to the data root.
         document: number of the document, from 0.
-
-    Raises:
-        UserError: the run has no such dataset, the dataset has no such document, or the index is
-            missing.
     """
     import numpy as np
 

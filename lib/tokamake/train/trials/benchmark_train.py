@@ -28,9 +28,6 @@ def benchmark_train(
         peak_tflops: Peak of a rank's device in 10¹² operations per second; by default that of a
             known device, else the speed of a matrix product in the same precision.
         output: JSON file for all numbers.
-
-    Raises:
-        UserError: the run cannot start, or has too few samples.
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run

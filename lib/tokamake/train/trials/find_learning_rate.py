@@ -35,9 +35,6 @@ def find_learning_rate(
         start: Learning rate of the first step.
         end: Learning rate of the last step.
         output: JSON file for the suggestion and the curve.
-
-    Raises:
-        UserError: the run cannot start, the rates do not grow, or no rate lowers the loss.
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run

@@ -56,11 +56,7 @@ class FimSamples:
         opened.read_special_tokens_as_text()  # text between special tokens has none of them
         self._samples, self._seed = samples, seed
         self._rearrange = Rearranger(fim, opened, marks=marks)
-        self._marks = {
-            marks.prefix: fim.prefix,
-            marks.suffix: fim.suffix,
-            marks.middle: fim.middle,
-        }
+        self._marks = {marks.prefix: fim.prefix, marks.suffix: fim.suffix, marks.middle: fim.middle}
         self.sequence_length, self.corpora = samples.sequence_length, samples.corpora
         self.digest = files.digest(
             {
