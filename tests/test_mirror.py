@@ -62,7 +62,7 @@ TESTED_THROUGH = {
         *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
     ],
     "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
-    "doctor/test_communication.py": ["doctor/hosts", "doctor/watch"],
+    "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
     "finetune/test_trainer.py": [
         *("finetune/epochs", "finetune/finetune", "finetune/finetune_run"),
