@@ -20,9 +20,7 @@ _OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_temp
 def exported_config(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Content of an export's tokenizer_config.json, so that transformers gives the model's inputs.
 
-    Args:
-        architecture: shape of the model. One with token types needs those of a pair of texts; a
-            decoder has tokens of its own for the beginning and the end.
+    With token types, inputs are those of a pair of texts. A decoder has own begin and end tokens.
     """
     exported = dict(config)
     if (architecture.model_extra or {}).get("type_vocab_size"):

@@ -66,12 +66,7 @@ def run_of(checkpoint: Checkpoint) -> "Run | None":
 
 
 def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
-    """Open the tokenizer of a model.
-
-    Args:
-        given: tokenizer that the user names; None: the one beside the weights, or else the one
-            that the checkpoint's run.yaml names.
-    """
+    """Open a model's tokenizer: the given one, the one beside the weights, or run.yaml's."""
     path = given or _stated_tokenizer(checkpoint)
     tokenizer = open_tokenizer(path)
     vocab_size = checkpoint.architecture.vocab_size or 0

@@ -77,11 +77,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def count_ranks(folder: Path, pattern: re.Pattern[str] = _MODEL_STATES) -> int:
-    """Return the number of ranks that have a file.
-
-    Args:
-        pattern: file names. The first group is the rank.
-    """
+    """Return the number of ranks that have a file; the first group of `pattern` is the rank."""
     matches = (pattern.fullmatch(entry.name) for entry in _entries(folder))
     ranks = {int(match[1]) for match in matches if match}
     missing = first_missing(ranks, max(ranks, default=0) + 1)
@@ -102,11 +98,7 @@ def opened(
     *,
     ranks: tuple[int, int],
 ) -> Checkpoint:
-    """Return the open checkpoint of a format.
-
-    Args:
-        ranks: number of tensor-parallel ranks, and of pipeline ranks.
-    """
+    """Return the open checkpoint of a format; `ranks` are tensor-parallel and pipeline ranks."""
     state, stage = description.state, states.zero_stage
     has_unread = not stage and state.get("optimizer") is not None
     num_ranks = states.data_parallel_size or _data_parallel_size(state)

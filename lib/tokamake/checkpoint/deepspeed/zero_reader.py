@@ -262,11 +262,7 @@ def _add(
     owned: Mapping[str, TensorSlice],
     weights_prefix: str | None,
 ) -> None:
-    """Add the tensors of a group.
-
-    Args:
-        weights_prefix: prefix for the keys of fp32 weights, or None to leave them out.
-    """
+    """Add the tensors of a group; without a prefix, fp32 weights are left out."""
     ranges = [flat_range for flat_range in group.ranges if flat_range.name in owned]
     if weights_prefix is not None:
         chunks = (*_chunks(ranges, owned, weights_prefix),)
@@ -291,11 +287,7 @@ def _add(
 def _chunks(
     ranges: Iterable[FlatRange], slices: Mapping[str, TensorSlice], prefix: str
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a state in a flat tensor, without padding.
-
-    Args:
-        slices: the chunks of each parameter, with keys model.NAME.
-    """
+    """Yield the chunks of a state in a flat tensor, without padding."""
     for flat_range in ranges:
         chunks = cut(slices[flat_range.name].chunks, flat_range.start, flat_range.stop)
         for chunk in state_chunks(chunks, prefix):

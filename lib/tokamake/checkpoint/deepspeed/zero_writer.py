@@ -153,12 +153,7 @@ class PartitionWriter:
         }
 
     def _torch_state(self, groups: list[list[_FlatTensor]], shares: list[_Share]) -> dict[str, Any]:
-        """Return the state of torch's optimizer, whose parameters are the flat tensors.
-
-        Args:
-            groups: flat tensors that decay, and those that do not.
-            shares: elements of each flat tensor on the rank.
-        """
+        """Return the state of torch's optimizer, whose parameters are the flat tensors."""
         pairs = zip(chain(*groups), shares, strict=True)
         return {
             "state": {index: self._states(*pair) for index, pair in enumerate(pairs)},
@@ -178,12 +173,7 @@ class PartitionWriter:
     def _planned(
         self, flat: _FlatTensor, share: _Share, size: int, kind: str | None = None
     ) -> PlannedTensor:
-        """Return a flat tensor to write.
-
-        Args:
-            share: the ranges of the parameters in it.
-            kind: kind of moments, or None for fp32 weights.
-        """
+        """Return a flat tensor to write: moments of a kind, or fp32 weights."""
         # The padding of the vocabulary has the mean of the embedding as weights, and no moments.
         chunks = (
             chunk._replace(key=self._key(kind, chunk.key), start=flat_range.offset + chunk.start)

@@ -31,11 +31,7 @@ _FAMILIES = "models/*/hf"
 
 
 def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
-    """Read config.json, as transformers 4 or 5 writes it.
-
-    Returns:
-        Shape of the model with vocab_size set, and how its tensors differ from tokamake's.
-    """
+    """Read config.json of transformers 4 or 5: shape of the model, format of its tensors."""
     file = folder / "config.json"
     config = files.read_json(file, REMEDY)
     model_type = config.get("model_type") if isinstance(config, dict) else None

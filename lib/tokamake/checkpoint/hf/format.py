@@ -241,12 +241,7 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
 def _chunk(
     name: str, rows: slice, start: int, columns: tuple[int, ...], *, num_columns: int | None
 ) -> Chunk:
-    """Place rows of a tensor in a stored tensor.
-
-    Args:
-        start: row of the stored tensor where they begin; a column if that is transposed.
-        num_columns: of the stored tensor, if it is transposed.
-    """
+    """Place rows of a tensor at row `start` of a stored one, or at a column if it is transposed."""
     slices = (rows, *whole_slices(columns))
     if num_columns is None:
         return Chunk(f"model.{name}", slices, start * math.prod(columns))

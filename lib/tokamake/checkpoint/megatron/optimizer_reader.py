@@ -81,11 +81,7 @@ class OptimizerReader:
     def add(
         self, file: Path, state: Mapping[str, Any], stages: Sequence[Sequence[OptimizerParameter]]
     ) -> None:
-        """Add the states of a rank.
-
-        Args:
-            stages: parameters of each of its (virtual) stages, in the order of the file.
-        """
+        """Add the states of a rank; parameters of a (virtual) stage are in the file's order."""
         if self.unread:
             return
         if (distributed := file.with_name(DISTRIBUTED)).is_file():
@@ -112,14 +108,7 @@ def _add_buffers(
     state: Mapping[str, Any],
     stages: Sequence[Sequence[OptimizerParameter]],
 ) -> bool:
-    """Add the states in the flat buffers of a rank's distributed optimizer.
-
-    Args:
-        stages: parameters of each of its (virtual) stages.
-
-    Returns:
-        Whether the buffers are those of the parameters.
-    """
+    """Add states in a distributed optimizer's buffers; return whether they fit the parameters."""
     distributed = file.with_name(DISTRIBUTED)
     buffers: Any = rank_file.read(distributed)
     extents: list[Extent] = []

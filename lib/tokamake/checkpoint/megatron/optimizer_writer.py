@@ -32,11 +32,7 @@ def with_master_weights(tree: Any, source: TensorSource) -> Any:
 
 
 def planned_buffers(checkpoint: Checkpoint, stages: Iterable[Any]) -> dict[Any, Any]:
-    """Return the content of the distributed optimizer's file: buffers without data.
-
-    Args:
-        stages: planned weights of each (virtual) stage of a rank, in the order of the file.
-    """
+    """Return the content of the distributed optimizer's file: buffers without data."""
     buffers: dict[Any, Any] = {COALESCED: True}
     for number, weights in enumerate(stages):
         tensors = _leaves(weights)
@@ -75,11 +71,7 @@ def _leaves(weights: Any) -> list[PlannedTensor]:
 
 
 def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool) -> dict[str, Any]:
-    """Return the entries of a rank's file for the optimizer and the scheduler.
-
-    Args:
-        is_distributed: whether the states are in the distributed optimizer's own file.
-    """
+    """Return the entries of a rank's file for the optimizer and the scheduler."""
     tensors = _leaves(weights)
     # Matrices decay; norms and biases do not.
     groups = [
@@ -117,11 +109,7 @@ def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
 
 
 def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the settings of each group.
-
-    Args:
-        counts: number of parameters in each group. Only the first decays.
-    """
+    """Yield the settings of each group; only the first decays."""
     for index, end in enumerate(accumulate(counts)):
         settings = adam.param_group(checkpoint, decays=not index)
         yield {**settings, "params": [*range(end - counts[index], end)]}

@@ -87,12 +87,7 @@ def architecture_of(
     is_core: bool = False,
     names: frozenset[str] = frozenset(),
 ) -> Architecture:
-    """Return the architecture that a checkpoint's arguments describe.
-
-    Args:
-        padded_vocab_size: rows of the stored embedding; the vocabulary size if none is known.
-        names: of the tensors of the last stage.
-    """
+    """Return the architecture that arguments describe; `names` are tensors of the last stage."""
     description = getattr(args, "tokamake", None)
     if description is not None:
         return validate(Architecture, description, f"{file}: args.tokamake")

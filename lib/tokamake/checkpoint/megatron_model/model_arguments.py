@@ -221,11 +221,7 @@ def _scaling(architecture: Architecture) -> dict[str, Any]:
 
 
 def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
-    """Settings for which Megatron has no argument, so that it would compute another model.
-
-    Args:
-        is_megatron_lm: whether the arguments are those of Megatron-LM, not Megatron-DeepSpeed.
-    """
+    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
     settings, scaling = [], architecture.rope_scaling
     if scaling is not None and not (is_megatron_lm and any(_scaling(architecture).values())):
         settings.append(f"rope_scaling {scaling.rope_type}")

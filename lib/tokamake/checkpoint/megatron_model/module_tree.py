@@ -75,11 +75,9 @@ _NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
 def stage_tree(
     rank: TensorParallelRank, layers: range, *, is_first: bool = True, is_last: bool = True
 ) -> Any:
-    """Return the tensors of a pipeline stage, nested as in Megatron.
+    """Return the tensors of a pipeline stage, nested as in Megatron; stages count from layer 0.
 
-    Args:
-        layers: layers of the stage. Megatron numbers them from 0 in each stage.
-        is_last: whether the stage has the last norm, the output layer and heads.
+    The last stage has the last norm, the output layer and heads.
     """
     encoder = _stack(rank, layers)
     model: dict[str, Any] = {"encoder": encoder}
@@ -174,12 +172,7 @@ def without_elements(tree: Any) -> Any:
 
 
 def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
-    """Yield the extent of each tensor of a tree.
-
-    Args:
-        module: the module that `pickle_reader.read` returned for the file. It may be nested in
-            any way; only the dotted names count.
-    """
+    """Yield the extent of each tensor of a tree; only the dotted names in the module count."""
     expected = dict(named_slices(tree))
     tensors = _by_current_name(module, expected)
     _check_names(file, tensors, expected=expected)
@@ -294,11 +287,7 @@ def named_slices(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice
 
 
 def current_name(name: str, *, has_decoder: bool = False) -> str:
-    """Translate a name of an early Megatron version or of megatron.core.
-
-    Args:
-        has_decoder: whether the model is megatron.core's, and has a decoder beside an encoder.
-    """
+    """Translate a name of an early Megatron version, or of megatron.core with a decoder or not."""
     of_decoder = _CORE_DECODER_NAMES if has_decoder else ()
     for pattern, replacement in (*_OLD_NAMES, *of_decoder, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)

@@ -29,10 +29,9 @@ class BufferedParameter(NamedTuple):
 
 
 def buffer_places(shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
-    """Return the first element of each parameter in a buffer of one bucket, and the buffer's size.
+    """Return the first element of each parameter in a buffer of one bucket, and the buffer size.
 
-    Args:
-        shapes: of the parameters, in the order in which Megatron makes them.
+    Shapes have the order in which Megatron makes the parameters.
     """
     starts, end = list[int](), 0
     for shape in reversed(shapes):

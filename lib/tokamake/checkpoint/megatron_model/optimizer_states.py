@@ -33,11 +33,7 @@ class OptimizerStates:
     def source(
         self, weights: Iterable[Extent], shapes: Mapping[str, tuple[int, ...]]
     ) -> TensorSource:
-        """Return weights and states as whole tensors.
-
-        Args:
-            weights: extents of weights in other files. ZeRO 3 has none.
-        """
+        """Return weights and states as whole tensors; in ZeRO 3, the states hold the weights."""
         all_shapes = dict(shapes)
         for extent in self.extents:
             for key in (chunk.key for chunk in extent.chunks):

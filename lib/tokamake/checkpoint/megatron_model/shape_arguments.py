@@ -28,11 +28,7 @@ _NEEDED = (
 def arguments_from_shapes(
     shapes: Mapping[str, tuple[int, ...]], file: Path, *, tensor_parallel_size: int
 ) -> Namespace:
-    """Derive the arguments of a model whose checkpoint has none; warn of what shapes do not say.
-
-    Args:
-        shapes: of the tensors of the first rank, by the names of current versions.
-    """
+    """Derive the arguments of a model from shapes on the first rank; warn of unknown ones."""
     missing = [name for name in _NEEDED if name not in shapes]
     words, positions, mlp = (shapes.get(name, (0, 0)) for name in _NEEDED)
     hidden_size = words[1]

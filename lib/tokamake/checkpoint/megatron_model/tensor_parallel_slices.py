@@ -84,11 +84,7 @@ class TensorParallelRank:
         return slices
 
     def layer(self, number: int, stack: Stack = "encoder") -> dict[str, TensorSlice]:
-        """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it.
-
-        Args:
-            stack: of the layer. Models with a single stack have the encoder only.
-        """
+        """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""
         family = plugins.load("models/*/megatron", self.architecture.family)
         modules = family.DECODER_LAYER if stack == "decoder" else family.LAYER
         return self._modules(modules, f"{self._root(stack)}.layers.{number}.")

@@ -24,12 +24,9 @@ Offset = tuple[int, ...]
 
 
 class FlatChunks(Tensor):
-    """Some chunks of a whole tensor. It has the shape of the whole tensor, but no data of its own.
+    """This rank's chunks of a whole tensor, by offset; the tensor itself has a shape but no data.
 
     The three methods with double underscores are DCP's interface for sharded tensors.
-
-    Args:
-        chunks: this rank's chunks, by their offset in the whole tensor.
     """
 
     chunks: Mapping[Offset, Tensor]

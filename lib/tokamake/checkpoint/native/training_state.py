@@ -128,11 +128,7 @@ def make_state(
     optimizer: torch.optim.Optimizer,
     kinds: Mapping[str, str],
 ) -> None:
-    """Allocate the states of an optimizer that a checkpoint has, for `load` to fill.
-
-    Args:
-        optimizer: its parameters are `ParameterChunk.local`.
-    """
+    """Allocate the states of an optimizer that a checkpoint has, for `load` to fill."""
     saved = saved_in(folder)
     for parameter in chunks:
         local = parameter.local
@@ -190,10 +186,9 @@ def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
 
 
 def load(folder: Path, tensors: Tensors) -> Any:
-    """Fill tensors, as `fill` does; all ranks call it.
+    """Fill tensors, as `fill` does, and return `rank_state` if the number of ranks is the same.
 
-    Returns:
-        What this rank passed as `rank_state`; None if the number of ranks was different.
+    All ranks call it.
     """
     rank_key, state = f"rank.{dist.get_rank()}", dict(tensors)
     if read_description(folder)["world_size"] == dist.get_world_size():

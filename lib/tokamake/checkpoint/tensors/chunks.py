@@ -133,14 +133,7 @@ class ChunkReader:
         return reader
 
     def read(self, slices: Slices, order: Sequence[int]) -> Array:
-        """Read the elements of slices as raw bytes, contiguous.
-
-        Args:
-            order: dimensions of the result, the slowest first.
-
-        Returns:
-            Array of shape `[size(slices)[dim] for dim in order]`.
-        """
+        """Read raw elements into an array of shape `[size(slices)[dim] for dim in order]`."""
         shape = size(slices)
         if self._values is not None:
             return np.ascontiguousarray(self._values(slices).transpose(order)).reshape(
@@ -204,12 +197,7 @@ def _copy(target: Array, source: Array) -> None:
 
 
 def slabs(slices: Slices, order: Sequence[int], *, row_bytes: int) -> Iterator[Slices]:
-    """Split slices into slabs of about `SLAB` bytes, of at least one row.
-
-    Args:
-        order: its dimensions; the first one is split.
-        row_bytes: bytes for one index of that dimension.
-    """
+    """Split slices along the first dimension of `order` into slabs of about `SLAB` bytes."""
     if not order:
         yield slices
         return

@@ -29,14 +29,7 @@ def slices_of_range(shape: Sequence[int], start: int, *, stop: int) -> Iterator[
 
 
 def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
-    """Cut a range out of a stored tensor.
-
-    Args:
-        chunks: of the stored tensor, contiguous.
-
-    Yields:
-        Chunks of the range; their `start` counts from the beginning of the range.
-    """
+    """Cut a range out of contiguous chunks; `start` of the results counts from the range."""
     for chunk in chunks:
         assert chunk.stride is None, "a chunk that is cut is contiguous"
         size = chunk.size

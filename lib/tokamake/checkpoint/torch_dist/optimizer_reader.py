@@ -84,12 +84,7 @@ def is_state(key: str) -> bool:
 def read_states(
     folder: Path, contents: Contents, *, common: StoredObject, model: StoredModel
 ) -> tuple[OptimizerStates, tuple[str, ...]]:
-    """Locate the optimizer states.
-
-    Returns:
-        The states, and descriptions of those that tokamake cannot read; if there are any, no
-        states are returned.
-    """
+    """Locate the optimizer states; if some cannot be read, return their descriptions alone."""
     stored = {key: each for key, each in contents.tensors.items() if is_state(key)}
     has_objects = any(is_state(key) for key in contents.objects)
     if not stored and not has_objects:
@@ -143,11 +138,7 @@ def _has_twin(match: re.Match[str], stored: Mapping[str, WholeTensor]) -> bool:
 def _add_settings(
     states: OptimizerStates, place: StoredObject, *, saved: Any, extents: Sequence[Extent]
 ) -> None:
-    """Add step counts, settings and loss scale.
-
-    Args:
-        extents: states of the parameters that are counted.
-    """
+    """Add step counts of the parameters in `extents`, settings and loss scale."""
     inner = saved.get(OPTIMIZER, saved) if isinstance(saved, Mapping) else {}
     groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
     states.notes = settings_note(groups) | states.notes

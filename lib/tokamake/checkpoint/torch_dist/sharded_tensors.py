@@ -106,11 +106,7 @@ def _core_name(name: str, stack: str) -> str:
 def match_tensors(
     folder: Path, stored: Mapping[str, WholeTensor], *, model: Iterable[ShardedTensor]
 ) -> dict[str, ShardedTensor]:
-    """Match the tensors of a checkpoint with those of a model.
-
-    Returns:
-        Sharded tensors by key. A checkpoint with a tensor for each layer gives a key for each.
-    """
+    """Return a model's sharded tensors by a checkpoint's keys, which can be of single layers."""
     expected = {tensor.key: tensor for tensor in model}
     # Megatron has no layer axis if its layers differ.
     single = {
@@ -170,11 +166,7 @@ def is_flattened(size: Sequence[int], tensor: ShardedTensor) -> bool:
 
 
 def unflattened(extent: Extent, size: Sequence[int], *, tensor: ShardedTensor) -> Extent:
-    """Return an extent of flattened shards with chunks of the sharded tensor.
-
-    Raises:
-        ValueError: the chunk holds more than one shard.
-    """
+    """Return an extent of one flattened shard with chunks of the sharded tensor."""
     (chunk,) = extent.chunks
     *place, elements = chunk.slices
     if any(at.stop - at.start != 1 for at in place):

@@ -124,15 +124,7 @@ class Attribute:
 
 
 def value_of(member: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of an enum's member.
-
-    Args:
-        member: a stand-in, made from the member's value or from its name (see
-            `pickle_writer.GETATTR`), or the plain value.
-
-    Returns:
-        The value; None if the name is unknown.
-    """
+    """Return the value of an enum's member, by its stand-in, or None if its name is unknown."""
     if isinstance(member, _Kind):
         return values.get(member.name.rpartition(".")[2])
     if isinstance(member, StandIn):

@@ -37,14 +37,7 @@ class _ArchiveMember(NamedTuple):
 
 
 def write(file: Path, state: Any) -> list[tuple[PlannedTensor, int]]:
-    """Write a file.
-
-    Args:
-        state: argument of torch.save, with `PlannedTensor` in place of tensors.
-
-    Returns:
-        Each tensor with the offset of its data, in the order of the state.
-    """
+    """Write an argument of torch.save with `PlannedTensor` as tensors; return the data offsets."""
     planned: list[PlannedTensor] = []
     pickled = pickle_writer.dumps(state, partial(_rebuild_call, planned))
     members: list[_ArchiveMember] = []

@@ -44,11 +44,7 @@ class _ArchiveLayout(NamedTuple):
 
 
 def locate(folder: Path, tensors: Mapping[str, WholeTensor]) -> Iterator[Extent]:
-    """Locate the chunks of tensors, without those that are in no file.
-
-    Yields:
-        An extent for each archive, with one chunk of the tensor of that key.
-    """
+    """Yield an extent with one chunk for each archive of tensors in a folder."""
     chunks: dict[str, list[_ArchivedChunk]] = defaultdict(list)
     for key, tensor in tensors.items():
         for chunk in tensor.chunks:
@@ -163,12 +159,7 @@ class PlacedArchives(NamedTuple):
 def lay_out(
     folder: Path, archives: Iterable[PlannedArchive], *, max_shard_bytes: int
 ) -> PlacedArchives:
-    """Write files with holes in place of the tensors' data.
-
-    Args:
-        archives: in the order in which they are written. The chunks of a tensor cover it.
-        max_shard_bytes: maximum size of a file, unless a single archive is larger.
-    """
+    """Write files with holes in place of data, up to `max_shard_bytes` or one larger archive."""
     frame_of = functools.cache(functools.partial(_frame, folder))
     placed: dict[str, list[tuple[PlannedArchive, StorageLocation]]] = defaultdict(list)
     extents, file_number, end = [], 0, 0

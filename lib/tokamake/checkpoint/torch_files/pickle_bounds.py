@@ -61,11 +61,7 @@ def _skipping(num_bytes: int) -> Callable[[bytes, int], "re.Match[bytes] | None"
 
 
 def counting(*kinds: Any, num_bytes: int) -> list[Any]:
-    """Return stand-ins for types that copy their arguments; together they copy few items.
-
-    Args:
-        num_bytes: length of the pickle; the stand-ins raise ValueError beyond as many items.
-    """
+    """Return stand-ins for types that copy arguments; together they copy `num_bytes` items."""
     num_left = num_bytes
 
     def stand_in(kind: Any) -> Any:

@@ -29,11 +29,7 @@ def extent(file: Path, name: str, tensor: Any, chunks: tuple[Chunk, ...] = ()) -
 
 
 def lay_out(file: Path, state: Any) -> list[Extent]:
-    """Write a file with holes in place of the tensors' data; holes take no space on disk.
-
-    Args:
-        state: argument of torch.save, with `PlannedTensor` in place of tensors.
-    """
+    """Write the argument of torch.save with `PlannedTensor` as tensors, whose data become holes."""
     offsets = archive_writer.write(file, state)
     names = (name for name, value in leaves(state) if isinstance(value, PlannedTensor))
     return [
@@ -115,11 +111,7 @@ def checksum(descriptor: int, start: int, size: int) -> int:
 def check_checksums(
     archive: zipfile.ZipFile, view: View, *, compute: Callable[[int, int], int]
 ) -> None:
-    """Compare the contents of an archive with the checksums in it.
-
-    Args:
-        compute: returns the CRC-32 of some bytes of the archive, by first byte and length.
-    """
+    """Compare an archive with its CRC-32s; `compute` takes the first byte and the length."""
     # A writer that computes no checksum leaves 0.
     for entry in (entry for entry in archive.infolist() if entry.CRC):
         if compute(data_offset(view, entry), entry.file_size) != entry.CRC:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat, label_keys
+from tokamake.models.common.hf_format import HFFormat, label_keys, same_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -91,18 +91,13 @@ HUGGING_FACE = (
         model_type="megatron-bert",
         class_name="MegatronBertForPreTraining",
         keys={
-            "vocab_size": ("vocab_size",),
-            "hidden_size": ("hidden_size",),
-            "intermediate_size": ("intermediate_size",),
-            "num_hidden_layers": ("num_hidden_layers",),
-            "num_attention_heads": ("num_attention_heads",),
-            "max_position_embeddings": ("max_position_embeddings",),
-            "hidden_act": ("hidden_act",),
+            **same_keys(
+                *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+                *("num_attention_heads", "max_position_embeddings", "hidden_act"),
+            ),
             "head_act": ("hidden_act",),
             "layer_norm_epsilon": ("layer_norm_eps",),
-            "initializer_range": ("initializer_range",),
-            "tie_word_embeddings": ("tie_word_embeddings",),
-            "type_vocab_size": ("type_vocab_size",),
+            **same_keys("initializer_range", "tie_word_embeddings", "type_vocab_size"),
         },
         # Megatron's epsilon is 1e-5; transformers takes a missing one for 1e-12.
         defaults={

@@ -43,11 +43,7 @@ HEADS = (
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that Megatron's arguments state.
-
-    Args:
-        is_core: whether the model is megatron.core's, whose head always has an exact GELU.
-    """
+    """Fields of an `Architecture` that arguments state; a core head always has an exact GELU."""
     # Megatron's models without the head of the order of sentences have no token types, either.
     has_order = bool(getattr(args, "bert_binary_head", True))
     by_tanh = getattr(args, "openai_gelu", False) and not is_core

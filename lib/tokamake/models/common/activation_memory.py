@@ -25,11 +25,7 @@ class SavedActivations(NamedTuple):
 
 
 def attention_bytes(architecture: Architecture, size: int) -> int:
-    """Queries, keys, values and result of attention, and its fp32 normalizers.
-
-    Args:
-        size: bytes per number.
-    """
+    """Queries, keys, values, result of attention (`size` bytes a number), fp32 normalizers."""
     num_values = 2 * (architecture.query_size + architecture.key_value_size)
     return num_values * size + 4 * architecture.num_attention_heads
 

@@ -21,6 +21,11 @@ def _nothing(_: Any) -> dict[str, Any]:
     return {}
 
 
+def same_keys(*names: str) -> dict[str, tuple[str, ...]]:
+    """`HFFormat.keys` of fields that have the same names in config.json."""
+    return {name: (name,) for name in names}
+
+
 @dataclass(frozen=True, eq=False)
 class HFFormat:
     """One of transformers' model types."""
@@ -101,11 +106,7 @@ class HFFormat:
         return name.startswith(heads) or name in self.copies
 
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
-        """Where the rows of our tensor lie in the stored one, before that is transposed.
-
-        Returns:
-            Ranges of its rows, each with the stored row at which it begins.
-        """
+        """Ranges of rows of our tensor, and where each begins in the stored, untransposed one."""
         part = _QKV.search(name)
         if not self.fused or not part:
             return [(slice(0, number), 0)]

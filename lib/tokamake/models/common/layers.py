@@ -30,12 +30,10 @@ class Attention(nn.Module):
     """Self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
+    `head_norm` builds a norm of each query and key head, before rotation.
 
     Attributes:
         number: of its layer in the whole model.
-
-    Args:
-        head_norm: builds a norm of each query head, and of each key head, before rotation.
     """
 
     def __init__(

@@ -70,11 +70,7 @@ def norm_epsilon(args: Any, *, is_core: bool) -> float:
 
 
 def biases(args: Any, file: Path, *, default: bool) -> dict[str, Any]:
-    """attention_bias and mlp_bias, which Megatron has together.
-
-    Args:
-        default: whether a checkpoint without the argument has biases.
-    """
+    """attention_bias and mlp_bias, which one argument of Megatron sets; `default` without it."""
     stated = getattr(args, "add_bias_linear", None)
     has_biases = default if stated is None else bool(stated)
     if getattr(args, "add_qkv_bias", False) and not has_biases:

@@ -9,11 +9,7 @@ from tokamake.config.architecture import Architecture
 
 
 def per_token(architecture: Architecture, sequence_length: int, *, num_mlp_matrices: int) -> int:
-    """Floating-point operations of one token's forward and backward pass.
-
-    Args:
-        num_mlp_matrices: matrices of hidden_size × intermediate_size in a layer.
-    """
+    """Floating-point operations of one token in the forward and backward pass."""
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
     hidden = architecture.hidden_size
     projections = 2 * hidden * (architecture.query_size + architecture.key_value_size)

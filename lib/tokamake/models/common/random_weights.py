@@ -27,11 +27,8 @@ Array = npt.NDArray[np.float32]
 class RandomWeights:
     """Weights of a model before its training: normal with deviation `initializer_range`.
 
-    Projections into the residual stream have a deviation smaller by √(2 × layers), as in GPT-2's
-    report. Norms are 1, biases 0.
-
-    Args:
-        into_residual: ends of the names of weights that add to the residual stream.
+    Projections into the residual stream (ends of names) have a deviation smaller by √(2 × layers),
+    as in GPT-2's report. Norms are 1, biases 0.
     """
 
     def __init__(

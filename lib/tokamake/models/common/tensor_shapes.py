@@ -3,7 +3,8 @@
 Tests compare them with the parameters of the family's `Model`, in their order.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 
 from tokamake.config.architecture import Architecture
 
@@ -26,9 +27,8 @@ def shapes(
     """Shape of every tensor by its name."""
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
-    layer = dict(_attention(architecture, biased_norms=biased_norms))
-    layer |= of_attention(architecture)
-    layer |= dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
+    attention = _attention(architecture, biased_norms=biased_norms) | of_attention(architecture)
+    layer = attention | _mlp(architecture, gated=gated, biased_norms=biased_norms)
     tensors = _layers("model", layer, number=architecture.num_hidden_layers)
     tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
     tensors |= of_embeddings(architecture)
@@ -50,14 +50,11 @@ def encoder_decoder_shapes(
     """Shape of every tensor of an encoder-decoder by its name; see `shapes` for the arguments."""
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
-    attention = dict(_attention(architecture, biased_norms=biased_norms))
+    attention = _attention(architecture, biased_norms=biased_norms)
     cross = {
-        name.replace("input_layernorm", "cross_attn_layernorm").replace(
-            "self_attn", "cross_attn"
-        ): s
-        for name, s in attention.items()
+        re.sub("^(input|self_attn)", "cross_attn", name): shape for name, shape in attention.items()
     }
-    mlp = dict(_mlp(architecture, gated=gated, biased_norms=biased_norms))
+    mlp = _mlp(architecture, gated=gated, biased_norms=biased_norms)
     norm = with_bias("norm", (hidden,), has_bias=biased_norms)
     tensors: Shapes = {}
     for stack, layer, number in (
@@ -81,28 +78,25 @@ def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:
     }
 
 
-def _attention(
-    architecture: Architecture, *, biased_norms: bool
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _attention(architecture: Architecture, *, biased_norms: bool) -> Shapes:
     hidden, query = architecture.hidden_size, architecture.query_size
     key_value = (architecture.key_value_size, hidden)
     projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
-    yield from with_bias("input_layernorm", (hidden,), has_bias=biased_norms).items()
+    tensors = with_bias("input_layernorm", (hidden,), has_bias=biased_norms)
     for name, shape in projections.items():
-        yield from with_bias(
-            f"self_attn.{name}_proj", shape, has_bias=architecture.attention_bias
-        ).items()
+        has_bias = architecture.attention_bias
+        tensors |= with_bias(f"self_attn.{name}_proj", shape, has_bias=has_bias)
+    return tensors
 
 
-def _mlp(
-    architecture: Architecture, *, gated: bool, biased_norms: bool
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _mlp(architecture: Architecture, *, gated: bool, biased_norms: bool) -> Shapes:
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     projections = {"gate": (inner, hidden)} if gated else {}
     projections |= {"up": (inner, hidden), "down": (hidden, inner)}
-    yield from with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms).items()
+    tensors = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
     for name, shape in projections.items():
-        yield from with_bias(f"mlp.{name}_proj", shape, has_bias=architecture.mlp_bias).items()
+        tensors |= with_bias(f"mlp.{name}_proj", shape, has_bias=architecture.mlp_bias)
+    return tensors
 
 
 def with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> Shapes:

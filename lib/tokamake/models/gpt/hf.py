@@ -6,7 +6,7 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, same_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -28,9 +28,7 @@ _KEYS = {
     "hidden_size": ("n_embd", "hidden_size", "n_embed"),
     "num_hidden_layers": ("n_layer", "num_hidden_layers"),
     "num_attention_heads": ("n_head", "num_attention_heads"),
-    "layer_norm_epsilon": ("layer_norm_epsilon",),
-    "initializer_range": ("initializer_range",),
-    "tie_word_embeddings": ("tie_word_embeddings",),
+    **same_keys("layer_norm_epsilon", "initializer_range", "tie_word_embeddings"),
 }
 _DEFAULTS = {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True}
 _DROPOUT = {"attn_pdrop": "attention", "embd_pdrop": "embedding", "resid_pdrop": "hidden"}
@@ -115,15 +113,11 @@ STARCODER2 = HFFormat(
     model_type="starcoder2",
     class_name="Starcoder2ForCausalLM",
     keys={
-        "vocab_size": ("vocab_size",),
-        "hidden_size": ("hidden_size",),
-        "intermediate_size": ("intermediate_size",),
-        "num_hidden_layers": ("num_hidden_layers",),
-        "num_attention_heads": ("num_attention_heads",),
-        "num_key_value_heads": ("num_key_value_heads",),
-        "head_dim": ("head_dim",),
-        "max_position_embeddings": ("max_position_embeddings",),
-        "hidden_act": ("hidden_act",),
+        **same_keys(
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+            *("num_attention_heads", "num_key_value_heads", "head_dim"),
+            *("max_position_embeddings", "hidden_act"),
+        ),
         "attention_bias": ("use_bias",),
         "mlp_bias": ("use_bias",),
         "layer_norm_epsilon": ("norm_epsilon",),

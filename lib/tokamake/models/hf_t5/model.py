@@ -39,11 +39,7 @@ relative_attention_max_distance the tokens from which on all distances are in th
 
 
 class RelativePositions(nn.Module):
-    """Biases of attention scores of this rank's heads.
-
-    Args:
-        both_directions: whether later tokens have buckets of their own.
-    """
+    """Biases of attention scores of this rank's heads; an encoder has buckets for later tokens."""
 
     def __init__(
         self, architecture: Architecture, mesh: Mesh = SINGLE_RANK, *, both_directions: bool

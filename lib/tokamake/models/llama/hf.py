@@ -3,12 +3,12 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, same_keys
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 """Shape of every tensor of an architecture by its name."""
 
-_KEYS = (
+_KEYS = same_keys(
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     "hidden_act",
@@ -19,7 +19,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="llama",
         class_name="LlamaForCausalLM",
-        keys={key: (key,) for key in _KEYS},
+        keys=_KEYS,
         defaults={
             "max_position_embeddings": 2048,
             "hidden_act": "silu",

@@ -4,7 +4,7 @@ from functools import partial
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, same_keys
 
 
 def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -14,7 +14,7 @@ def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, of_attention=_head_norms)
 """Shape of every tensor of an architecture by its name."""
 
-_KEYS = (
+_KEYS = same_keys(
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
     *("hidden_act", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
@@ -26,7 +26,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="qwen3",
         class_name="Qwen3ForCausalLM",
-        keys={key: (key,) for key in _KEYS},
+        keys=_KEYS,
         defaults={
             "num_key_value_heads": 32,
             "head_dim": 128,

@@ -127,11 +127,7 @@ def _vocabulary_rows(folder: Path, folder_of: Mapping[str, Path], *, hidden_size
 def _frozen_weights(
     folder: Path, architecture: Architecture, *, slices: Mapping[str, TensorSlice]
 ) -> list[Extent]:
-    """Return the extents of parameters that were not trained, which are in the ranks' files.
-
-    Args:
-        slices: parameters that are missing in `zero`, by name.
-    """
+    """Return the extents of frozen parameters, which are in the ranks' files, not in `zero`."""
     num_ranks = deepspeed_folder.count_ranks(folder)
     keys = {chunk.key for tensor in slices.values() for chunk in tensor.chunks}
     first_missing, extents = next(iter(slices)), list[Extent]()
@@ -183,11 +179,7 @@ def _tokamake_notes(state: dict[str, Any]) -> dict[str, Any]:
 def _slices(
     rank: TensorParallelRank, layer_numbers: Iterable[int] | None
 ) -> dict[str, TensorSlice]:
-    """Return the parameters of a model by DeepSpeed's names.
-
-    Args:
-        layer_numbers: numbers of a pipeline's layers, or None if there is no pipeline.
-    """
+    """Return the parameters of a model by DeepSpeed's names; None: there is no pipeline."""
     if layer_numbers is not None:
         return pipeline.parameters(rank, layer_numbers)
     layers = range(rank.architecture.num_hidden_layers)
