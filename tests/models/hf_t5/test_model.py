@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.hf_tensors import from_hf, to_hf
+from tests.support.hf_tensors import from_hf
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
+from tests.support.model_steps import assert_same_step
 from tests.support.paths import ROOT
-from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (
     HF_ARCHITECTURES,
     hf_reference,
@@ -27,24 +25,12 @@ from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.parallel import ParallelSettings
 from tokamake.errors import UserError
-from tokamake.models.common.recompute import Recompute
-from tokamake.models.hf_t5 import memory
-from tokamake.models.hf_t5 import model as family
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.validation import validate
 
 PLAIN = HF_ARCHITECTURES["hf_t5"]
 # Longer than relative_attention_max_distance.
 samples_of = partial(span_samples, number=3, length=40, decoder_length=27)
-
-
-def as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dict[str, Any]:
-    """Weights or gradients of our model, by name and in the shape of transformers'."""
-    values = {
-        family.Model.tensor_name(name): (p.grad if gradients else p).detach()
-        for name, p in model.named_parameters()
-    }
-    return to_hf(architecture, values)
 
 
 @pytest.mark.parametrize("name", HF_ARCHITECTURES)
@@ -59,49 +45,8 @@ def test_logits_loss_gradients_and_a_step_equal_transformers(name: str) -> None:
         ours, theirs = model(tokens, **further), their_logits(oracle, samples)
     has_loss = torch.from_numpy(samples.labels != NO_LABEL)
     assert (ours - theirs)[has_loss].abs().max() <= 1e-5 * theirs.abs().max().clamp(min=1)
-    loss, expected = mean_loss(model, samples), their_loss(oracle, samples)
-    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
-    models = (model, oracle)
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-3) for each in models]
-    loss.backward()
-    expected.backward()
-    gradients = as_stored(architecture, model, gradients=True)
-    oracle_gradients = {name: p.grad for name, p in oracle.named_parameters()}
-    assert gradients.keys() == oracle_gradients.keys()
-    largest = max(gradient.abs().max() for gradient in oracle_gradients.values())
-    for key, gradient in oracle_gradients.items():
-        assert gradient.abs().max() > 0
-        torch.testing.assert_close(gradients[key], gradient, atol=1e-5 * largest, rtol=1e-4)
-    for optimizer in optimizers:
-        optimizer.step()
-    stepped = as_stored(architecture, model, gradients=False)
-    for key, parameter in oracle.named_parameters():
-        assert (stepped[key] - parameter).abs().max() <= 1e-6
-
-
-@pytest.mark.parametrize("name", ["full", "selective"])
-def test_recomputing_changes_nothing(name: Any) -> None:
-    model = to_model(PLAIN, {n: t.clone() for n, t in random_tensors(PLAIN, 1).items()})
-    samples, gradients = samples_of(PLAIN), []
-    for recompute in (Recompute(), Recompute(name)):
-        model.set_recompute(recompute)
-        model.zero_grad()
-        mean_loss(model, samples).backward()
-        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-    assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
-
-
-@pytest.mark.parametrize("name", HF_ARCHITECTURES)
-def test_shapes_are_those_of_parameters_and_flops_those_that_torch_counts(name: str) -> None:
-    architecture = HF_ARCHITECTURES[name]
-    model = family.Model(architecture)
-    parameters = {model.tensor_name(n): (*p.shape,) for n, p in model.named_parameters()}
-    assert list(parameters.items()) == list(shapes(architecture).items())
-    samples = span_samples(architecture, number=2, length=32, decoder_length=16)
-    samples.padding_mask[:] = True
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        mean_loss(model, samples).backward()
-    assert memory.flops_per_token(architecture, 32, 16) * 2 * 32 == counter.get_total_flops()
+    losses = mean_loss(model, samples), their_loss(oracle, samples)
+    assert_same_step(architecture, model, oracle=oracle, losses=losses)
 
 
 @pytest.mark.ranks
