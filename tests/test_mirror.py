@@ -146,7 +146,8 @@ NO_MODULE = [
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
     "pbs_executor/test_packages.py",
     # All families; two hosts.
-    *("models/test_packed_documents.py", "train/test_two_hosts.py"),
+    *("models/test_family_formats.py", "models/test_packed_documents.py"),
+    "train/test_two_hosts.py",
     # Each layout, with both back ends.
     "train/backends/test_traffic.py",
 ]

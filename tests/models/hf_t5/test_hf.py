@@ -13,7 +13,6 @@ from tests.support.hf_tensors import from_hf
 from tests.support.random_tensors import random_tensors
 from tests.support.t5s import HF_ARCHITECTURES, hf_reference, span_samples, their_logits
 from tokamake.checkpoint import writer
-from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
@@ -64,22 +63,6 @@ def test_files_of_old_versions_have_copies_of_the_embedding(config: Path) -> Non
     _, read = hf_folder.read(config.parent)
     assert torch.equal(read["model.embed_tokens.weight"], embedding)
     assert torch.equal(read["lm_head.weight"], tensors["lm_head.weight"])
-
-
-def test_a_native_checkpoint_keeps_every_bit(config: Path, tmp_path: Path) -> None:
-    writer.write(tmp_path / "there", open_any(config.parent), "native", Target())
-    writer.write(tmp_path / "back", open_any(tmp_path / "there"), "hf", Target())
-    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
-
-
-def test_transformers_computes_the_logits_of_a_converted_model(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    convert(source=config.parent, target=tmp_path / "n", format="native")
-    convert(source=tmp_path / "n", target=tmp_path / "back", format="hf", compare_logits=True)
-    assert "logits: as those of the source, by transformers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["mds", "mds_pipeline", "megatron", "torch_dist", "universal"])

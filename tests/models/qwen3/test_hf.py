@@ -10,24 +10,14 @@ import torch
 from tests.support import hf_folder, megatron_names
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.random_tensors import random_tensors
-from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling import Sampling
 
 SHAPE = ARCHITECTURES["qwen3"]
-LAYOUTS = {
-    "mds": ParallelLayout(2),
-    "mds_pipeline": ParallelLayout(2, 3),
-    "megatron": ParallelLayout(2, 3),
-    "torch_dist": ParallelLayout(),
-    "universal": ParallelLayout(),
-    "native": ParallelLayout(),
-}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -74,17 +64,6 @@ def test_a_config_without_head_dim_means_128(config: Path) -> None:
     assert values.pop("head_dim") == 24
     config.write_text(json.dumps(values))
     assert config_json.read_config(config.parent)[0].head_dim == 128
-
-
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_every_format_keeps_every_bit(kind: str, config: Path, tmp_path: Path) -> None:
-    writer.write(tmp_path / "there", open_any(config.parent), kind, Target(LAYOUTS[kind]))
-    checkpoint = open_any(tmp_path / "there")
-    assert checkpoint.architecture == SHAPE
-    writer.write(tmp_path / "back", checkpoint, "hf", Target())
-    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
 
 
 def test_tensors_and_arguments_are_megatrons(tmp_path: Path) -> None:

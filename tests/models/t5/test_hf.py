@@ -21,7 +21,6 @@ from tests.support.t5s import (
     their_logits,
 )
 from tokamake.checkpoint import writer
-from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
@@ -29,13 +28,6 @@ from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 
 SHAPE = ARCHITECTURES["t5"]
-LAYOUTS = {
-    "mds": ParallelLayout(2),
-    "megatron": ParallelLayout(2),
-    "torch_dist": ParallelLayout(),
-    "universal": ParallelLayout(),
-    "native": ParallelLayout(),
-}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -122,25 +114,6 @@ def test_stored_copies_of_the_embedding_have_to_be_equal(config: Path) -> None:
 def test_what_transformers_lacks_is_refused(shape: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         config_json.format_for(shape)
-
-
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_every_format_keeps_every_bit(kind: str, config: Path, tmp_path: Path) -> None:
-    writer.write(tmp_path / "there", open_any(config.parent), kind, Target(LAYOUTS[kind]))
-    checkpoint = open_any(tmp_path / "there")
-    assert checkpoint.architecture == SHAPE
-    writer.write(tmp_path / "back", checkpoint, "hf", Target())
-    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert (tmp_path / "back/config.json").read_bytes() == config.read_bytes()
-
-
-def test_transformers_computes_the_logits_of_a_converted_model(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    convert(source=config.parent, target=tmp_path / "m", format="megatron", tensor_parallel_size=2)
-    convert(source=tmp_path / "m", target=tmp_path / "back", format="hf", compare_logits=True)
-    assert "logits: as those of the source, by transformers" in capsys.readouterr().out
 
 
 def test_a_layout_becomes_another_layout(config: Path, tmp_path: Path) -> None:
