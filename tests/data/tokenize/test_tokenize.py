@@ -350,6 +350,8 @@ def test_datasets_may_have_the_names_of_megatron(
             megatron_names=True,
         )
         assert {path.stem for path in output.parent.glob("*.idx")} == names
+    printed = capsys.readouterr()
+    assert f"{output}_title_sentence: 1 document, " in printed.out
     assert re.search(
-        r"tokenize my-gpt2: 1 documents, [\d,]+ documents/s, [\d.]+ MB/s\n", capsys.readouterr().err
+        r"tokenize my-gpt2: 1 documents, [\d,]+ documents/s, [\d.]+ MB/s\n", printed.err
     )

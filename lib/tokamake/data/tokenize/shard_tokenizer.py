@@ -84,8 +84,9 @@ class ShardTokenizer:
         if reason not in ("", self._reported_reason):
             self._reported_reason = reason
             print(f"encoded by {self._encoder.name}, not by gigatoken: {reason}")
-        for manifest in manifests:
-            print(_summary_line(shard.output, manifest, has_keys=len(manifests) > 1))
+        prefixes = dataset_prefixes(shard.output, self.options)
+        for prefix, manifest in zip(prefixes, manifests, strict=True):
+            print(_summary_line(prefix, manifest))
 
     def _write_once(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
         byte_range = readers.parse_range(shard.byte_range, shard.paths)
@@ -150,13 +151,12 @@ def _file_stamp(path: Path) -> list[Any]:
     return [str(path), *map(int, read_stamp(path).split(":"))]
 
 
-def _summary_line(output: Path, manifest: dict[str, Any], *, has_keys: bool) -> str:
-    name = f"{output}_{manifest['text_key']}" if has_keys else f"{output}"
+def _summary_line(prefix: Path, manifest: dict[str, Any]) -> str:
     input_bytes = sum(source["bytes"] for source in manifest["inputs"])
     documents = counted(manifest["documents"], "document")
     tokens = counted(manifest["tokens"], "token")
     parts = [
-        f"{name}: {documents}, {tokens} from {counted(len(manifest['inputs']), 'file')}, "
+        f"{prefix}: {documents}, {tokens} from {counted(len(manifest['inputs']), 'file')}, "
         f"{input_bytes / 1e6:,.1f} MB in {manifest['seconds']:.1f} s"
     ]
     for key in ("empty", "quarantined", "duplicate"):
