@@ -3,9 +3,11 @@
 If a version of Snakemake changes one of them, a test here fails by its name.
 """
 
+import ast
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,14 +36,15 @@ def run(
     return start(["--cores", "1", *arguments], folder, environment)
 
 
-def printed(folder: Path, expression: str, *arguments: str, before: str = "") -> str:
-    """Value of an expression where the workflow is read."""
+def printed(folder: Path, *expressions: str, options: Sequence[str] = (), before: str = "") -> list:
+    """Values of expressions where the workflow is read, as text."""
     rules = 'rule all:\n    output: "a.txt"\n    resources: nodes=1\n    shell: "touch {output}"\n'
-    snakefile = f"{before}\n{rules}\nprint('value:', {expression}, file=__import__('sys').stderr)\n"
-    done = run(folder, snakefile, "-n", *arguments)
+    values = f"[str(value) for value in ({', '.join(expressions)},)]"
+    snakefile = f"{before}\n{rules}\nprint('values:', {values}, file=__import__('sys').stderr)\n"
+    done = run(folder, snakefile, "-n", *options)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("value: ")]
-    return lines[0].removeprefix("value: ")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("values: ")]
+    return list(ast.literal_eval(lines[0].removeprefix("values: ")))
 
 
 def test_only_jobs_are_recognized_as_jobs(tmp_path: Path) -> None:
@@ -59,32 +62,34 @@ rule all:
 
 def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: 1")
-    names = printed(tmp_path, "SNAKEMAKE.config_files", "--configfile", "a.yaml")
+    expressions = ("SNAKEMAKE.config_files", "SNAKEMAKE.main_config")
+    names, main = printed(tmp_path, *expressions, options=("--configfile", "a.yaml"))
     assert names.endswith("a.yaml']")
-    assert printed(tmp_path, "SNAKEMAKE.config_files") == "[]"
-    assert printed(tmp_path, "SNAKEMAKE.main_config", "--configfile", "a.yaml") == "{'x': 1}"
+    assert main == "{'x': 1}"
 
 
-def test_paths_of_the_main_file_and_the_repository(tmp_path: Path) -> None:
-    assert printed(tmp_path, "SNAKEMAKE.main_snakefile") == str(tmp_path / "Snakefile")
-    assert printed(tmp_path, "str(SNAKEMAKE.repository)") == str(tmp_path.parent)
-
-
-def test_resources_that_rules_declare(tmp_path: Path) -> None:
-    assert printed(tmp_path, "SNAKEMAKE.declared_resources()['nodes'].value") == "1"
+def test_paths_and_declared_resources_without_options(tmp_path: Path) -> None:
+    expressions = (
+        *("SNAKEMAKE.config_files", "SNAKEMAKE.main_snakefile", "SNAKEMAKE.repository"),
+        "SNAKEMAKE.declared_resources()['nodes'].value",
+    )
+    assert printed(tmp_path, *expressions) == [
+        *("[]", str(tmp_path / "Snakefile"), str(tmp_path.parent), "1")
+    ]
 
 
 def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
-    arguments = (
+    options = (
         *("--set-resources", "all:nodes=4", "all:tasks=8"),
         *("--default-resources", "launch='x/launch.sh'"),
     )
-    assert printed(tmp_path, "SNAKEMAKE.rule_resources('all')", *arguments) == (
-        "{'nodes': 4, 'tasks': 8}"
+    expressions = (
+        *("SNAKEMAKE.rule_resources('all')", "SNAKEMAKE.rule_resources('other')"),
+        *("SNAKEMAKE.default_resource('launch')", "SNAKEMAKE.default_resource('queue')"),
     )
-    assert printed(tmp_path, "SNAKEMAKE.rule_resources('other')", *arguments) == "{}"
-    assert printed(tmp_path, "SNAKEMAKE.default_resource('launch')", *arguments) == "'x/launch.sh'"
-    assert printed(tmp_path, "SNAKEMAKE.default_resource('queue')", *arguments) == "None"
+    assert printed(tmp_path, *expressions, options=options) == [
+        *("{'nodes': 4, 'tasks': 8}", "{}", "'x/launch.sh'", "None")
+    ]
 
 
 def test_a_default_resource_is_replaced_in_jobs_too(tmp_path: Path) -> None:
@@ -100,13 +105,15 @@ rule all:
 
 
 def test_rules_and_outputs_are_known_by_name(tmp_path: Path) -> None:
-    expression = (
-        "SNAKEMAKE.rule_names(), SNAKEMAKE.is_rule('make'), SNAKEMAKE.is_rule('b.txt'), "
-        "SNAKEMAKE.is_produced('b.txt'), SNAKEMAKE.is_produced('b.md'), SNAKEMAKE.outputs('make')"
+    expressions = (
+        *("SNAKEMAKE.rule_names()", "SNAKEMAKE.is_rule('make')", "SNAKEMAKE.is_rule('b.txt')"),
+        *("SNAKEMAKE.is_produced('b.txt')", "SNAKEMAKE.is_produced('b.md')"),
+        "SNAKEMAKE.outputs('make')",
     )
-    assert printed(tmp_path, expression, "a.txt", before=MAKE.replace("{name}", "{name,b+}")) == (
-        "['make', 'all'] True False True False ({'name'}, ['{name}.txt'])"
-    )
+    before = MAKE.replace("{name}", "{name,b+}")
+    assert printed(tmp_path, *expressions, options=["a.txt"], before=before) == [
+        *("['make', 'all']", "True", "False", "True", "False", "({'name'}, ['{name}.txt'])")
+    ]
 
 
 def test_a_forced_job_runs_again_and_a_dry_run_says_so(tmp_path: Path) -> None:
@@ -301,19 +308,32 @@ def reasons(folder: Path, option: str) -> str:
     return "; ".join(lines)
 
 
-def test_records_beside_outputs_outlive_those_of_snakemake(tmp_path: Path) -> None:
-    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
-    assert not [*(tmp_path / ".snakemake/metadata").iterdir()]
-    shutil.rmtree(tmp_path / ".snakemake")
-    other = tmp_path / "other"  # a clone that shares the results
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the option x made `a.txt`; do not write here."""
+    folder = tmp_path_factory.mktemp("recorded")
+    assert run(folder, f"OPTION = 'x'{RECORDED}").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def recorded(recorded_once: Path, tmp_path: Path) -> Path:
+    """A copy of `recorded_once` to write in."""
+    return Path(shutil.copytree(recorded_once, tmp_path / "copy"))
+
+
+def test_records_beside_outputs_outlive_those_of_snakemake(recorded: Path) -> None:
+    assert not [*(recorded / ".snakemake/metadata").iterdir()]
+    shutil.rmtree(recorded / ".snakemake")
+    other = recorded / "other"  # a clone that shares the results
     other.mkdir()
-    (other / "results").symlink_to(tmp_path / "results")
-    for folder in (tmp_path, other):
+    (other / "results").symlink_to(recorded / "results")
+    for folder in (recorded, other):
         assert not reasons(folder, "x")
         assert "Params have changed" in reasons(folder, "y")
     assert run(other, f"OPTION = 'y'{RECORDED}").returncode == 0
-    assert "Params have changed" in reasons(tmp_path, "x")
-    assert not reasons(tmp_path, "y")
+    assert "Params have changed" in reasons(recorded, "x")
+    assert not reasons(recorded, "y")
 
 
 def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:
@@ -321,24 +341,22 @@ def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:
     assert not reasons(tmp_path, "x")
 
 
-def test_a_dry_run_names_outputs_without_a_record(tmp_path: Path) -> None:
-    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
-    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n").stderr
-    shutil.rmtree(tmp_path / "results/mine/.made_from")
-    done = run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n")
+def test_a_dry_run_names_outputs_without_a_record(recorded: Path) -> None:
+    assert "no record" not in run(recorded, f"OPTION = 'y'{RECORDED}", "-n").stderr
+    shutil.rmtree(recorded / "results/mine/.made_from")
+    done = run(recorded, f"OPTION = 'y'{RECORDED}", "-n")
     assert "Nothing to be done" in done.stdout + done.stderr
     line = "tokamake: 1 finished file (first results/mine/a.txt): no record in .made_from, so a cha"
     assert done.stderr.count(line) == 1
     assert done.stderr.endswith("if one has changed, give --forcerun make\n")
-    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "--forcerun", "make").stderr
-    assert "no record" not in run(tmp_path, f"OPTION = 'y'{RECORDED}", "-n").stderr
+    assert "no record" not in run(recorded, f"OPTION = 'y'{RECORDED}", "--forcerun", "make").stderr
+    assert "no record" not in run(recorded, f"OPTION = 'y'{RECORDED}", "-n").stderr
 
 
-def test_a_damaged_record_reruns_the_job(tmp_path: Path) -> None:
-    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+def test_a_damaged_record_reruns_the_job(recorded: Path) -> None:
     for content in ("", "[]", '{"params": 5}'):
-        (tmp_path / "results/mine/.made_from/a.txt.json").write_text(content)
-        assert "Params have changed" in reasons(tmp_path, "x")
+        (recorded / "results/mine/.made_from/a.txt.json").write_text(content)
+        assert "Params have changed" in reasons(recorded, "x")
 
 
 def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
@@ -351,15 +369,14 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert not [*(tmp_path / ".snakemake/metadata").iterdir()]
 
 
-def test_outputs_of_a_job_that_was_killed_are_made_again(tmp_path: Path) -> None:
-    assert run(tmp_path, f"OPTION = 'x'{RECORDED}").returncode == 0
+def test_outputs_of_a_job_that_was_killed_are_made_again(recorded: Path) -> None:
     killed = RECORDED.replace('"echo', f'"{KILL} echo')
-    (tmp_path / "Snakefile").write_text(f"OPTION = 'y'{HEAD}{killed}")
+    (recorded / "Snakefile").write_text(f"OPTION = 'y'{HEAD}{killed}")
     command = [sys.executable, "-m", "snakemake", "--cores", "1"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == -9
-    (tmp_path / "results/mine/a.txt").touch()  # as if the old output had not been removed yet
-    shutil.rmtree(tmp_path / ".snakemake")
+    assert subprocess.run(command, cwd=recorded, capture_output=True).returncode == -9
+    (recorded / "results/mine/a.txt").touch()  # as if the old output had not been removed yet
+    shutil.rmtree(recorded / ".snakemake")
     for option in "xy":
-        assert reasons(tmp_path, option)
-    assert run(tmp_path, f"OPTION = 'y'{RECORDED}", "--rerun-incomplete").returncode == 0
-    assert not reasons(tmp_path, "y")
+        assert reasons(recorded, option)
+    assert run(recorded, f"OPTION = 'y'{RECORDED}", "--rerun-incomplete").returncode == 0
+    assert not reasons(recorded, "y")
