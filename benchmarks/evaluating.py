@@ -23,8 +23,8 @@ from tokamake.checkpoint.detect import open_any
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.evaluate.harness_model import HarnessModel
 from tokamake.evaluate.scorer import Scorer
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.layout import WHOLE_MODEL, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
 
@@ -46,7 +46,7 @@ def main() -> None:
             max_length=CONTEXT,
         )
         alone = Peers(Ranks(0, 1, 0, 1), torch.device("cpu"))
-        model = LedModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
+        model = DrivenModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
         scorer = Scorer(model, tokenizer, sequence_length=CONTEXT, batch_size=options.batch_size)
         ours = HarnessModel(scorer)
         counted = sum(len(tokenizer.encode_batch([r.args[0]])[0]) for r in requests)

@@ -20,9 +20,9 @@ import torch
 import transformers
 
 from tokamake.checkpoint.detect import open_any
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.inference.sampling import Sampling
 from tokamake.runtime.ranks import Ranks
@@ -43,7 +43,7 @@ def main() -> None:
         folder = make_model(options.work / name, name)
         oracle = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
         alone = Peers(Ranks(0, 1, 0, 1), torch.device("cpu"))
-        model = LedModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
+        model = DrivenModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
         for batch in options.batches:
             generator = torch.Generator().manual_seed(batch)
             prompts = torch.randint(
@@ -91,7 +91,7 @@ def make_model(folder: Path, name: str) -> Path:
 
 
 @torch.no_grad()
-def ours(model: LedModel, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
+def ours(model: DrivenModel, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
     """Continue prompts with tokamake's engine."""
     engine = InferenceEngine(
         model, num_rows=len(prompts), vocab_size=model.architecture.vocab_size or 0

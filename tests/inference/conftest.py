@@ -8,8 +8,8 @@ import transformers
 
 from tests.support.llamas import write_confident
 from tokamake.checkpoint.detect import open_any
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.layout import WHOLE_MODEL, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
 
@@ -30,7 +30,7 @@ def oracle(llama: Path) -> transformers.LlamaForCausalLM:
 
 
 @pytest.fixture(scope="package")
-def led(llama: Path) -> LedModel:
+def driven(llama: Path) -> DrivenModel:
     """The model on one rank."""
     alone = Peers(Ranks(0, 1, 0, 1), torch.device("cpu"))
-    return LedModel(InferenceModel(open_any(llama), WHOLE_MODEL, peers=alone), 1)
+    return DrivenModel(InferenceModel(open_any(llama), WHOLE_MODEL, peers=alone), 1)

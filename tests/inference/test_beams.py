@@ -6,7 +6,7 @@ import transformers
 
 from tokamake.errors import UserError
 from tokamake.inference.beams import TokenRules, search
-from tokamake.inference.led_model import LedModel
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.sampling import BeamSettings
 
 END = 9
@@ -16,7 +16,7 @@ RULES = TokenRules(frozenset([END]))
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize(("num_beams", "ends"), [(2, [END]), (4, [END]), (3, [END, 17, 40, 41])])
 def test_beams_equal_those_of_transformers(
-    led: LedModel,
+    driven: DrivenModel,
     oracle: transformers.LlamaForCausalLM,
     num_beams: int,
     ends: list[int],
@@ -40,7 +40,7 @@ def test_beams_equal_those_of_transformers(
             output_scores=True,
         )
         beams = search(
-            led,
+            driven,
             prompt.tolist(),
             beams=BeamSettings(num_beams, length_penalty),
             max_new_tokens=12,
@@ -56,37 +56,37 @@ def test_beams_equal_those_of_transformers(
     assert ended or length_penalty > 1  # a high exponent favours those that go on
 
 
-def test_the_context_ends_beams(led: LedModel) -> None:
+def test_the_context_ends_beams(driven: DrivenModel) -> None:
     rules = TokenRules(frozenset([200]))
     options = {"beams": BeamSettings(2), "rules": rules, "vocab_size": 100}
-    best, _ = search(led, [1] * 46, max_new_tokens=20, **options)
+    best, _ = search(driven, [1] * 46, max_new_tokens=20, **options)
     assert len(best.tokens) == 3  # the last one is never put in
     assert best.end_token is None
 
 
-def test_forbidden_tokens_do_not_follow(led: LedModel) -> None:
+def test_forbidden_tokens_do_not_follow(driven: DrivenModel) -> None:
     options = {"beams": BeamSettings(3), "max_new_tokens": 6, "vocab_size": 100}
-    free, *_ = search(led, [4, 5], rules=RULES, **options)
+    free, *_ = search(driven, [4, 5], rules=RULES, **options)
     rules = TokenRules(frozenset([END]), {5: free.tokens[0]})
-    for beam in search(led, [4, 5], rules=rules, **options):
+    for beam in search(driven, [4, 5], rules=rules, **options):
         assert beam.tokens[0] != free.tokens[0]
 
 
 def test_a_search_that_nobody_waits_for_does_not_begin(
-    led: LedModel, monkeypatch: pytest.MonkeyPatch
+    driven: DrivenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(led, "extend", lambda *_, **__: pytest.fail("a pass"))
+    monkeypatch.setattr(driven, "extend", lambda *_, **__: pytest.fail("a pass"))
     options = {"beams": BeamSettings(2), "rules": RULES, "vocab_size": 100}
-    assert search(led, [1], max_new_tokens=3, is_wanted=lambda: False, **options) == []
+    assert search(driven, [1], max_new_tokens=3, is_wanted=lambda: False, **options) == []
 
 
 def test_predictions_that_are_not_finite_are_refused(
-    led: LedModel, monkeypatch: pytest.MonkeyPatch
+    driven: DrivenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(led, "extend", lambda *_, **__: torch.full((1, 100), torch.nan))
+    monkeypatch.setattr(driven, "extend", lambda *_, **__: torch.full((1, 100), torch.nan))
     with pytest.raises(UserError, match="not finite"):
         search(
-            led,
+            driven,
             [1],
             beams=BeamSettings(2),
             max_new_tokens=3,

@@ -25,9 +25,9 @@ from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.perplexity import total_loss
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.beams import TokenRules, search
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 from tokamake.runtime.ranks import Ranks
@@ -91,11 +91,11 @@ def compute(
     """Loss of a stream of tokens; then, on the first rank, continuations and scores of prompts."""
     model = InferenceModel(open_any(folder), layout, peers=Peers(ranks, torch.device("cpu")))
     loss = total_loss(model, TOKENS, sequence_length=LENGTH, batch_size=2)
-    led = LedModel(model, ranks.world_size)
-    with led.led() as leads:
-        if not leads:
+    driven = DrivenModel(model, ranks.world_size)
+    with driven.driven() as drives:
+        if not drives:
             return loss, [], []
-        engine = InferenceEngine(led, num_rows=3, vocab_size=VOCAB_SIZE)
+        engine = InferenceEngine(driven, num_rows=3, vocab_size=VOCAB_SIZE)
         started = [
             Generation(row, Sampling(temperature, 40, seed=1), 12, frozenset([END]))
             for row in ROWS
@@ -103,7 +103,7 @@ def compute(
         ]
         engine.run(started)
         beams = search(
-            led,
+            driven,
             ROWS[0],
             beams=BeamSettings(3),
             max_new_tokens=8,
@@ -112,7 +112,7 @@ def compute(
         )
         texts = [*(each.tokens for each in started), *(beam.tokens for beam in beams)]
         kept = [range(1, len(row) - 1) for row in ROWS]
-        scores = led.score(ROWS, kept)
+        scores = driven.score(ROWS, kept)
         return loss, [*texts, scores.are_greedy.tolist()], scores.log_probabilities.tolist()
 
 

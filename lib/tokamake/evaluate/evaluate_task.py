@@ -47,7 +47,7 @@ def evaluate_task(
     from tokamake.evaluate.scorer import Scorer
     from tokamake.evaluate.task_check import check_task
     from tokamake.files import write_json
-    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.model import InferenceModel
 
     check_values(sequence_length=(sequence_length, 1), batch_size=(batch_size, 1))
@@ -60,9 +60,9 @@ def evaluate_task(
             text_tokenizer = tokenizer_of(opened, tokenizer)
             length = sequence_length_of(opened, sequence_length)
         part = InferenceModel(opened, layout, peers=ranks)
-        model = LedModel(part, ranks.ranks.world_size)
-        with ranks.together(), model.led() as leads:
-            if not leads:
+        model = DrivenModel(part, ranks.ranks.world_size)
+        with ranks.together(), model.driven() as drives:
+            if not drives:
                 return
             scorer = Scorer(
                 model,

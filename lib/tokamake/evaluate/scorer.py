@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
-from tokamake.inference.led_model import LedModel
 from tokamake.runtime.console import progress
 
 
@@ -30,13 +30,13 @@ class Scorer:
         batch_size: rows of a pass.
 
     Args:
-        model: the model, within its `led` context.
+        model: the model, within its `driven` context.
         end_tokens: tokens that end a continuation; None: the tokenizer's.
     """
 
     def __init__(
         self,
-        model: LedModel,
+        model: DrivenModel,
         tokenizer: Tokenizer,
         *,
         end_tokens: frozenset[int] | None = None,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.inference.beams import Beam
+    from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.engine import Generation
-    from tokamake.inference.led_model import LedModel
     from tokamake.inference.text_stream import TextStream
 
 _DEFAULT = Sampling()
@@ -82,7 +82,7 @@ def generate(
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
     from tokamake.files import write_json
-    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.model import InferenceModel
 
     _check(prompts, ends, beams=beams, batch_size=batch_size, sampling=sampling)
@@ -103,9 +103,9 @@ def generate(
                 texts = tuple(chat_prompt(text_tokenizer, each) for each in messages)
             encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=chat)
         part = InferenceModel(opened, layout, peers=ranks)
-        model = LedModel(part, ranks.ranks.world_size)
-        with ranks.together(), model.led() as leads:
-            if not leads:
+        model = DrivenModel(part, ranks.ranks.world_size)
+        with ranks.together(), model.driven() as drives:
+            if not drives:
                 return
             work = _Work(
                 model,
@@ -134,7 +134,7 @@ class _Work:
 
     def __init__(
         self,
-        model: "LedModel",
+        model: "DrivenModel",
         tokenizer: "Tokenizer",
         *,
         ends: Ends,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tokamake.inference.choice import biased, check_finite
-from tokamake.inference.led_model import LedModel
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.sampling import BeamSettings
 
 
@@ -37,7 +37,7 @@ class Beam(NamedTuple):
 
 
 def search(
-    model: LedModel,
+    model: DrivenModel,
     prompt: Sequence[int],
     *,
     beams: BeamSettings,
@@ -49,7 +49,7 @@ def search(
     """The best continuations of a prompt, the best one first.
 
     Args:
-        model: the model, within its `led` context; its cache is replaced.
+        model: the model, within its `driven` context; its cache is replaced.
         beams: W, the continuations to keep, and the exponent of their length; more than 0 favours
             long continuations.
         max_new_tokens: longest continuation; the context of the model may end it earlier.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokamake.inference.beams import Beam, TokenRules, search
 from tokamake.inference.choice import Chooser, biased, check_finite, choose_unfiltered
-from tokamake.inference.led_model import LedModel
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
@@ -94,7 +94,7 @@ class InferenceEngine:
     """
 
     def __init__(
-        self, model: LedModel, *, num_rows: int, vocab_size: int, capacity: int | None = None
+        self, model: DrivenModel, *, num_rows: int, vocab_size: int, capacity: int | None = None
     ) -> None:
         context = model.architecture.max_position_embeddings
         self._model, self._num_rows, self._vocab_size = model, num_rows, vocab_size

@@ -16,7 +16,7 @@ from tokamake.train.stopping.stop_signals import on_signals
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.data.tokenizers import Tokenizer
-    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.driven_model import DrivenModel
     from tokamake.serve.served_model import ServedModel
 
 _LIMITS = Limits()
@@ -28,7 +28,7 @@ class OpenedModel(NamedTuple):
     """A model that is ready for requests."""
 
     name: str
-    model: "LedModel"
+    model: "DrivenModel"
     tokenizer: "Tokenizer"
     end_tokens: frozenset[int]
 
@@ -78,8 +78,8 @@ def serve(
         opened = open_models(folders, layout, tokenizer=tokenizer, limits=limits, ranks=ranks)
         # The first rank ends the others, once the requests in flight have ended.
         ignoring = nullcontext() if ranks.is_first else on_signals(lambda *_: None)
-        with ranks.together(), ignoring, ExitStack() as led:
-            if all(led.enter_context(each.model.led()) for each in opened):
+        with ranks.together(), ignoring, ExitStack() as driven:
+            if all(driven.enter_context(each.model.driven()) for each in opened):
                 assert listener is not None
                 served = with_engines(opened, limits)
                 is_open = (
@@ -136,7 +136,7 @@ def open_models(
     """Open each checkpoint; names that begin with # are replaced."""
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
-    from tokamake.inference.led_model import LedModel
+    from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.memory import Needs
     from tokamake.inference.model import InferenceModel
 
@@ -154,7 +154,7 @@ def open_models(
         needs = Needs(limits.batch_size * length, other_bytes=needed)
         part = InferenceModel(checkpoint, layout, peers=ranks, needs=needs)
         needed += needs.total(checkpoint.architecture, layout, world_size=ranks.ranks.world_size)
-        model = LedModel(part, ranks.ranks.world_size)
+        model = DrivenModel(part, ranks.ranks.world_size)
         ends = end_tokens(checkpoint, text_tokenizer)
         opened.append(OpenedModel(name, model, text_tokenizer, ends))
     return opened
@@ -173,7 +173,7 @@ def _name(folder: Path, checkpoint: "Checkpoint", *, taken: list[str]) -> str:
 
 
 def with_engines(opened: list[OpenedModel], limits: Limits) -> "list[ServedModel]":
-    """An engine for each model, on the first rank within the `led` contexts."""
+    """An engine for each model, on the first rank within the `driven` contexts."""
     from tokamake.inference.engine import InferenceEngine
     from tokamake.serve.served_model import ServedModel
 

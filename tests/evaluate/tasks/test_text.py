@@ -17,8 +17,8 @@ from tokamake.evaluate.evaluate import evaluate
 from tokamake.evaluate.evaluate_task import evaluate_task
 from tokamake.evaluate.scorer import Scorer
 from tokamake.evaluate.tasks import text
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.layout import InferenceLayout, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
 
@@ -53,10 +53,10 @@ def on_ranks(model: Path, tokenizer: Path, data: str) -> list[dict[str, Any]]:
     scores = []
     for layout in LAYOUTS:
         peers = Peers(ranks, torch.device("cpu"))
-        led = LedModel(InferenceModel(open_any(model), layout, peers=peers), size)
-        with led.led() as leads:
-            if leads:
-                scorer = Scorer(led, open_tokenizer(tokenizer), sequence_length=32, batch_size=8)
+        driven = DrivenModel(InferenceModel(open_any(model), layout, peers=peers), size)
+        with driven.driven() as drives:
+            if drives:
+                scorer = Scorer(driven, open_tokenizer(tokenizer), sequence_length=32, batch_size=8)
                 scores.append(text.evaluate(scorer, task))
     return scores
 

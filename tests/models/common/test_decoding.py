@@ -8,8 +8,8 @@ import torch
 from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.detect import open_any
+from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.layout import WHOLE_MODEL, Peers
-from tokamake.inference.led_model import LedModel
 from tokamake.inference.model import InferenceModel
 from tokamake.models.common import decoding
 from tokamake.runtime.ranks import Ranks
@@ -22,7 +22,7 @@ STEPS = [[20, 21, 22], [23, 24, 25], [26, 27, 28]]
 def logits_of(folder: Path, *, even: bool, first: int) -> list[torch.Tensor]:
     """Logits of prompts, and of tokens that follow; then, after a sequence has left."""
     alone = Peers(Ranks(0, 1, 0, 1), torch.device("cpu"))
-    model = LedModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
+    model = DrivenModel(InferenceModel(open_any(folder), WHOLE_MODEL, peers=alone), 1)
     model.new_cache(5, 32)
     if first:
         model.extend([[1, 2], [3, 4]])

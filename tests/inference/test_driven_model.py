@@ -10,9 +10,9 @@ import transformers
 
 from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
-from tokamake.inference import led_model
+from tokamake.inference import driven_model
+from tokamake.inference.driven_model import Call, DrivenModel, _packed, _unpacked
 from tokamake.inference.layout import InferenceLayout, Peers
-from tokamake.inference.led_model import LedCall, LedModel, _packed, _unpacked
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
 
@@ -27,9 +27,9 @@ def test_rows_and_ranges_survive_packing() -> None:
 
 
 def test_scores_equal_those_of_transformers(
-    led: LedModel, oracle: transformers.LlamaForCausalLM
+    driven: DrivenModel, oracle: transformers.LlamaForCausalLM
 ) -> None:
-    scores = led.score(ROWS, RANGES)
+    scores = driven.score(ROWS, RANGES)
     expected, greedy = [], []
     for row, kept in zip(ROWS, RANGES, strict=True):
         with torch.no_grad():
@@ -40,38 +40,38 @@ def test_scores_equal_those_of_transformers(
     assert scores.are_greedy.tolist() == greedy
 
 
-def test_the_likeliest_token_is_greedy(led: LedModel) -> None:
-    led.new_cache(1, 10)
-    token = int(led.extend([[1, 2, 3]])[0].argmax())
-    assert led.score([[1, 2, 3, token]], [range(2, 3)]).are_greedy.tolist() == [True]
+def test_the_likeliest_token_is_greedy(driven: DrivenModel) -> None:
+    driven.new_cache(1, 10)
+    token = int(driven.extend([[1, 2, 3]])[0].argmax())
+    assert driven.score([[1, 2, 3, token]], [range(2, 3)]).are_greedy.tolist() == [True]
 
 
 def _count_waits(folder: Path) -> int:
     """Number of messages to go on waiting while the first rank does other work."""
-    led_model._WAIT_SECONDS = 0.001
+    driven_model._WAIT_SECONDS = 0.001
     ranks = Ranks(dist.get_rank(), 2, dist.get_rank(), 2)
     peers = Peers(ranks, torch.device("cpu"))
     layout = InferenceLayout(tensor_parallel_size=2)
-    led = LedModel(InferenceModel(open_any(folder), layout, peers=peers), 2)
-    send, received, waits = led._send, led._received, list[int]()
+    driven = DrivenModel(InferenceModel(open_any(folder), layout, peers=peers), 2)
+    send, received, waits = driven._send, driven._received, list[int]()
     enough = threading.Event()
 
     def noted_send(*numbers: int) -> None:
-        waits.extend(number for number in numbers[:1] if number == LedCall.WAIT)
+        waits.extend(number for number in numbers[:1] if number == Call.WAIT)
         if len(waits) == 20:
             enough.set()
         send(*numbers)
 
     def noted_received() -> list[int]:
         numbers = received()
-        waits.extend(number for number in numbers[:1] if number == LedCall.WAIT)
+        waits.extend(number for number in numbers[:1] if number == Call.WAIT)
         return numbers
 
-    led._send, led._received = noted_send, noted_received
-    with led.led() as leads:
-        if leads:
+    driven._send, driven._received = noted_send, noted_received
+    with driven.driven() as drives:
+        if drives:
             for _ in range(20):
-                led.score(ROWS, RANGES)  # messages do not come between those of a call
+                driven.score(ROWS, RANGES)  # messages do not come between those of a call
             assert enough.wait(60)
     return len(waits)
 

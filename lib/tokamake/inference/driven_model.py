@@ -1,4 +1,4 @@
-"""A model on all ranks whose passes the first rank decides; the others do what it does.
+"""A model on all ranks that the first rank drives; the other ranks replay its calls.
 
 Generation and servers choose the next pass by the tokens before it, so only one rank decides. It
 sends each call to the others in one message of integers (two, if it is long). While it does other
@@ -25,7 +25,7 @@ _MESSAGE = 64
 """Integers of a message; the rest of a longer one follows in another."""
 
 
-class LedCall(IntEnum):
+class Call(IntEnum):
     """Numbers of calls in messages."""
 
     END = 0
@@ -47,7 +47,7 @@ class Scores(NamedTuple):
     """(N,) bool on the CPU: whether each token is the most likely one."""
 
 
-class LedModel:
+class DrivenModel:
     """The model as the first rank sees it."""
 
     def __init__(self, model: InferenceModel, world_size: int) -> None:
@@ -57,7 +57,7 @@ class LedModel:
         self._lock = threading.Lock()
 
     @contextmanager
-    def led(self) -> Iterator[bool]:
+    def driven(self) -> Iterator[bool]:
         """Context in which the first rank, which gets True, calls the methods below.
 
         The others follow until its end, and get False.
@@ -77,15 +77,15 @@ class LedModel:
         finally:
             is_over.set()
             thread.join()
-            self._send(LedCall.END)
+            self._send(Call.END)
 
     def _keep_waiting(self, is_over: threading.Event) -> None:
         """Tell the other ranks to go on waiting, between calls, until an event."""
         while not is_over.wait(_WAIT_SECONDS):
             with suppress(RuntimeError):  # if a rank has failed, the next call says so
-                self._call(LedCall.WAIT)
+                self._call(Call.WAIT)
 
-    def _call(self, call: LedCall, *numbers: int) -> Any:
+    def _call(self, call: Call, *numbers: int) -> Any:
         """Do a call on all ranks, while no other one runs."""
         with self._lock:
             self._send(call, *numbers)
@@ -100,7 +100,7 @@ class LedModel:
 
     def new_cache(self, num_rows: int, capacity: int) -> None:
         """Replace the cache by an empty one; see `KeyValueCache` for the arguments."""
-        self._call(LedCall.NEW_CACHE, num_rows, capacity)
+        self._call(Call.NEW_CACHE, num_rows, capacity)
 
     def extend(
         self,
@@ -115,22 +115,22 @@ class LedModel:
         """
         if predicting is None:
             predicting = [range(len(row) - 1, len(row)) for row in rows]
-        logits: Tensor = self._call(LedCall.EXTEND, first, *_packed(rows, predicting))
+        logits: Tensor = self._call(Call.EXTEND, first, *_packed(rows, predicting))
         return logits
 
     def move(self, source: int, target: int) -> None:
-        self._call(LedCall.MOVE, source, target)
+        self._call(Call.MOVE, source, target)
 
     def clear(self, row: int) -> None:
-        self._call(LedCall.CLEAR, row)
+        self._call(Call.CLEAR, row)
 
     def reorder(self, sources: Sequence[int]) -> None:
         """Let row i of the cache continue the sequence of row `sources[i]`."""
-        self._call(LedCall.REORDER, *sources)
+        self._call(Call.REORDER, *sources)
 
     def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
         """Score the successors of tokens of sequences; data-parallel ranks share the sequences."""
-        scores: Scores = self._call(LedCall.SCORE, *_packed(rows, predicting))
+        scores: Scores = self._call(Call.SCORE, *_packed(rows, predicting))
         return scores
 
     # ---- All ranks ----
@@ -160,24 +160,24 @@ class LedModel:
         """Do what the first rank does, until its context ends."""
         while True:
             call, *numbers = self._received()
-            if call == LedCall.END:
+            if call == Call.END:
                 return
             self._do(call, numbers)
 
     def _do(self, call: int, numbers: Sequence[int]) -> Any:
         match call:
-            case LedCall.NEW_CACHE:
+            case Call.NEW_CACHE:
                 self._cache = self._model.new_cache(*numbers)
-            case LedCall.EXTEND:
+            case Call.EXTEND:
                 rows, predicting = _unpacked(numbers[1:])
                 return self._extend(numbers[0], rows, predicting=predicting)
-            case LedCall.MOVE:
+            case Call.MOVE:
                 self._cache.move(*numbers)
-            case LedCall.CLEAR:
+            case Call.CLEAR:
                 self._cache.clear(*numbers)
-            case LedCall.REORDER:
+            case Call.REORDER:
                 self._cache.reorder(numbers)
-            case LedCall.SCORE:
+            case Call.SCORE:
                 return self._score(*_unpacked(numbers))
         return None
 
