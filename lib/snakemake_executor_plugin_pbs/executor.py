@@ -20,6 +20,7 @@ from . import failure, identity, snakemake_internals
 from .commands import Commands
 from .dialect import PBS, Dialect
 from .errors import UserError
+from .pbs_commands import PbsCommands
 from .personal import missing_values, read_values
 from .records import Records
 from .request import SubmitRequest, build_request, queue_limits
@@ -32,13 +33,13 @@ SHORTEST_INTERVAL = 0.1  # seconds, if Snakemake is started with an interval of 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Executor(RemoteExecutor):
-    """Runs each job of a workflow as a PBS job. A subclass uses another batch system."""
+class BatchExecutor(RemoteExecutor):
+    """Runs each job of a workflow as a job of a batch system, which a subclass names."""
 
-    dialect: Dialect = PBS
-    settings: type[ExecutorSettings] = ExecutorSettings
-    commands_class: type[Commands] = Commands
-    build_request: Callable[..., SubmitRequest] = staticmethod(build_request)
+    dialect: Dialect
+    settings: type[ExecutorSettings]
+    commands_class: type[Commands]
+    build_request: Callable[..., SubmitRequest]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The status thread starts before __post_init__.
@@ -243,3 +244,12 @@ class Executor(RemoteExecutor):
 
     def _warn(self, message: str) -> None:
         self.logger.warning(f"{self.dialect.label}: {message}")
+
+
+class Executor(BatchExecutor):
+    """Runs each job of a workflow as a PBS job."""
+
+    dialect = PBS
+    settings = ExecutorSettings
+    commands_class = PbsCommands
+    build_request = staticmethod(build_request)

@@ -73,8 +73,7 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
 class SlurmCommands(Commands):
     """Slurm, called by its commands."""
 
-    submit_command = ("sbatch",)
-    delete_command = ("scancel",)
+    submit_command, delete_command = "sbatch", "scancel"
     later, unsure, no_job = _LATER, _UNSURE, _NO_JOB
 
     def environment(self) -> dict[str, str]:

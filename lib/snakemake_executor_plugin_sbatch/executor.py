@@ -1,13 +1,13 @@
-"""Snakemake's interface to the executor: that of PBS with the commands of Slurm."""
+"""Snakemake's interface to the executor, with the commands of Slurm."""
 
-from snakemake_executor_plugin_pbs import Executor as PbsExecutor
+from snakemake_executor_plugin_pbs.executor import BatchExecutor
 
 from .commands import SLURM, SlurmCommands
 from .request import build_request
 from .settings import ExecutorSettings
 
 
-class Executor(PbsExecutor):
+class Executor(BatchExecutor):
     """Runs each job of a workflow as a Slurm job."""
 
     dialect = SLURM

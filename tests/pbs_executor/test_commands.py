@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_pbs import commands
-from snakemake_executor_plugin_pbs.commands import Commands, Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
 from snakemake_executor_plugin_pbs.dialect import PBS
+from snakemake_executor_plugin_pbs.pbs_commands import PbsCommands
 from tests.support.pbs_servers import Pbs, stand_in
 
 
@@ -42,7 +43,7 @@ ERRORS = [
 def test_errors_of_qsub_have_types(programs: Path, text: str, error: type[Exception]) -> None:
     write(programs, "qsub", f"echo 'qsub: {text.capitalize()} (of some sort)' >&2; exit 1")
     with pytest.raises(error, match="of some sort"):
-        Commands(60).submit((), Path("job.sh"))
+        PbsCommands(60).submit((), Path("job.sh"))
 
 
 def test_a_missing_qsub_is_an_unreachable_server(
@@ -50,14 +51,14 @@ def test_a_missing_qsub_is_an_unreachable_server(
 ) -> None:
     monkeypatch.setenv("PATH", str(programs))
     with pytest.raises(Later, match="cannot connect: qsub: No such file"):
-        Commands(60).submit((), Path("job.sh"))
+        PbsCommands(60).submit((), Path("job.sh"))
 
 
 def test_a_command_that_hangs_is_killed_with_the_processes_of_its_wrapper(programs: Path) -> None:
     pids = programs / "pids"
     for name in ("qsub", "qstat", "qselect", "qdel"):
         write(programs, name, f"sh -c 'echo $$ >> {pids}; exec sleep 600'; true")
-    server = Commands(timeout=1)
+    server = PbsCommands(timeout=1)
     with pytest.raises(Unsure, match=r"no answer in 1 s"):
         server.submit((), Path("job.sh"))
     with pytest.raises(Unreachable, match=r"no answer in 1 s"):
@@ -85,7 +86,7 @@ def test_a_status_call_behind_a_wrapper_is_killed_at_once(programs: Path) -> Non
     fifo = programs / "started"
     os.mkfifo(fifo)
     write(programs, "qstat", f"sh -c 'echo > {fifo}; exec sleep 600'; true")
-    server = Commands(timeout=600)
+    server = PbsCommands(timeout=600)
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(server.status(["1"]).fault))
     thread.start()
@@ -126,7 +127,7 @@ def requests(pbs: Pbs) -> list[int]:
 def test_two_thousand_jobs_are_one_request(pbs: Pbs) -> None:
     ids = add_jobs(pbs, 2000)
     pbs.set(first_only=True)
-    answer = Commands(600).status(ids)
+    answer = PbsCommands(600).status(ids)
     assert (len(answer.jobs), answer.unknown, answer.fault) == (2000, set(), "")
     assert requests(pbs) == [1]
 
@@ -134,7 +135,7 @@ def test_two_thousand_jobs_are_one_request(pbs: Pbs) -> None:
 def test_an_omitted_id_is_unknown_if_the_server_denies_it(pbs: Pbs) -> None:
     ids = add_jobs(pbs, 5)
     pbs.set(first_only=True, purged=[101, 103])
-    server = Commands(60)
+    server = PbsCommands(60)
     answer = server.status(ids)
     assert (set(answer.jobs), answer.unknown) == ({"100", "102", "104"}, {"101", "103"})
     assert (answer.fault, answer.omitted) == ("", 0)
@@ -147,7 +148,7 @@ def test_an_omitted_id_is_unknown_if_the_server_denies_it(pbs: Pbs) -> None:
 def test_a_qstat_that_does_not_know_express_is_called_without_it(pbs: Pbs) -> None:
     ids = add_jobs(pbs, 3)
     pbs.set(express=False, purged=[102])
-    server = Commands(60)
+    server = PbsCommands(60)
     for _ in range(2):
         answer = server.status(ids)
         assert (set(answer.jobs), answer.unknown, answer.fault) == ({"100", "101"}, {"102"}, "")
@@ -157,14 +158,14 @@ def test_a_qstat_that_does_not_know_express_is_called_without_it(pbs: Pbs) -> No
 def test_all_jobs_are_known_if_qstat_prints_only_the_first(pbs: Pbs) -> None:
     ids = add_jobs(pbs, 3)
     pbs.set(express=False, first_only=True)
-    answer = Commands(60).status(ids)
+    answer = PbsCommands(60).status(ids)
     assert (set(answer.jobs), answer.unknown, answer.omitted) == ({"100", "101"}, set(), 2)
 
 
 def test_a_truncated_reply_denies_no_job(pbs: Pbs) -> None:
     ids = add_jobs(pbs, 3)
     pbs.faults("qstat", "truncated")
-    answer = Commands(60).status(ids)
+    answer = PbsCommands(60).status(ids)
     assert answer.fault
     assert not answer.unknown
     assert len(pbs.calls("qstat")) == 1
@@ -182,7 +183,7 @@ def test_qstat_is_called_without_x_if_the_server_has_no_history(programs: Path, 
         'echo \'{"timestamp": 1, "Jobs": {"1.pbs01": {"job_state": "R"}}}\'; exit;; esac\n'
         'echo \'{"timestamp": 1}\'; echo "qstat: Unknown Job Id 2.pbs01" >&2; exit 153',
     )  # fmt: skip
-    server = Commands(60)
+    server = PbsCommands(60)
     for _ in range(2):
         answer = server.status(["1.pbs01", "2.pbs01"])
         assert (answer.jobs, answer.unknown) == ({"1": {"job_state": "R"}}, {"2"})
@@ -204,7 +205,7 @@ def test_qstat_is_called_without_x_if_the_server_has_no_history(programs: Path, 
 )
 def test_qdel_returns_its_errors(programs: Path, text: str, code: int, expected: str) -> None:
     write(programs, "qdel", f'test -z "{text}" || echo "{text}" >&2; exit {code}')
-    message = Commands(60).delete(["1.pbs01"])
+    message = PbsCommands(60).delete(["1.pbs01"])
     assert (expected in message) if expected else not message
 
 
@@ -232,4 +233,4 @@ def test_folders_that_qsub_refuses_have_a_reason(folder: str, words: str) -> Non
 def test_messages_do_not_repeat_the_name_of_the_command(programs: Path) -> None:
     write(programs, "qsub", "echo 'qsub: Unknown queue' >&2; exit 170")
     with pytest.raises(Refused, match=r"^Unknown queue \(exit status 170\)$"):
-        Commands(60).submit((), Path("job.sh"))
+        PbsCommands(60).submit((), Path("job.sh"))
