@@ -15,17 +15,13 @@ from .request import SubmitRequest
 class Server(Protocol):
     """Interface of a batch system; `commands.Commands` is the real one."""
 
-    def submit(self, arguments: Sequence[str], script: Path) -> str:
-        """Submit a job and return its id."""
+    def submit(self, arguments: Sequence[str], script: Path) -> str: ...
 
-    def status(self, ids: Sequence[str]) -> StatusReply:
-        """Ask for the status of jobs."""
+    def status(self, ids: Sequence[str]) -> StatusReply: ...
 
-    def find(self, name: str) -> list[str]:
-        """Ids of jobs of this name that have not ended."""
+    def find(self, name: str) -> list[str]: ...
 
-    def delete(self, ids: Sequence[str]) -> str:
-        """Delete jobs and return the error message, if any."""
+    def delete(self, ids: Sequence[str]) -> str: ...
 
 
 class Phase(Enum):
