@@ -91,14 +91,10 @@ def find_all(session: Session) -> bool:
 
 
 def find(session: Session, task: Task, *, ask: bool = True) -> bool:
-    """Look up the id of a submission, for all tasks of its bundle.
+    """Look up the id of a submission in phase FINDING, for all tasks of its bundle.
 
-    Args:
-        task: a task in phase FINDING.
-        ask: whether to ask the server if the job has not left its id on disk.
-
-    Returns:
-        False if the server was not asked or did not answer.
+    `ask`: ask the server if the job has not left its id on disk. False: it was not asked, or did
+    not answer.
     """
     assert task.record
     now, name = session.clock(), task.record.name

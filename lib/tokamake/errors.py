@@ -13,9 +13,7 @@ EXIT_USER_ERROR = 2
 class UserError(Exception):
     """A mistake that the user can fix. The message gives the subject, value, place and remedy.
 
-    Attributes:
-        among_ranks: whether a process group exists. Its threads can make a normal exit of Python
-            abort.
+    `among_ranks`: a process group exists, whose threads can make a normal exit of Python abort.
     """
 
     among_ranks = False

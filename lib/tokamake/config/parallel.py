@@ -113,14 +113,10 @@ class ParallelSettings(Settings):
         return [range(*starts[stage : stage + 2]) for stage in range(self.num_stages)]
 
     def check_batches(self, num_batches: int, *, in_rampup: bool = False) -> None:
-        """Check that the pipeline schedule supports the number of micro batches of a step.
+        """Check that the pipeline schedule supports the micro batches of a rank in a step.
 
-        Args:
-            num_batches: micro batches per step of a data-parallel rank.
-            in_rampup: whether the batch size still grows; ranks of some schedules may be idle then.
-
-        Raises:
-            UserError: some ranks would be idle, or rounds would have different sizes.
+        Ranks may not be idle, or rounds differ in size; while the batch size grows (`in_rampup`),
+        ranks of some schedules may be idle.
         """
         ranks, schedule = self.pipeline_parallel_size, self.pipeline_schedule
         if ranks == 1:

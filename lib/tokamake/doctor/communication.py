@@ -59,17 +59,9 @@ class Measured:
 
 
 def check_ranks(ranks: Ranks, directory: Path, *, watch: Watch, seconds: float) -> list[Result]:
-    """Connect all ranks, compare them and measure their communication.
+    """Connect all ranks, compare them and measure their communication; return results on rank 0.
 
-    Args:
-        directory: folder that all hosts should see.
-        seconds: time limit for ranks to connect.
-
-    Returns:
-        The results on rank 0; an empty list on other ranks.
-
-    Raises:
-        UserError: rank 0 does not connect or exits, or two ranks have the same device.
+    UserError: rank 0 does not connect within `seconds`, or exits, or two ranks share a device.
     """
     store = meeting(ranks, seconds)
     facts = own_facts(ranks, torch_facts())

@@ -86,12 +86,9 @@ def check_launcher(launcher: Launcher, *, seconds: float = SECONDS) -> list[Resu
 def judge_mpiexec(
     launcher: Launcher, value: str, *, help_text: str, responses: Mapping[str, str]
 ) -> Result:
-    """Return the result for the mpiexec of a launch script.
+    """Return the result for the mpiexec of a launch script; `value`: its path and version.
 
-    Args:
-        launcher: last command of the launch script.
-        value: path and version of mpiexec.
-        responses: option of the launch script → output of mpiexec with this option.
+    `responses`: option of the launch script → output of mpiexec with this option.
     """
     refused = [option for option in launcher.options if _refuses(option, responses[option])]
     if refused:

@@ -31,12 +31,9 @@ class HeldOut(NamedTuple):
 def read_held_out(
     splits: SplitPrefixes, split: str, *, data_root: Path, max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
-    """Read the documents of a split of all corpora, at most `max_tokens` tokens of each.
+    """Read the documents of a split of all corpora, at most `max_tokens` tokens of each corpus.
 
-    Args:
-        splits: datasets of the splits; they determine the order of corpora.
-        data_root: folder to which prefixes are relative.
-        max_tokens: maximum tokens per corpus; the document at the limit is truncated.
+    The document at the limit is truncated. `splits` determine the order of corpora.
     """
     documents_of: dict[str, list[npt.NDArray[np.integer]]] = {}
     for line in splits.lines(split):
@@ -58,14 +55,10 @@ def read_held_out(
 def read_raw(
     data: Iterable[str], *, text_key: Iterable[str], max_tokens: int, tokenizer: Tokenizer
 ) -> dict[str, HeldOut]:
-    """Encode the documents of raw files as `tokenize` does, at most `max_tokens` tokens of each.
+    """Encode the documents of raw files, folders or patterns as `tokenize` does, by path.
 
-    Args:
-        data: raw files, folders or patterns.
-        max_tokens: maximum tokens per file; the document at the limit is truncated.
-
-    Returns:
-        Documents by the path of their file; those without tokens are left out.
+    A file gives at most `max_tokens` tokens; its document at the limit is truncated. Documents
+    without tokens are left out.
     """
     keys = ",".join(split_keys(text_key))
     return {

@@ -66,15 +66,9 @@ def _batches(
 
 
 def measures(name: str, *, documents: int, tokens: int, bytes: int, nats: float) -> dict[str, Any]:
-    """Perplexity and bits per byte of a corpus, with the counts that they follow from.
+    """Perplexity and bits per byte of predicted tokens, bytes of their text, and nats of loss.
 
-    Args:
-        tokens: number of predicted tokens.
-        bytes: bytes of their text.
-        nats: sum of their cross-entropies.
-
-    Raises:
-        UserError: the loss is too large for a finite perplexity, or NaN.
+    UserError: the loss is too large for a finite perplexity, or NaN.
     """
     if not nats < _MAX_NATS * max(tokens, 1):
         raise UserError(

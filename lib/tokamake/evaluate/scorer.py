@@ -23,15 +23,10 @@ class RowScores(NamedTuple):
 
 
 class Scorer:
-    """A model and its tokenizer. Only the first rank has one.
+    """A model, within its `driven` context, and its tokenizer. Only the first rank has one.
 
-    Attributes:
-        sequence_length: most tokens that the model reads at once.
-        batch_size: rows of a pass.
-
-    Args:
-        model: the model, within its `driven` context.
-        end_tokens: tokens that end a continuation; None: the tokenizer's.
+    `sequence_length`: most tokens that the model reads at once; `batch_size`: rows of a pass;
+    `end_tokens` None: the end token of the tokenizer.
     """
 
     def __init__(

@@ -46,14 +46,10 @@ def search(
     vocab_size: int,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[Beam]:
-    """The best continuations of a prompt, the best one first.
+    """The best continuations of a prompt, the best one first; the cache of the model is replaced.
 
-    Args:
-        model: the model, within its `driven` context; its cache is replaced.
-        beams: W, the continuations to keep, and the exponent of their length; more than 0 favours
-            long continuations.
-        max_new_tokens: longest continuation; the context of the model may end it earlier.
-        is_wanted: called before each pass; False ends the search with what there is.
+    The context of the model may end continuations before `max_new_tokens`. `is_wanted` is called
+    before each pass; False ends the search with what there is.
     """
     num_beams, length_penalty = beams.num_beams, beams.length_penalty
     limit = model.architecture.max_position_embeddings

@@ -94,14 +94,9 @@ def _temperature(sampling: Sampling) -> float:
 def distribution(
     logits_V: Tensor, sampling: Sampling, *, seen: set[int], new: Counter[int]
 ) -> tuple[Tensor, Tensor]:
-    """Tokens that can be drawn, and their probabilities.
+    """(K,) probabilities and (K,) tokens that can be drawn.
 
-    Args:
-        seen: tokens that occurred before.
-        new: tokens that were chosen before, and how often.
-
-    Returns:
-        (K,) probabilities and (K,) tokens.
+    `seen` tokens occurred before; `new` ones were chosen before, with counts.
     """
     if sampling.repetition_penalty != 1 and seen:
         places = torch.tensor(sorted(seen), device=logits_V.device)

@@ -25,7 +25,7 @@ _MESSAGE = 64
 """Integers of a message; the rest of a longer one follows in another."""
 
 
-class Call(IntEnum):
+class ModelCall(IntEnum):
     """Numbers of calls in messages."""
 
     END = 0
@@ -77,15 +77,15 @@ class DrivenModel:
         finally:
             is_over.set()
             thread.join()
-            self._send(Call.END)
+            self._send(ModelCall.END)
 
     def _keep_waiting(self, is_over: threading.Event) -> None:
         """Tell the other ranks to go on waiting, between calls, until an event."""
         while not is_over.wait(_WAIT_SECONDS):
             with suppress(RuntimeError):  # if a rank has failed, the next call says so
-                self._call(Call.WAIT)
+                self._call(ModelCall.WAIT)
 
-    def _call(self, call: Call, *numbers: int) -> Any:
+    def _call(self, call: ModelCall, *numbers: int) -> Any:
         """Do a call on all ranks, while no other one runs."""
         with self._lock:
             self._send(call, *numbers)
@@ -100,7 +100,7 @@ class DrivenModel:
 
     def new_cache(self, num_rows: int, capacity: int) -> None:
         """Replace the cache by an empty one; see `KeyValueCache` for the arguments."""
-        self._call(Call.NEW_CACHE, num_rows, capacity)
+        self._call(ModelCall.NEW_CACHE, num_rows, capacity)
 
     def extend(
         self,
@@ -115,22 +115,22 @@ class DrivenModel:
         """
         if predicting is None:
             predicting = [range(len(row) - 1, len(row)) for row in rows]
-        logits: Tensor = self._call(Call.EXTEND, first, *_packed(rows, predicting))
+        logits: Tensor = self._call(ModelCall.EXTEND, first, *_packed(rows, predicting))
         return logits
 
     def move(self, source: int, target: int) -> None:
-        self._call(Call.MOVE, source, target)
+        self._call(ModelCall.MOVE, source, target)
 
     def clear(self, row: int) -> None:
-        self._call(Call.CLEAR, row)
+        self._call(ModelCall.CLEAR, row)
 
     def reorder(self, sources: Sequence[int]) -> None:
         """Let row i of the cache continue the sequence of row `sources[i]`."""
-        self._call(Call.REORDER, *sources)
+        self._call(ModelCall.REORDER, *sources)
 
     def score(self, rows: Sequence[Sequence[int]], predicting: Sequence[range]) -> Scores:
         """Score the successors of tokens of sequences; data-parallel ranks share the sequences."""
-        scores: Scores = self._call(Call.SCORE, *_packed(rows, predicting))
+        scores: Scores = self._call(ModelCall.SCORE, *_packed(rows, predicting))
         return scores
 
     # ---- All ranks ----
@@ -160,24 +160,24 @@ class DrivenModel:
         """Do what the first rank does, until its context ends."""
         while True:
             call, *numbers = self._received()
-            if call == Call.END:
+            if call == ModelCall.END:
                 return
             self._do(call, numbers)
 
     def _do(self, call: int, numbers: Sequence[int]) -> Any:
         match call:
-            case Call.NEW_CACHE:
+            case ModelCall.NEW_CACHE:
                 self._cache = self._model.new_cache(*numbers)
-            case Call.EXTEND:
+            case ModelCall.EXTEND:
                 rows, predicting = _unpacked(numbers[1:])
                 return self._extend(numbers[0], rows, predicting=predicting)
-            case Call.MOVE:
+            case ModelCall.MOVE:
                 self._cache.move(*numbers)
-            case Call.CLEAR:
+            case ModelCall.CLEAR:
                 self._cache.clear(*numbers)
-            case Call.REORDER:
+            case ModelCall.REORDER:
                 self._cache.reorder(numbers)
-            case Call.SCORE:
+            case ModelCall.SCORE:
                 return self._score(*_unpacked(numbers))
         return None
 

@@ -80,10 +80,7 @@ def memory_warning(
 ) -> str:
     """A line that says that a model does not fit, with the remedy; empty if it fits.
 
-    Args:
-        needed: bytes of weights on a rank.
-        available: bytes of its device.
-        others: most bytes on a rank beside them.
+    Bytes of a rank: `needed` for weights, at most `others` beside them, `available` on its device.
     """
     if needed + others <= available:
         return ""

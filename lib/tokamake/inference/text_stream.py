@@ -12,14 +12,9 @@ _CONTEXT = 8
 
 
 class TextStream:
-    """Text of the new tokens of one sequence.
+    """Text of the new tokens of one sequence; `text` ends before a stop string.
 
-    Attributes:
-        text: text so far; it ends before a stop string.
-        is_stopped: whether a stop string came.
-
-    Args:
-        num_unstopped: first tokens within which no stop string ends.
+    No stop string ends within the first `num_unstopped` tokens.
     """
 
     def __init__(

@@ -13,9 +13,7 @@ _NESTED = {"extra_forbidden": "unknown field", "missing": "missing"}
 class RequestError(Exception):
     """A request that cannot be answered.
 
-    Attributes:
-        field: field of the request; None if the error is about no field.
-        code: word for programs, such as model_not_found.
+    `field`: of the request, or None; `code`: a word for programs, such as model_not_found.
     """
 
     def __init__(
