@@ -1,6 +1,14 @@
 """Stage `fetch-batch`: download the raw files of a job batch that are behind addresses."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tokamake.data.corpus.plan_file import batch_shards, read_plan
+from tokamake.errors import UserError
+from tokamake.files import write_json
+from tokamake.remote.download import download
+from tokamake.runtime.console import counted
+from tokamake.units import in_bytes
 
 ALL = "all"
 """In place of a batch: the files that the tokenizer is trained on."""
@@ -20,15 +28,6 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
         output: JSON file that names the files, written when all are there.
         workers: downloads at the same time.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from tokamake.data.corpus.plan_file import batch_shards, read_plan
-    from tokamake.errors import UserError
-    from tokamake.files import write_json
-    from tokamake.remote.download import download
-    from tokamake.runtime.console import counted
-    from tokamake.units import in_bytes
-
     read = read_plan(plan)
     members = read.tokenizer if batch == ALL else batch_shards(plan, batch)
     paths = {path for member in members for path in member.files}

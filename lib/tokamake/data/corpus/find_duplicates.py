@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data.corpus.document_rows import HASH, ORDINAL, RowsWriter, read_rows, read_table
+from tokamake.errors import UserError
+from tokamake.files import atomic
 
 _PART_ROWS = 1 << 24  # hashes compared at once; sorting them takes about 1 GB of memory
 _CHUNK_ROWS = 1 << 22  # hashes read at once
@@ -23,12 +25,6 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
         files: files of hashes from `hash-documents`, in the order of the corpus.
         output: file of duplicates to write; an input of `tokenize`.
     """
-    import numpy as np
-
-    from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter, read_table
-    from tokamake.errors import UserError
-    from tokamake.files import atomic
-
     if not files:
         raise UserError("find-duplicates: no file given; name at least one")
     tables = [entry for path in files for entry in read_table(path, verify=True)]
@@ -49,12 +45,8 @@ def find_duplicates(files: list[Path], /, *, output: Path) -> None:
 
 def _hash_parts(
     files: list[Path], num_parts: int
-) -> "Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]":
+) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
     """Yield the hashes (rows, 2) of each part of their range, and their row numbers (rows,)."""
-    import numpy as np
-
-    from tokamake.data.corpus.document_rows import HASH, read_rows
-
     for part in range(num_parts):
         hashes, numbers, first = [np.zeros((0, 2), HASH)], [np.zeros(0, np.int64)], 0
         for path in files:
@@ -70,11 +62,9 @@ def _hash_parts(
 
 
 def _repeated_rows(
-    hashes: "npt.NDArray[np.uint64]", numbers: "npt.NDArray[np.int64]"
-) -> "npt.NDArray[np.int64]":
+    hashes: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Return the row numbers whose hash is also in an earlier row; `numbers` must ascend."""
-    import numpy as np
-
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes keep their order
     ordered = hashes[order]
     is_repeated = (ordered[1:] == ordered[:-1]).all(axis=1)

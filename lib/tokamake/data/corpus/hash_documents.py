@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
-    from tokamake.data.corpus.documents import Fields
-    from tokamake.data.corpus.plan_file import PlannedShard
+from tokamake.data.corpus.document_rows import HASH, RowsWriter
+from tokamake.data.corpus.documents import Fields, split_keys, texts
+from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
+from tokamake.data.corpus.stamps import open_unchanged
+from tokamake.data.readers import parse_range
+from tokamake.files import atomic
+from tokamake.runtime.console import counted
 
 
 def hash_documents(
@@ -35,12 +38,6 @@ def hash_documents(
         template: text of a document as a combination of keys.
         format: format of the files, if the stage cannot detect it.
     """
-    from tokamake.data.corpus.document_rows import RowsWriter
-    from tokamake.data.corpus.documents import Fields, split_keys
-    from tokamake.data.corpus.plan_file import batch_shards
-    from tokamake.files import atomic
-    from tokamake.runtime.console import counted
-
     num_documents = 0
     fields = Fields(split_keys(text_key), template)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
@@ -52,16 +49,9 @@ def hash_documents(
 
 
 def _hashes(
-    shard: "PlannedShard", fields: "Fields", *, format: str
-) -> "Iterator[npt.NDArray[np.uint64]]":
+    shard: PlannedShard, fields: Fields, *, format: str
+) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield (documents, 2) hashes, block by block."""
-    import numpy as np
-
-    from tokamake.data.corpus.document_rows import HASH
-    from tokamake.data.corpus.documents import texts
-    from tokamake.data.corpus.stamps import open_unchanged
-    from tokamake.data.readers import parse_range
-
     num_read = 0
     yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
     paths = [Path(path) for path in shard.files]

@@ -8,12 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import orjson
 
-if TYPE_CHECKING:
-    from tokamake.data.corpus.documents import Fields
+from tokamake.data.corpus.corpora import find_corpus, patterns
+from tokamake.data.corpus.documents import Fields, place, split_keys, texts
+from tokamake.data.corpus.splits import NAMES, shares
+from tokamake.data.readers import expand, open_input, sniff
+from tokamake.errors import UserError
+from tokamake.files import atomic
+from tokamake.runtime.console import counted
 
 _HASH_RANGE = 1 << 64
 
@@ -46,15 +51,7 @@ def split(
             separated by commas, decide together.
         corpora: table of corpora, such as config/corpora.tsv.
     """
-    from tokamake.data.corpus.documents import Fields, split_keys
-    from tokamake.data.corpus.splits import NAMES, shares
-    from tokamake.errors import UserError
-    from tokamake.files import atomic
-    from tokamake.runtime.console import counted
-
     if corpora is not None:
-        from tokamake.data.corpus.corpora import find_corpus, patterns
-
         row = find_corpus(files, corpora)
         files, text_key = list(patterns(row)), text_key or (row.text_key,)
     fields = Fields(split_keys(text_key))
@@ -91,9 +88,6 @@ def _jsonl_files(files: list[str], shares_of_outputs: dict[Path, float]) -> list
 
     Raise UserError if one is not jsonl or is also an output, or if an old output would remain.
     """
-    from tokamake.data.readers import expand, sniff
-    from tokamake.errors import UserError
-
     paths = expand(files)
     for path in paths:
         format, _ = sniff(path)
@@ -110,13 +104,9 @@ def _jsonl_files(files: list[str], shares_of_outputs: dict[Path, float]) -> list
 
 
 def _read_lines(
-    paths: list[Path], fields: "Fields", *, num_blank: list[int]
+    paths: list[Path], fields: Fields, *, num_blank: list[int]
 ) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield each line and its texts; add the number of blank lines to `num_blank[0]`."""
-    from tokamake.data.corpus.documents import place, texts
-    from tokamake.data.readers import open_input
-    from tokamake.errors import UserError
-
     for path in paths:
         source = open_input(path, format="jsonl")
         for block in source.blocks(fields.read_keys):
@@ -139,8 +129,8 @@ def _distribute(
     """Write each line to the first stream whose bound is above its hash; return line counts."""
     counts = [0] * len(streams)
     key = blake2b(str(seed).encode(), digest_size=16).digest()
-    for line, texts in lines:
-        value = _hash(texts, key)
+    for line, parts in lines:
+        value = _hash(parts, key)
         index = next(index for index, bound in enumerate(bounds) if value < bound)
         # A byte order mark belongs to the beginning of a file, not to the line.
         streams[index].write(line.removeprefix(BOM_UTF8) + b"\n")

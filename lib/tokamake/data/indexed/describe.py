@@ -4,11 +4,20 @@ Datasets come from `merge`, `tokenize` or other programs. `weigh` and `plot` rea
 docs/reference/metadata.md explains its keys.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tokamake.data.indexed.check_dataset import CheckedDataset
+from tokamake.data.corpus.plan_file import read_plan
+from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
+from tokamake.data.indexed.length_histogram import document_lengths, histogram
+from tokamake.data.indexed.merge_groups import expand_prefixes
+from tokamake.data.indexed.paths import corpus_of
+from tokamake.errors import UserError
+from tokamake.files import is_stream, write_json
+from tokamake.runtime.console import counted, progress
 
 _COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
 _COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
@@ -43,8 +52,6 @@ def describe(
         plan: plan.json, to describe its merged datasets instead of prefixes; needs `input`.
         input: folder of the plan's merged datasets.
     """
-    from tokamake.errors import UserError
-
     named = sorted(_prefixes(prefixes or [], plan, folder=input))
     _refuse_duplicates(named)
     if output is not None:
@@ -60,10 +67,6 @@ def describe(
 
 
 def _prefixes(prefixes: list[Path], plan: Path | None, *, folder: Path | None) -> list[Path]:
-    from tokamake.data.corpus.plan_file import read_plan
-    from tokamake.data.indexed.merge_groups import expand_prefixes
-    from tokamake.errors import UserError
-
     if (plan is None) != (folder is None) or (plan is not None and prefixes):
         raise UserError("give prefixes, or --plan with --input")
     if plan is not None and folder is not None:
@@ -74,8 +77,6 @@ def _prefixes(prefixes: list[Path], plan: Path | None, *, folder: Path | None) -
 
 
 def _refuse_duplicates(prefixes: list[Path]) -> None:
-    from tokamake.errors import UserError
-
     known: set[Path] = set()
     for prefix in prefixes:
         if prefix.resolve() in known:
@@ -85,9 +86,6 @@ def _refuse_duplicates(prefixes: list[Path]) -> None:
 
 def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
     """Check that the metadata files of single datasets overwrite no manifest and no other file."""
-    from tokamake.errors import UserError
-    from tokamake.files import is_stream
-
     if is_stream(output):
         return
     folder = output.with_suffix("")
@@ -107,15 +105,8 @@ def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
             )
 
 
-def _checked(prefixes: list[Path], *, read_tokens: bool) -> "list[CheckedDataset]":
+def _checked(prefixes: list[Path], *, read_tokens: bool) -> list[CheckedDataset]:
     """Verify several datasets at once; return the results in order."""
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-    from functools import partial
-
-    from tokamake.data.indexed.check_dataset import check_dataset
-    from tokamake.runtime.console import progress
-
     check = partial(check_dataset, read_tokens=read_tokens)
     # Threads suffice: hashing and most of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -123,9 +114,7 @@ def _checked(prefixes: list[Path], *, read_tokens: bool) -> "list[CheckedDataset
         return list(progress(results, label="describe", total=len(prefixes), unit="datasets"))
 
 
-def _print_table(checked: "list[CheckedDataset]") -> None:
-    from tokamake.runtime.console import counted
-
+def _print_table(checked: list[CheckedDataset]) -> None:
     rows = [
         ("dataset", "documents", "sequences", "tokens", "bytes", "dtype", "tokenizer", "verdict"),
         *map(_row, checked),
@@ -139,9 +128,7 @@ def _print_table(checked: "list[CheckedDataset]") -> None:
     print(f"{counted(len(checked), 'dataset')}, {num_damaged or 'none'} damaged")
 
 
-def _row(dataset: "CheckedDataset") -> tuple[str, ...]:
-    from tokamake.runtime.console import counted
-
+def _row(dataset: CheckedDataset) -> tuple[str, ...]:
     numbers: list[int | None] = [None] * 3
     if dataset.layout is not None:
         layout = dataset.layout
@@ -153,12 +140,7 @@ def _row(dataset: "CheckedDataset") -> tuple[str, ...]:
     return (str(dataset.prefix), *cells, dtype, fingerprint, verdict)
 
 
-def _write(output: Path, checked: "list[CheckedDataset]") -> None:
-    import os
-
-    from tokamake.files import is_stream, write_json
-    from tokamake.runtime.console import counted
-
+def _write(output: Path, checked: list[CheckedDataset]) -> None:
     is_file = not is_stream(output)
     folder = output.parent if is_file else Path()
     metadata = [_metadata(dataset, os.path.relpath(dataset.prefix, folder)) for dataset in checked]
@@ -170,11 +152,8 @@ def _write(output: Path, checked: "list[CheckedDataset]") -> None:
     print(f"{output}: {counted(len(checked), 'dataset')}, {counted(tokens, 'token')}")
 
 
-def _metadata(dataset: "CheckedDataset", relative: str) -> dict[str, Any]:
+def _metadata(dataset: CheckedDataset, relative: str) -> dict[str, Any]:
     """Return the metadata of a dataset; `relative` is its prefix from the folder of the output."""
-    from tokamake.data.indexed.length_histogram import document_lengths, histogram
-    from tokamake.data.indexed.paths import corpus_of
-
     layout, dtype = dataset.layout, dataset.dtype
     assert layout is not None
     assert dtype is not None

@@ -6,6 +6,13 @@ The workflow uses `merge-batch`.
 
 from pathlib import Path
 
+from tokamake.data.indexed.merge_groups import (
+    expand_prefixes,
+    group_inputs,
+    numbered_prefixes,
+    read_limit,
+)
+from tokamake.data.indexed.merged_dataset import open_inputs, refuse_overwrite, write_merged
 from tokamake.errors import UserError
 
 
@@ -38,15 +45,6 @@ def merge(
         max_tokens: the same limit in tokens.
         max_documents: the same limit in documents.
     """
-    # These modules import numpy, and `tokamake merge --help` should be instant.
-    from tokamake.data.indexed.merge_groups import (
-        expand_prefixes,
-        group_inputs,
-        numbered_prefixes,
-        read_limit,
-    )
-    from tokamake.data.indexed.merged_dataset import open_inputs, refuse_overwrite, write_merged
-
     if output.is_dir():
         raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
     limit = read_limit(max_bytes, max_tokens, max_documents=max_documents)

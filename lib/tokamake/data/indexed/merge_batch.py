@@ -3,7 +3,16 @@
 import os
 from pathlib import Path
 
+from tokamake.data.corpus import plan_file
+from tokamake.data.indexed import job_batch
+from tokamake.data.indexed.deleted_shards import delete_merged_shards
+from tokamake.data.indexed.linked_dataset import remove_links, write_linked
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
+from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
+from tokamake.files import digest, sync_file_system
+from tokamake.runtime.folder_lock import alone
 
 _MAX_THREADS = 8
 """Existing datasets that are verified at a time: their indexes are in memory."""
@@ -35,17 +44,6 @@ def merge_batch(
         tokenizer: tokenizer of existing datasets.
         append_eod: whether documents of existing datasets end with the end-of-document token.
     """
-    # These modules import numpy, and `--help` should be instant.
-    from tokamake.data.corpus import plan_file
-    from tokamake.data.indexed import job_batch
-    from tokamake.data.indexed.deleted_shards import delete_merged_shards
-    from tokamake.data.indexed.linked_dataset import remove_links, write_linked
-    from tokamake.data.indexed.manifest import read_manifest
-    from tokamake.data.indexed.merged_dataset import merged_manifest, open_inputs, write_merged
-    from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.files import digest, sync_file_system
-    from tokamake.runtime.folder_lock import alone
-
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
 
     def make_linked(group: plan_file.PlannedMerge) -> None:

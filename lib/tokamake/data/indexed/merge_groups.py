@@ -9,6 +9,7 @@ import numpy as np
 
 from tokamake.data.indexed.merge_inputs import MergeInput
 from tokamake.data.indexed.paths import bin_path, idx_path
+from tokamake.data.readers import natural_key
 from tokamake.errors import UserError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -70,8 +71,6 @@ def expand_prefixes(names: list[Path]) -> list[Path]:
 
 
 def _datasets_in(folder: Path) -> list[Path]:
-    from tokamake.data.readers import natural_key
-
     prefixes = {
         path.with_suffix("")
         for path in folder.iterdir()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokamake.data.indexed.dataset import DTYPES, index_remedy, token_dtype
+from tokamake.data.indexed.document_sources import sources_path
 from tokamake.data.indexed.float_tokens import highest_token
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import read_manifest
@@ -66,8 +67,6 @@ def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput
 
 def find_manifest(prefix: Path) -> dict[str, Any] | None:
     """Return the manifest of a dataset, or None for a dataset of another program."""
-    from tokamake.data.indexed.document_sources import sources_path
-
     # A sources file without a manifest: the manifest was lost, or the job did not finish.
     has_manifest = manifest_path(prefix).exists() or sources_path(prefix).exists()
     return read_manifest(prefix) if has_manifest else None

@@ -6,16 +6,19 @@ dataset or train on it.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.data.indexed.dataset import DTYPES, IndexWriter
+from tokamake.data.indexed.document_sources import sources_path
+from tokamake.data.indexed.index_reader import IndexLayout, read_layout
+from tokamake.data.indexed.kernel_copy import copy
+from tokamake.data.indexed.merge_inputs import check_bounds
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.indexed.dataset import IndexWriter
-    from tokamake.data.indexed.index_reader import IndexLayout
+from tokamake.files import atomic
 
 _CHUNK = 1 << 20
 _NO_NUMBERS = np.zeros(0, np.int64)
@@ -28,13 +31,11 @@ class _BrokenDataset(NamedTuple):
     binary: Path
     dtype: type[np.integer]
     tokens: int
-    layout: "IndexLayout | None"
+    layout: IndexLayout | None
     eod: int
 
     def split_at_eod(self) -> str:
         """Remedy for an index that cannot be repaired."""
-        from tokamake.data.indexed.paths import idx_path
-
         return (
             f"split the tokens at each EOD token: remove {idx_path(self.prefix)} and run `tokamake "
             f"repair {self.prefix} --eod {self.eod} --dtype {self.dtype.__name__} --output NEW`"
@@ -56,11 +57,6 @@ def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
         dtype: token type, if the index does not state it: uint8, int8, int16, uint16, int32 or
             int64.
     """
-    from tokamake.data.indexed.dataset import IndexWriter
-    from tokamake.data.indexed.document_sources import sources_path
-    from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
-    from tokamake.files import atomic
-
     dataset = _open(prefix, eod, dtype)
     # The repaired dataset gets no manifest, so an old one would not match it.
     for path in (manifest_path(output), sources_path(output)):
@@ -79,8 +75,6 @@ def repair(prefix: Path, /, *, eod: int, output: Path, dtype: str = "") -> None:
 
 
 def _open(prefix: Path, eod: int, dtype: str) -> _BrokenDataset:
-    from tokamake.data.indexed.paths import bin_path
-
     binary = bin_path(prefix)
     if not binary.is_file():
         raise UserError(f"{binary}: no such file; `repair` needs the tokens of the dataset")
@@ -101,11 +95,9 @@ def _open(prefix: Path, eod: int, dtype: str) -> _BrokenDataset:
 
 
 def _choose_dtype(
-    prefix: Path, layout: "IndexLayout | None", *, reason: str, option: str
+    prefix: Path, layout: IndexLayout | None, *, reason: str, option: str
 ) -> type[np.integer]:
     """Return the token type of the index, or that of --dtype if the index is unreadable."""
-    from tokamake.data.indexed.dataset import DTYPES
-
     types = {dtype.__name__: dtype for dtype in DTYPES.values()}
     name = DTYPES[layout.code].__name__ if layout else option
     if not name:
@@ -119,12 +111,8 @@ def _choose_dtype(
     return types[name]
 
 
-def _readable_layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
+def _readable_layout(prefix: Path) -> tuple[IndexLayout | None, str]:
     """Return the columns of the index, or None and the reason why it is unreadable."""
-    from tokamake.data.indexed.dataset import DTYPES
-    from tokamake.data.indexed.index_reader import read_layout
-    from tokamake.data.indexed.paths import idx_path
-
     idx = idx_path(prefix)
     if not idx.is_file():
         return None, f"{idx}: no such file"
@@ -140,10 +128,8 @@ def _readable_layout(prefix: Path) -> "tuple[IndexLayout | None, str]":
     return layout, ""
 
 
-def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
+def _write_index(dataset: _BrokenDataset, writer: IndexWriter) -> str:
     """Write the correct index and return a sentence about the fault."""
-    from tokamake.data.indexed.merge_inputs import check_bounds
-
     layout = dataset.layout
     if layout is None:
         return _split_at_eod(dataset, writer)
@@ -163,7 +149,7 @@ def _write_index(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
     return f"lengths omitted the EOD token of {num_eods:,} documents; they include it now"
 
 
-def _fix_pointers(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexWriter") -> str:
+def _fix_pointers(dataset: _BrokenDataset, layout: IndexLayout, *, writer: IndexWriter) -> str:
     """Keep the lengths; the writer derives the pointers from them."""
     end, num_wrong, itemsize = 0, 0, np.dtype(dataset.dtype).itemsize
     for lengths, starts in zip(layout.lengths.chunks(), layout.starts.chunks(), strict=True):
@@ -183,8 +169,6 @@ def _fix_pointers(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "In
 
 
 def _refuse_negative(dataset: _BrokenDataset, lengths: npt.NDArray[np.int64]) -> None:
-    from tokamake.data.indexed.paths import idx_path
-
     if (lengths < 0).any():
         raise UserError(
             f"{idx_path(dataset.prefix)}: a sequence has length {lengths.min()}; "
@@ -192,7 +176,7 @@ def _refuse_negative(dataset: _BrokenDataset, lengths: npt.NDArray[np.int64]) ->
         )
 
 
-def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexWriter") -> None:
+def _add_eods(dataset: _BrokenDataset, layout: IndexLayout, *, writer: IndexWriter) -> None:
     """Lengthen the last sequence of each document by the EOD token that follows it."""
     tokens = np.memmap(dataset.binary, dataset.dtype, "r")
     num_documents, start, step = layout.bounds.length - 1, 0, 1 << 14
@@ -218,7 +202,7 @@ def _add_eods(dataset: _BrokenDataset, layout: "IndexLayout", *, writer: "IndexW
         start = int(ends[-1]) if len(ends) else start
 
 
-def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
+def _split_at_eod(dataset: _BrokenDataset, writer: IndexWriter) -> str:
     """Write an index whose documents end after each EOD token."""
     first = end = 0
     with dataset.binary.open("rb") as stream:
@@ -242,7 +226,7 @@ def _split_at_eod(dataset: _BrokenDataset, writer: "IndexWriter") -> str:
 
 
 def _add_documents(
-    dataset: _BrokenDataset, lengths: npt.NDArray[np.int64], *, writer: "IndexWriter"
+    dataset: _BrokenDataset, lengths: npt.NDArray[np.int64], *, writer: IndexWriter
 ) -> None:
     if (lengths >= 1 << 31).any():  # lengths are int32 in the index
         raise UserError(
@@ -254,8 +238,6 @@ def _add_documents(
 
 def _link(binary: Path, target: Path) -> None:
     """Create a hard link, or a copy if the file system does not support one."""
-    from tokamake.data.indexed.kernel_copy import copy
-
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(binary.resolve())

@@ -3,16 +3,21 @@
 The sources file of the dataset names the line. `trace` prints the line if the raw file exists.
 """
 
+import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from tokamake.data.corpus.documents import Fields
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.indexed.document_sources import RawLocation, locate_document
+from tokamake.data.indexed.manifest import raw_inputs
+from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.readers import open_input
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
-
-if TYPE_CHECKING:
-    from tokamake.data.indexed.dataset import IndexedDataset
-    from tokamake.data.indexed.document_sources import RawLocation
 
 _DECOMPRESSORS = {"gz": "zcat", "zst": "zstdcat", "xz": "xzcat", "lzma": "xzcat", "bz2": "bzcat"}
 
@@ -35,9 +40,6 @@ def trace(
         data_root: folder that relative paths of raw files start from.
         max_characters: number of characters of the raw line to print; 0 prints only its location.
     """
-    from tokamake.data.corpus.documents import Fields
-    from tokamake.data.indexed.dataset import IndexedDataset
-
     dataset = IndexedDataset(prefix)
     number = _document_number(dataset, prefix, document=document, token=token)
     first, last = (int(bound) for bound in dataset.document_bounds[number : number + 2])
@@ -67,16 +69,12 @@ def origin(prefix: Path, document: int) -> str:
     return _describe(*_locate(prefix, _read_manifest(prefix), document=document))
 
 
-def document_of(dataset: "IndexedDataset", sequence: int) -> int:
+def document_of(dataset: IndexedDataset, sequence: int) -> int:
     """Return the number of the document that a sequence belongs to."""
-    import numpy as np
-
     return int(np.searchsorted(dataset.document_bounds, sequence, side="right")) - 1
 
 
 def _read_manifest(prefix: Path) -> dict[str, Any]:
-    from tokamake.data.indexed.merge_inputs import find_manifest
-
     manifest = find_manifest(prefix)
     if manifest is None:
         raise UserError(
@@ -90,9 +88,6 @@ def _locate(
     prefix: Path, manifest: dict[str, Any], *, document: int
 ) -> tuple[dict[str, Any], "RawLocation"]:
     """Return the manifest's description of the raw file of a document, and the location in it."""
-    from tokamake.data.indexed.document_sources import locate_document
-    from tokamake.data.indexed.manifest import raw_inputs
-
     location, inputs = locate_document(prefix, document), raw_inputs(manifest)
     if location.input >= len(inputs):
         raise UserError(
@@ -101,18 +96,16 @@ def _locate(
     return inputs[location.input], location
 
 
-def _describe(raw: dict[str, Any], location: "RawLocation") -> str:
+def _describe(raw: dict[str, Any], location: RawLocation) -> str:
     start = (raw["byte_range"] or [0])[0]
     text = f"{raw['path']}: {raw['unit']} {location.number}"
     return text + (f" counted from byte {start}" if start and raw["unit"] == "line" else "")
 
 
 def _document_number(
-    dataset: "IndexedDataset", prefix: Path, *, document: int | None, token: int | None
+    dataset: IndexedDataset, prefix: Path, *, document: int | None, token: int | None
 ) -> int:
     """Return the number of the document that the user named, directly or by a token."""
-    import numpy as np
-
     num_documents = len(dataset.document_bounds) - 1
     if (document is None) == (token is None):
         raise UserError("give either the number of a document, or --token and a token's number")
@@ -132,7 +125,7 @@ def _document_number(
 
 
 def _raw_text(
-    path: Path, raw: dict[str, Any], *, location: "RawLocation", keys: tuple[str, ...]
+    path: Path, raw: dict[str, Any], *, location: RawLocation, keys: tuple[str, ...]
 ) -> str:
     """Return the raw line, or the reason in parentheses why it cannot be shown."""
     if not path.is_file():
@@ -150,7 +143,7 @@ def _raw_text(
     return _line(path, location)
 
 
-def _line(path: Path, location: "RawLocation") -> str:
+def _line(path: Path, location: RawLocation) -> str:
     with path.open("rb") as stream:
         stream.seek(max(location.offset - 1, 0))
         if location.offset and stream.read(1) != b"\n":
@@ -162,8 +155,6 @@ def _line(path: Path, location: "RawLocation") -> str:
 
 def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
     """Return a row of a table as JSON."""
-    import json
-
     read_row = _parquet_row if raw["format"] == "parquet" else _arrow_row
     row = read_row(path, number, keys)
     if row is None:
@@ -172,8 +163,6 @@ def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) ->
 
 
 def _arrow_row(path: Path, number: int, keys: tuple[str, ...]) -> Any:
-    from tokamake.data.readers import open_input
-
     for block in open_input(path).blocks(keys):
         if number <= block.numbers[-1]:
             return block.records[number - int(block.numbers[0])]

@@ -3,9 +3,20 @@
 `describe` checks the datasets themselves.
 """
 
+import hashlib
+import os
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from tokamake.data.indexed.manifest import raw_inputs, read_manifest
+from tokamake.data.indexed.merge_groups import expand_prefixes
+from tokamake.data.readers import reading
+from tokamake.data.readers.jsonl import next_line
+from tokamake.errors import UserError
+from tokamake.files import digest
+from tokamake.runtime.console import counted, progress
 
 _BLOCK = 1 << 20
 
@@ -22,12 +33,6 @@ def verify(prefixes: list[Path], /) -> None:
         prefixes: shards or merged datasets, without .bin or .idx, or folders: all datasets of a
             folder.
     """
-    from tokamake.data.indexed.manifest import raw_inputs, read_manifest
-    from tokamake.data.indexed.merge_groups import expand_prefixes
-    from tokamake.errors import UserError
-    from tokamake.files import digest
-    from tokamake.runtime.console import counted
-
     named = expand_prefixes(prefixes)
     if not named:
         raise UserError("no dataset given; name at least one prefix")
@@ -42,11 +47,6 @@ def verify(prefixes: list[Path], /) -> None:
 
 def find_faults(inputs: Collection[dict[str, Any]]) -> list[str | None]:
     """Return for each entry of a manifest how its raw file differs, or None."""
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-
-    from tokamake.runtime.console import progress
-
     # Threads suffice: hashing releases the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         faults = pool.map(_fault, inputs)
@@ -55,12 +55,6 @@ def find_faults(inputs: Collection[dict[str, Any]]) -> list[str | None]:
 
 def _fault(raw: dict[str, Any]) -> str | None:
     """Return how a raw file differs from its entry in a manifest, or None."""
-    import hashlib
-
-    from tokamake.data.readers import reading
-    from tokamake.data.readers.jsonl import next_line
-    from tokamake.errors import UserError
-
     path = Path(raw["path"])
     start, end = raw["byte_range"] or (0, None)
     actual, unread = hashlib.sha256(), raw["bytes"]
