@@ -109,9 +109,7 @@ def read_texts(
         num_good = len(kept) if not bad else int(np.searchsorted(kept, bad[0][0]))
         for row in zip(*(column[:num_good] for column in columns), strict=True):
             yield from row
-        if bad:
-            index, reason = bad[0]
-            raise UserError(f"{place(source, block, index)}: {reason}")
+        refuse_bad(source, block, bad)
 
 
 def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> None:
@@ -119,9 +117,14 @@ def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> No
     source = open_input(path, format=format)
     for block in islice(source.blocks(fields.read_keys), 1):
         _, kept, bad = texts(block, fields)
-        if bad and not len(kept):
-            index, reason = bad[0]
-            raise UserError(f"{place(source, block, index)}: {reason}")
+        if not len(kept):
+            refuse_bad(source, block, bad)
+
+
+def refuse_bad(source: Input, block: RecordBlock, bad: list[tuple[int, str]]) -> None:
+    """Raise UserError with the first of the bad documents of a block, if there are any."""
+    for index, reason in bad:
+        raise UserError(f"{place(source, block, index)}: {reason}")
 
 
 def place(source: Input, block: RecordBlock, index: int) -> str:

@@ -81,18 +81,14 @@ class TokenizerCorpus(NamedTuple):
 
 
 class PlannedDownload(NamedTuple):
-    """A file behind an address in the table of corpora, as it was when the plan was made."""
+    """A file behind an address in the table of corpora: a `RemoteFile` when the plan was made."""
 
     address: str
     """Address in the table of corpora; it may stand for many files."""
     url: str
-    """Address of this file at a commit, or an https address."""
     path: str
-    """Path of the link to the download."""
     size: int
-    """Bytes."""
     version: str
-    """Hash or other version, from `RemoteFile`."""
 
     @property
     def file(self) -> RemoteFile:

@@ -13,7 +13,7 @@ from typing import IO
 import orjson
 
 from tokamake.data.corpus.corpora import find_corpus, patterns
-from tokamake.data.corpus.documents import Fields, place, split_keys, texts
+from tokamake.data.corpus.documents import Fields, refuse_bad, split_keys, texts
 from tokamake.data.corpus.splits import NAMES, shares
 from tokamake.data.readers import expand, open_input, sniff
 from tokamake.errors import UserError
@@ -111,9 +111,7 @@ def _read_lines(
         source = open_input(path, format="jsonl")
         for block in source.blocks(fields.read_keys):
             columns, _, bad = texts(block, fields)
-            if bad:
-                index, reason = bad[0]
-                raise UserError(f"{place(source, block, index)}: {reason}")
+            refuse_bad(source, block, bad)
             assert block.raw is not None
             yield from zip(block.raw, zip(*columns, strict=True), strict=True)
         num_blank[0] += source.blank_lines

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from tokamake.config.data import TokenizerKind
 from tokamake.data.corpus.corpora import find_corpus, patterns
 from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
+from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.readers import expand, open_input
 from tokamake.data.tokenizers._trainers import (
     MINIMUM,
@@ -113,8 +114,6 @@ def _write_ids(vocab_size: int, eod: int | None, *, output: Path) -> None:
 
 
 def _files_of_plan(path: Path, files: tuple[str, ...]) -> list[_TextFile]:
-    from tokamake.data.corpus.plan_file import read_plan
-
     if files:
         raise UserError(f"--plan {path}: lists the files itself; give either the plan or files")
     text_files = [

@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tokamake.data.corpus import splits
+from tokamake.data.corpus.corpora import Corpus, read_corpora
+from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
+from tokamake.data.mixture.shares import TOLERANCE, shares
+from tokamake.data.mixture.weigh import check_options
 from tokamake.data.mixture.weights import Line, Problem, find_prefix, find_root, location, scan
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.corpus.corpora import Corpus
+from tokamake.runtime.console import counted
 
 _SUM_TOLERANCE = 1e-9
 
@@ -60,10 +62,6 @@ def lint_weights(
             from those that the table asks for.
         temperature: temperature of corpora for which the table states nothing.
     """
-    from tokamake.data.corpus.corpora import read_corpora
-    from tokamake.data.mixture.weigh import check_options
-    from tokamake.runtime.console import counted
-
     check_options(train_tokens, temperature)
     rows = read_corpora(corpora, temperature=temperature) if corpora else []
     lines, problems = scan(weights)
@@ -103,8 +101,6 @@ def _count_tokens(
     lines: list[Line], find: Callable[[str], str], *, split: str | None
 ) -> tuple[list[int | None], list[Problem]]:
     """Count the tokens that each line can draw from; None if its dataset cannot be read."""
-    from tokamake.data.indexed.token_counts import count_documents_tokens, count_tokens
-
     tokens: list[int | None] = []
     problems = []
     for line in lines:
@@ -171,11 +167,9 @@ def _sum_known(counts: list[int | None]) -> int | None:
 
 
 def _compare_with_table(
-    totals: list[Total], rows: "list[Corpus]", *, train_tokens: int | None, table: Path
+    totals: list[Total], rows: list[Corpus], *, train_tokens: int | None, table: Path
 ) -> list[Problem]:
     """Compare the shares of the file with the shares that the table asks for."""
-    from tokamake.data.mixture.shares import TOLERANCE, shares
-
     rows = [row for row in rows if row.trains]
     by_corpus = {total.corpus: total for total in totals}
     in_table = {row.corpus for row in rows}

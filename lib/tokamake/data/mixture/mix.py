@@ -7,13 +7,19 @@ import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tokamake.data.corpus.splits import FractionRange
+from tokamake.data.mixture.weights import (
+    WeightedPrefix,
+    divide_root,
+    find_prefix,
+    find_root,
+    read_weighting_file,
+    write_weighting_file,
+)
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.runtime.console import counted
 
 
 class _MixedEntry(NamedTuple):
@@ -45,15 +51,6 @@ def mix(
             and Argonne's Megatron-DeepSpeed read. Two are `weight prefix`, which Megatron-LM takes
             as its data paths, if you start it in the folder that the prefixes are relative to.
     """
-    from tokamake.data.mixture.weights import (
-        WeightedPrefix,
-        divide_root,
-        find_root,
-        read_weighting_file,
-        write_weighting_file,
-    )
-    from tokamake.runtime.console import counted
-
     files = [(weight, path, read_weighting_file(path)) for weight, path in _parse_files(parts)]
     total = sum((weight for weight, _, _ in files), Fraction())
     mixed: dict[str, _MixedEntry] = {}
@@ -84,11 +81,9 @@ def _parse_files(parts: list[str]) -> list[tuple[Fraction, Path]]:
 
 
 def _scale(
-    entries: "list[WeightedPrefix]", source: Path, *, share: Fraction, root: Path, to_root: str
+    entries: list[WeightedPrefix], source: Path, *, share: Fraction, root: Path, to_root: str
 ) -> Iterator[_MixedEntry]:
     """Yield the entries of a file, scaled to its share, with prefixes relative to `to_root`."""
-    from tokamake.data.mixture.weights import divide_root, find_prefix
-
     total = sum((Fraction(entry.weight) for entry in entries), Fraction())
     own_root = os.path.realpath(divide_root(root)[1])
     for entry in entries:

@@ -7,13 +7,16 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tokamake.data.corpus.corpora import Corpus, ListedDataset, check_rows, read_corpora
+from tokamake.data.corpus.plan_file import read_plan
+from tokamake.data.mixture.listed_corpora import read_listed_corpora
+from tokamake.data.mixture.shares import TOLERANCE, seen_tokens, shares
+from tokamake.data.mixture.weights import WeightedPrefix, write_weighting_file
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.corpus.corpora import Corpus, ListedDataset
-    from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.files import read_json
+from tokamake.runtime.console import counted
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +68,6 @@ def weigh(
         max_epochs: number of epochs above which a corpus gets a warning. Beyond about 4 epochs,
             repeated tokens are worth clearly less than new ones (Muennighoff et al. 2023).
     """
-    from tokamake.data.mixture.shares import seen_tokens, shares
-    from tokamake.files import read_json
-
     check_options(train_tokens, temperature)
     if not max_epochs > 0:
         raise UserError(f"--max-epochs: {max_epochs:g}: not above 0; give a number of epochs")
@@ -113,15 +113,11 @@ def _read_rows(
     data_root: Path | None,
     plan: Path | None,
     temperature: float | None,
-) -> "tuple[list[Corpus], dict[str, ListedDataset]]":
+) -> tuple[list[Corpus], dict[str, ListedDataset]]:
     """Return the corpora of a table and of a weighting file, and the listed datasets.
 
     The latter are keyed by the name of the merged dataset that links to them.
     """
-    from tokamake.data.corpus.corpora import check_rows, read_corpora
-    from tokamake.data.corpus.plan_file import read_plan
-    from tokamake.data.mixture.listed_corpora import read_listed_corpora
-
     if corpora is None and weights is None:
         raise UserError("--corpora: missing; name a table of corpora, or a list with --weights")
     rows = [] if corpora is None else read_corpora(corpora, temperature=temperature)
@@ -144,16 +140,14 @@ def _read_rows(
 
 def _weigh_dataset(
     dataset: dict[str, Any],
-    row: "Corpus",
+    row: Corpus,
     *,
     share: float,
     num_tokens: int,
     split: str,
-    line: "ListedDataset | None",
-) -> "WeightedPrefix":
+    line: ListedDataset | None,
+) -> WeightedPrefix:
     """Return a dataset's part of the share of its corpus: by its listed weight, or by tokens."""
-    from tokamake.data.mixture.weights import WeightedPrefix
-
     if line:
         # In this order, a share that is the weight of the corpus gives exactly the listed weight.
         weight, part = line.weight * (share / (row.weight or 1)), line.part
@@ -162,11 +156,8 @@ def _weigh_dataset(
     return WeightedPrefix(weight, dataset["data_prefix"], row.corpus, part)
 
 
-def _write(path: Path, lines: "list[WeightedPrefix]", *, root: str) -> None:
+def _write(path: Path, lines: list[WeightedPrefix], *, root: str) -> None:
     """Write a weighting file; `root` is the folder of the metadata, relative to the file's."""
-    from tokamake.data.mixture.weights import write_weighting_file
-    from tokamake.runtime.console import counted
-
     moved = [line._replace(prefix=os.path.normpath(Path(root, line.prefix))) for line in lines]
     write_weighting_file(path, moved)
     num_corpora = len({line.corpus for line in moved})
@@ -178,7 +169,7 @@ def split_weights_path(weights: Path, name: str) -> Path:
     return weights.with_name(f"{weights.stem}.{name}{weights.suffix}")
 
 
-def _held_out_shares(rows: "list[Corpus]", tokens: dict[str, int]) -> dict[str, dict[str, float]]:
+def _held_out_shares(rows: list[Corpus], tokens: dict[str, int]) -> dict[str, dict[str, float]]:
     """Return, for each split but train that corpora name, the shares of its corpora."""
     shares: dict[str, dict[str, float]] = {}
     names = dict.fromkeys(name for row in rows for name in row.parts if name != "train")
@@ -205,7 +196,7 @@ def check_options(train_tokens: int | None, temperature: float | None) -> None:
 
 
 def _count_tokens(
-    datasets: list[dict[str, Any]], rows: "list[Corpus]", *, metadata: Path, source: Path
+    datasets: list[dict[str, Any]], rows: list[Corpus], *, metadata: Path, source: Path
 ) -> dict[str, int]:
     """Return the number of tokens of each corpus."""
     tokens = dict.fromkeys((row.corpus for row in rows), 0)
@@ -233,7 +224,7 @@ def _count_tokens(
 
 
 def _warn(
-    rows: "list[Corpus]",
+    rows: list[Corpus],
     shares: dict[str, float],
     tokens: dict[str, int],
     *,
@@ -242,8 +233,6 @@ def _warn(
     table: Path,
 ) -> None:
     """Warn of corpora with too many epochs, and of a training longer than all stated epochs."""
-    from tokamake.data.mixture.shares import TOLERANCE
-
     epoch_tokens = sum(row.epochs * tokens[row.corpus] for row in rows if row.epochs)
     all_state = all(row.epochs for row in rows)
     if all_state and train_tokens and epoch_tokens < train_tokens * (1 - TOLERANCE):

@@ -7,26 +7,16 @@ of the sample in that dataset (0, 1, 2, ... in drawing order). Both equal files 
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 import numpy.lib.format
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.blend import OrderBlock, plan_blend
+from tokamake.data.samples.blend import CorpusBlend, ExactBlend, OrderBlock, plan_blend
 
 _BLOCK_SAMPLES = 1 << 20
-
-
-class Order(Protocol):
-    """Order that is computed in blocks: `ExactBlend`, `CorpusBlend`."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
-
-    def block(self, start: int, stop: int) -> OrderBlock:
-        """Samples `start` to `stop`."""
 
 
 def write_blend(
@@ -57,7 +47,7 @@ def write_exhaustive(folder: Path, counts: list[int]) -> None:
     _write(folder, drawn_blocks(blender, samples), samples=samples, dtype=np.dtype(np.int16))
 
 
-def write_order(folder: Path, order: Order) -> None:
+def write_order(folder: Path, order: ExactBlend | CorpusBlend) -> None:
     """Write an order; dataset numbers keep the dtype of its blocks."""
     samples = len(order)
     blocks = (order.block(start, stop) for start, stop in _bounds(samples))

@@ -26,7 +26,7 @@ from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, quarantine_path
-from tokamake.data.readers import Input, RecordBlock
+from tokamake.data.readers import Input
 from tokamake.data.tokenize.document_batch import (
     DocumentBatch,
     EncodedBatch,
@@ -37,6 +37,7 @@ from tokamake.data.tokenize.encoder import Encoder
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic
+from tokamake.runtime.console import progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def dataset_prefixes(output: Path, options: ShardOptions) -> list[Path]:
 
 def dataset_files(prefix: Path) -> tuple[Path, ...]:
     """Return the files of an indexed dataset; the manifest, which vouches for them, comes last."""
-    return (bin_path(prefix), idx_path(prefix), sources_path(prefix), manifest_path(prefix))
+    return bin_path(prefix), idx_path(prefix), sources_path(prefix), manifest_path(prefix)
 
 
 class ShardWriter:
@@ -132,7 +133,8 @@ class ShardWriter:
         with atomic(*paths, optional=[quarantine_file], vouching=len(prefixes)) as temporaries:
             temporary = dict(zip(paths, temporaries, strict=True))
             quarantine = Quarantine(temporary[quarantine_file])
-            bos, eod = self._bos_and_eod()
+            bos = self._tokenizer.bos if self._options.prepend_bos else None
+            eod = self._tokenizer.eod if self._options.append_eod else None
             with ExitStack() as stack:
                 stack.callback(quarantine.close)
                 outputs = [
@@ -152,16 +154,7 @@ class ShardWriter:
             )
             return self._write_manifests(outputs, quarantine, request=request, started=started)
 
-    def _bos_and_eod(self) -> tuple[int | None, int | None]:
-        options, tokenizer = self._options, self._tokenizer
-        return (
-            tokenizer.bos if options.prepend_bos else None,
-            tokenizer.eod if options.append_eod else None,
-        )
-
     def _write_documents(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
-        from tokamake.runtime.console import progress
-
         keep_empty = self._options.empty_documents == "keep"
         batches = merge_small_batches(self._read_documents(quarantine))
         # closing: an error below must stop the threads at once, not when the generator is freed.
@@ -185,9 +178,10 @@ class ShardWriter:
                 texts = documents.texts(block, fields)
                 is_kept = self._is_not_duplicate(texts.kept)
                 for index, reason in texts.bad:
-                    self._handle_bad_document(
-                        source, block, index=index, reason=reason, quarantine=quarantine
-                    )
+                    if self._options.on_bad_document == "stop":
+                        place = documents.place(source, block, index)
+                        raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
+                    quarantine.add(source, block, index, reason)
                 self._num_read += len(block.records)
                 indices = texts.kept[is_kept]
                 columns = texts.columns
@@ -211,14 +205,6 @@ class ShardWriter:
         mask = ~np.isin(indices + self._num_read, self._duplicates, assume_unique=True)
         self._num_duplicates += int(len(indices) - mask.sum())
         return mask
-
-    def _handle_bad_document(
-        self, source: Input, block: RecordBlock, *, index: int, reason: str, quarantine: Quarantine
-    ) -> None:
-        if self._options.on_bad_document == "stop":
-            place = documents.place(source, block, index)
-            raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
-        quarantine.add(source, block, index, reason)
 
     def _check_file(self, source: Input, quarantine: Quarantine) -> None:
         """Refuse a file without good documents, or with too many bad ones.
