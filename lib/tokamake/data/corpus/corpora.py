@@ -116,12 +116,10 @@ class Corpus(Settings):
 
     @property
     def is_indexed(self) -> bool:
-        """Whether the corpus is tokenized already."""
         return self.format == INDEXED
 
     @property
     def trains(self) -> bool:
-        """Whether training uses documents of the corpus."""
         return not self.sets or "train" in self.parts
 
     @model_validator(mode="after")
@@ -261,7 +259,6 @@ def _different(corpus: Corpus, first: Corpus, *, column: str) -> UserError:
 
 
 def _table(where: str) -> str:
-    """File of a place in it."""
     return where.rpartition(":")[0] or where
 
 

@@ -109,7 +109,7 @@ def read_texts(
         num_good = len(kept) if not bad else int(np.searchsorted(kept, bad[0][0]))
         for row in zip(*(column[:num_good] for column in columns), strict=True):
             yield from row
-        refuse_bad(source, block, bad)
+        refuse_bad(source, block, bad=bad)
 
 
 def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> None:
@@ -118,10 +118,10 @@ def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> No
     for block in islice(source.blocks(fields.read_keys), 1):
         _, kept, bad = texts(block, fields)
         if not len(kept):
-            refuse_bad(source, block, bad)
+            refuse_bad(source, block, bad=bad)
 
 
-def refuse_bad(source: Input, block: RecordBlock, bad: list[tuple[int, str]]) -> None:
+def refuse_bad(source: Input, block: RecordBlock, *, bad: list[tuple[int, str]]) -> None:
     """Raise UserError with the first of the bad documents of a block, if there are any."""
     for index, reason in bad:
         raise UserError(f"{place(source, block, index)}: {reason}")

@@ -85,10 +85,8 @@ def make_plan(
 ) -> Plan:
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
-    Args:
-        declared: path to size of raw files that do not exist yet.
-        check_documents: whether to read the first documents of some new raw files.
-        corpora_alone: whether a job tokenizes one corpus only, as to find its duplicates.
+    `declared` has the sizes of raw files that do not exist yet. `check_documents` reads the first
+    documents of some new files. With `corpora_alone`, a job tokenizes one corpus only.
     """
     rows = list(corpora)
     # Another number of jobs changes no shard, and neither does deleting them.

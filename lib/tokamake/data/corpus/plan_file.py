@@ -33,7 +33,6 @@ class PlannedShard(NamedTuple):
 
     @property
     def corpus(self) -> str:
-        """Name of its corpus."""
         return self.name.partition("/")[0]
 
 
@@ -92,7 +91,6 @@ class PlannedDownload(NamedTuple):
 
     @property
     def file(self) -> RemoteFile:
-        """The file without the address."""
         return RemoteFile(*self[1:])
 
 

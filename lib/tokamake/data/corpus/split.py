@@ -111,7 +111,7 @@ def _read_lines(
         source = open_input(path, format="jsonl")
         for block in source.blocks(fields.read_keys):
             columns, _, bad = texts(block, fields)
-            refuse_bad(source, block, bad)
+            refuse_bad(source, block, bad=bad)
             assert block.raw is not None
             yield from zip(block.raw, zip(*columns, strict=True), strict=True)
         num_blank[0] += source.blank_lines

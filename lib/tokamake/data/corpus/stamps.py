@@ -20,7 +20,6 @@ def file_stamp(size: int, modified: int) -> str:
 
 
 def read_stamp(path: Path) -> str:
-    """Return the stamp of a file on disk."""
     try:
         status = path.stat()
     except OSError as error:

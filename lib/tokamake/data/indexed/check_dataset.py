@@ -52,7 +52,6 @@ class CheckedDataset(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype | None:
-        """Token type."""
         return None if self.layout is None else np.dtype(DTYPES[self.layout.code])
 
 
@@ -215,12 +214,10 @@ class TokenScan:
         last_tokens: NDArray[np.int64] | None = None,
         eod: int | None = None,
     ) -> None:
-        """Set the conditions that tokens must meet.
+        """Set the conditions that tokens must meet; without `dtype`, only hash.
 
-        Args:
-            dtype: of the tokens; None: only hash.
-            vocab_size: tokens must be below it; None: they must not be negative.
-            last_tokens: (documents,) position of the last token of each document, ascending.
+        Tokens must be below `vocab_size`, or without it not negative. `last_tokens` (documents,)
+        has the ascending position of the last token of each document, which must be `eod`.
         """
         self.num_open = 0
         self._last_tokens = np.zeros(0, np.int64) if last_tokens is None else last_tokens

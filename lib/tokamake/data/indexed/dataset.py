@@ -59,12 +59,7 @@ class IndexWriter:
         self._counts = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
 
     def add(self, lengths: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> None:
-        """Append documents.
-
-        Args:
-            lengths: (sequences,) number of tokens in each sequence.
-            counts: (documents,) number of sequences in each document; sums to `len(lengths)`.
-        """
+        """Append (sequences,) tokens of each sequence, and (documents,) sequences of each."""
         self._stream.write(lengths.astype("<i4", copy=False).data)
         self._counts.write(counts.astype("<i4", copy=False).data)
         self.sequences += len(lengths)
@@ -128,12 +123,9 @@ class DatasetWriter:
         lengths: npt.NDArray[np.integer],
         counts: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Append documents.
+        """Append documents: all tokens, concatenated, and numbers as for `IndexWriter.add`.
 
-        Args:
-            tokens: (sum of lengths,) tokens of all sequences.
-            lengths: (sequences,) number of tokens in each sequence.
-            counts: (documents,) number of sequences in each document; default: one each.
+        Without `counts`, each document has one sequence.
         """
         content = np.ascontiguousarray(tokens, self._dtype).data.cast("B")
         self.sha256.update(content)
@@ -178,10 +170,9 @@ class IndexedDataset:
     """An indexed dataset, memory-mapped for reading.
 
     Attributes:
-        lengths: (sequences,) int32 number of tokens in each sequence.
+        lengths: (sequences,) int32 tokens of each sequence.
         pointers: (sequences,) int64 byte offset of each sequence in the .bin file.
-        document_bounds: (documents + 1,) int64 first sequence of each document, then the number
-            of sequences.
+        document_bounds: (documents + 1,) int64 first sequence of each document, then their number.
         tokens: (total tokens,) all tokens of the .bin file.
     """
 

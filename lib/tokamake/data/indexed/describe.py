@@ -179,7 +179,6 @@ def _metadata(dataset: CheckedDataset, relative: str) -> dict[str, Any]:
 
 
 def _own_source(prefix: Path, known: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dataset that is not merged is its own and only source."""
     return [{"path": str(prefix), **{key: known[key] for key in ("inputs", "sha256")}}]
 
 

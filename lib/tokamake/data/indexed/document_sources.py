@@ -35,7 +35,6 @@ class RawLocation(NamedTuple):
 
 
 def sources_path(prefix: Path) -> Path:
-    """Path of a dataset's sources file."""
     return file_path(prefix, "sources")
 
 

@@ -71,7 +71,6 @@ class IndexLayout(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The whole index file, if it was read at once."""
         return self.lengths.content
 
     def tokens(self) -> int:

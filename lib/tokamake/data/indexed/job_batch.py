@@ -76,7 +76,6 @@ def has_deleted_inputs(path: Path) -> bool:
 
 
 def _read_batch(path: Path) -> dict[str, Any]:
-    """Read a batch file."""
     batch = files.read_json(path, "rerun the workflow")
     if not isinstance(batch, dict) or not {"batch", "members"} <= set(batch):
         raise UserError(f"{path}: not a batch file; remove it and rerun the workflow")

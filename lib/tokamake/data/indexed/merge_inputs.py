@@ -38,12 +38,10 @@ class MergeInput(NamedTuple):
 
     @property
     def documents(self) -> int:
-        """Number of documents in the index."""
         return self.layout.bounds.length - 1
 
     @property
     def sequences(self) -> int:
-        """Number of sequences in the index."""
         return self.layout.lengths.length
 
 

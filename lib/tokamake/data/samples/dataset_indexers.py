@@ -69,6 +69,7 @@ class _DocumentIndexer:
         self._settings = settings
 
     def count(self, dataset: WeightedDataset, num_epochs: Fraction, /) -> int:
+        """Samples in some epochs."""
         length = self._settings.sequence_length
         count = sample_index.count_samples(
             num_epochs, sequence_length=length, tokens_per_epoch=dataset.tokens
@@ -81,6 +82,7 @@ class _DocumentIndexer:
         return count
 
     def build(self, dataset: WeightedDataset, num_samples: int, /) -> DatasetIndex:
+        """Index of shuffled documents."""
         settings = self._settings
         _check_epochs(dataset, num_samples * settings.sequence_length // dataset.tokens)
         return sample_index.build(
@@ -117,6 +119,7 @@ class _EncoderIndexer:
         self._epochs_of, self._pieces = epochs_of, pieces
 
     def count(self, dataset: WeightedDataset, num_epochs: Fraction, /) -> int:
+        """Samples in some epochs."""
         count = len(self._indexer.build_epochs(dataset, num_epochs).mapping)
         if not count:
             _log.warning(
@@ -126,6 +129,7 @@ class _EncoderIndexer:
         return count
 
     def build(self, dataset: WeightedDataset, num_samples: int, /) -> SentenceIndex:
+        """Index of sentences."""
         if self._epochs_of:
             return self._indexer.build_epochs(dataset, self._epochs_of[dataset.line.corpus])
         index = self._indexer.build(dataset, 1)
@@ -141,6 +145,7 @@ class _EncoderIndexer:
     def check(
         self, dataset: WeightedDataset, index: SentenceIndex, *, drawn: int, split: str
     ) -> None:
+        """Warn about documents without a sample; measure samples of span corruption."""
         self._indexer.warn_of_left_out(dataset, split=split)
         if self._objective.name == "span_corruption":
             check_decoder_lengths(

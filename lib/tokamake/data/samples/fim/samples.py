@@ -94,11 +94,9 @@ class FimSamples:
         return row
 
     def corpus_of(self, sample: int) -> str:
-        """Name of the corpus of a sample."""
         return self._samples.corpus_of(sample)
 
     def corpus_numbers(self, samples: Tokens) -> Tokens:
-        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
         return self._samples.corpus_numbers(samples)
 
     def spans(self, sample: int) -> list[DocumentSpan]:
