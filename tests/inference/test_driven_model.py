@@ -11,7 +11,7 @@ import transformers
 from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
 from tokamake.inference import driven_model
-from tokamake.inference.driven_model import Call, DrivenModel, _packed, _unpacked
+from tokamake.inference.driven_model import DrivenModel, ModelCall, _packed, _unpacked
 from tokamake.inference.layout import InferenceLayout, Peers
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.ranks import Ranks
@@ -57,14 +57,14 @@ def _count_waits(folder: Path) -> int:
     enough = threading.Event()
 
     def noted_send(*numbers: int) -> None:
-        waits.extend(number for number in numbers[:1] if number == Call.WAIT)
+        waits.extend(number for number in numbers[:1] if number == ModelCall.WAIT)
         if len(waits) == 20:
             enough.set()
         send(*numbers)
 
     def noted_received() -> list[int]:
         numbers = received()
-        waits.extend(number for number in numbers[:1] if number == Call.WAIT)
+        waits.extend(number for number in numbers[:1] if number == ModelCall.WAIT)
         return numbers
 
     driven._send, driven._received = noted_send, noted_received
