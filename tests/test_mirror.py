@@ -103,6 +103,8 @@ TESTED_THROUGH = {
         "checkpoint/native/resume_state",
         "preflight/run_digest",
     ],
+    "preflight/test_run.py": ["preflight/data", "preflight/layout", "preflight/model"],
+    "workflow/test_config.py": ["preflight/planned"],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
     "train/trials/test_trial_steps.py": [
         "train/trials/benchmark_train",

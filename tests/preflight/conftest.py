@@ -1,5 +1,6 @@
-"""Fixtures of the tests of training, for checks that compare a run with its checkpoints."""
+"""Fixtures of the tests of training and of the workflow, whose runs these checks judge."""
 
 from tests.train.conftest import root, single
+from tests.workflow.conftest import built, workspace_here
 
-__all__ = ["root", "single"]
+__all__ = ["built", "root", "single", "workspace_here"]

@@ -16,7 +16,7 @@ from tests.support.runs import ARCHITECTURE
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.checks import check_backend, check_layout, check_precision
+from tokamake.preflight.layout import check_backend, check_layout, check_precision
 
 
 class Kind(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 from snakemake.iocontainers import Wildcards
 
 from tests.support.workflows import CONFIG, CORPORA
-from tokamake.workflow.config import WorkflowConfig, read_workflow_config
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.config import read_workflow_config
 
 
 def read_config(

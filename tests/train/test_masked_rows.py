@@ -40,7 +40,7 @@ from tokamake.config.resolved_run import Run, read_run, write_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
-from tokamake.preflight.checks import check_layout
+from tokamake.preflight.layout import check_layout
 from tokamake.train import trainer, validation
 from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
 from tokamake.train.masked_rows import MaskedRows, masked_rows

@@ -12,7 +12,7 @@ from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
-from tokamake.preflight.checks import check_deterministic
+from tokamake.preflight.layout import check_deterministic
 from tokamake.preflight.run_digest import run_digest
 from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
 

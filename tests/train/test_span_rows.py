@@ -43,7 +43,8 @@ from tokamake.data.samples.span_corruption import span_record
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
-from tokamake.preflight.checks import check_layout, check_sequence_length
+from tokamake.preflight.layout import check_layout
+from tokamake.preflight.model import check_sequence_length
 from tokamake.train import trainer, validation
 from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
 from tokamake.train.memory import estimate

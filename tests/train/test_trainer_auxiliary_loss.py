@@ -18,7 +18,7 @@ from tokamake.errors import UserError
 from tokamake.models.llama import model as llama
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK
-from tokamake.preflight.checks import check_run
+from tokamake.preflight.run import check_run
 from tokamake.train.batch import to_batch
 from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages

@@ -15,13 +15,9 @@ from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
-from tokamake.workflow import initial_checkpoints
-from tokamake.workflow.config import (
-    WorkflowConfig,
-    _report_lists,
-    held_out_splits,
-    read_workflow_config,
-)
+from tokamake.preflight import initial_models
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.config import _report_lists, held_out_splits, read_workflow_config
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -305,7 +301,7 @@ def read_start(
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
     start = SimpleNamespace(architecture=architecture, notes={})
-    monkeypatch.setattr(initial_checkpoints, "open_initial_checkpoint", lambda *_, **__: start)
+    monkeypatch.setattr(initial_models, "open_initial_checkpoint", lambda *_, **__: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}
     config = {"train": settings, "model": model, "tokenizer": {}, **config}
@@ -401,7 +397,7 @@ def test_the_model_of_a_checkpoint_is_checked_by_the_main_process_only(
         calls.append((*arguments, architecture))
         raise UserError("start: no checkpoint")
 
-    monkeypatch.setattr(initial_checkpoints, "open_initial_checkpoint", fail)
+    monkeypatch.setattr(initial_models, "open_initial_checkpoint", fail)
     sections = {"train": train(finetune=True), "model": {"checkpoint": "start"}, "tokenizer": {}}
     assert read_config(**sections)
     assert calls == []

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.pbs_servers import stand_in
 from tests.support.snakemake_server import start
-from tokamake.workflow.snakemake_internals import has_wildcard
+from tokamake.errors import UserError
+from tokamake.workflow.snakemake_internals import check_braces
 
 pytestmark = pytest.mark.usefixtures("snakemake_version")
 
@@ -243,8 +244,9 @@ SNAKEMAKE.on_start(lambda: open("started", "w").close())
 
 
 def test_braces_around_a_name_are_a_wildcard() -> None:
-    assert has_wildcard(Path("a/{x}.yaml"))
-    assert not has_wildcard(Path("a/{}/{a-b}.yaml"))
+    with pytest.raises(UserError, match=r"^weights: a/{x}\.yaml: braces in a path are wildcards"):
+        check_braces([Path("a/{x}.yaml")], "weights")
+    check_braces([Path("a/{}/{a-b}.yaml")], "weights")
 
 
 def test_precommand_of_remote_jobs(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import re
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
-from tokamake.workflow.paths import DOCTOR, RUN, split_weights
+from tokamake.config.data_set import RUN
+from tokamake.workflow.paths import DOCTOR, split_weights
 from tokamake.workflow.report import FINETUNE_FIGURES
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
@@ -26,9 +27,7 @@ segments = FUNCTIONS.segments
 task_rules = FUNCTIONS.tasks
 finetune_rules = FUNCTIONS.finetune
 doctor_rules = FUNCTIONS.doctor
-layouts = FUNCTIONS.layouts
-run_changes = FUNCTIONS.changes
-objectives = FUNCTIONS.objectives
+preflight = FUNCTIONS.preflight
 report_rules = FUNCTIONS.report
 
 DATA_SET = CONFIG.data_set

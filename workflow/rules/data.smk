@@ -236,11 +236,8 @@ rule index:
     benchmark:
         "results/benchmarks/{run}/index.tsv"
     params:
-        # Snakemake evaluates params of planned jobs only, so the check sees the runs that are built.
-        samples=lambda wildcards: (
-            objectives.check(wildcards)
-            or data_rules.sample_options(wildcards) + data_rules.objective_options(wildcards)
-        ),
+        checked=preflight.index,
+        samples=data_rules.sample_options,
         held_out=data_rules.held_out_options,
         options=run_settings.options("train", only=INDEX_SETTINGS),
         seed=run_settings.value("seed"),

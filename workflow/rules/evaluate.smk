@@ -27,7 +27,7 @@ rule evaluate:
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
         dtype=run_settings.value("evaluate.dtype"),
-        layout=layouts.evaluation_options,
+        layout=run_settings.evaluation_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake evaluate --checkpoint {params.model:q} --weights {input.weights:q}"
@@ -83,7 +83,7 @@ if task_rules.names:
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
-            layout=layouts.evaluation_options,
+            layout=run_settings.evaluation_options,
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
             " tokamake evaluate-task {params.plug_in:q} --checkpoint {params.model:q}"
@@ -109,7 +109,7 @@ rule generate:
         tasks=1,
     params:
         options=run_settings.generate_options,
-        layout=layouts.inference_options,
+        layout=run_settings.inference_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake generate --checkpoint {input.model:q} --tokenizer {input.tokenizer[0]:q}"

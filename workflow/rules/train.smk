@@ -72,13 +72,8 @@ rule train:
         restarts=3,
         spare_nodes=0,  # more nodes for the job; restarts use them in place of lost ones
     params:
-        # Snakemake evaluates params of planned jobs only, so the checks see the runs that will train.
-        end=lambda wildcards: (
-            objectives.check(wildcards)
-            or layouts.check(wildcards)
-            or run_changes.check(wildcards)
-            or segments.end_option(wildcards)
-        ),
+        checked=preflight.train,
+        end=segments.end_option,
     # A signal goes to all processes at once. It must not end the shell while ranks save.
     # Snakemake removes the log before a job. A second link keeps what earlier jobs of the run wrote.
     shell:

@@ -15,6 +15,8 @@ RESERVED_NAMES = (
 """Files and folders in results/data, which no data set can be called."""
 _RESULTS = "results"
 _DATA = f"{_RESULTS}/data"
+RUN = f"{_RESULTS}/{{run}}"
+"""Folder of a run."""
 
 
 class DataSet(NamedTuple):

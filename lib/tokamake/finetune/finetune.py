@@ -62,7 +62,7 @@ def finetune_run(
     from tokamake.finetune.results import write_results
     from tokamake.finetune.start import locked_start, read_data
     from tokamake.finetune.trainer import FinetuneTrainer
-    from tokamake.preflight.checks import check_on_ranks
+    from tokamake.preflight.run import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision

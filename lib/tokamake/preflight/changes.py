@@ -1,10 +1,10 @@
 """Changes of a run since its newest checkpoint, and whether the run can continue with them.
 
-`train` compares a resolved run with its checkpoint. The workflow compares the config with it before
-any job runs. This module imports no torch.
+`compare` takes the facts that are `Known`: of a resolved run (`compare_resolved`), or of a config
+before any job runs (`planned_changes`). This module imports no torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState, ranges_without_effect, read_state
-from tokamake.config.batching import BatchSizes
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.train_fields import OnChange
+from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 from tokamake.preflight.run_digest import effective_settings, training_index
@@ -34,10 +34,12 @@ DECISION = "on_change"
 would run the training again when it alone changes."""
 _RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 _LENGTH = "train.train_steps"
-BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
+_BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 """Settings that decide which samples a step has."""
 _MAX_LINES = 6
 """Changes that a message names."""
+_OF_START = ("seed ", "step ", "architecture.", "train.finetune ")
+"""Beginnings of lines about settings that give a run other initial weights."""
 _FIXED = {
     "step": "the run starts at another step",
     "seed": "the order of samples follows from it",
@@ -70,36 +72,74 @@ class Changes(NamedTuple):
 # ---- Comparison ----
 
 
-def compare(
-    output: Path, state: ResumeState, *, run: Run, recorded: RunRecord | None, current: RunRecord
-) -> Changes:
+class Known(NamedTuple):
+    """A run as far as it is known: a job knows all of it, a dry run its config and raw files."""
+
+    train: TrainSettings
+    settings: DottedSettings
+    tokenizers: Collection[str]
+    """Fingerprints of the tokenizers of its data; empty: not known yet."""
+    start: Callable[[Run, RunRecord | None, tuple[str, ...]], Iterable[str]]
+    """Changes of the start, from the checkpoint's run, its record and the changed settings."""
+    data: Callable[[RunRecord, bool], Iterable[str]]
+    """Changes of the data since a record. True: settings differ, which may explain the order."""
+    data_set: str | None = None
+    """Name of the data set; None: it does not matter."""
+
+
+def compare(output: Path, state: ResumeState, known: Known) -> Changes | None:
     """Compare a run with the run of a checkpoint in its output folder.
 
-    Args:
-        output: output folder of the run.
-        state: state of the checkpoint.
-        run: the run.
-        recorded: record of the checkpoint's run; None: it is damaged, or an earlier version wrote
-            none.
-        current: record of the run.
+    None: the settings of the checkpoint's run are not known.
     """
     if (trained := trained_run(output, state.digest)) is None:
-        return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
-    there, settings = (dotted(effective_settings(each)) for each in (trained, run))
-    lines, obstacles, _ = compare_settings(there, settings, step=state.step)
-    if recorded is None:
-        lines = lines or ("start or data (the checkpoint has no record of them)",)
-        return Changes(lines, (*obstacles, no_record(output, state.digest)))
-    data = tuple(data_lines(recorded["index"], current["index"], has_settings=bool(lines)))
-    obstacles += tuple(_data_obstacles(recorded, current))
-    obstacles += length_obstacles(run.train.batch_sizes, run.train.num_samples, state=state)
-    if recorded["weights"] != current["weights"] and not any(map(_decides_start, lines)):
-        data += ("the initial checkpoint",)
+        return None
+    settings = dotted(effective_settings(trained))
+    lines, obstacles, _ = compare_settings(settings, known.settings, step=state.step)
+    last_step = left_until(known.train, state)
+    if last_step is not None and last_step <= state.step:
+        obstacles += (f"{_LENGTH}: no step is left after step {state.step:,}; raise it",)
+    if not changes_batches(lines):
+        last_step = None
+    if known.data_set not in (None, trained.data_set):
+        lines += (_line("data_set", trained.data_set, known.data_set),)
+    record = read_record(output, state.digest)
+    if started := tuple(known.start(trained, record, lines)):
         obstacles += ("the run starts from another checkpoint",)
-    last_step = changed_end(
-        lines, sizes=run.train.batch_sizes, num_samples=run.train.num_samples, state=state
-    )
-    return Changes(lines + data or ("the index has another version",), obstacles, last_step)
+    if record is None:
+        path = record_path(output, state.digest)
+        lost = (
+            f"{path} is lost, damaged, or an earlier version wrote none; train once with the "
+            "settings before the change, which writes it"
+        )
+        return Changes(lines + started, (*obstacles, lost), last_step)
+    if record["tokenizers"] and not {*known.tokenizers} <= {*record["tokenizers"]}:
+        obstacles += ("the data have another tokenizer",)
+    data = tuple(known.data(record, bool(lines)))
+    return Changes(lines + data + started, obstacles, last_step)
+
+
+def compare_resolved(run: Run, state: ResumeState, *, current: RunRecord) -> Changes:
+    """Compare a resolved run, whose digest has changed, with the run of its newest checkpoint."""
+
+    def start(_: Run, recorded: RunRecord | None, lines: tuple[str, ...]) -> Iterator[str]:
+        is_same = recorded is None or recorded["weights"] == current["weights"]
+        if not is_same and not any(line.startswith(_OF_START) for line in lines):
+            yield "the initial checkpoint"
+
+    def data(recorded: RunRecord, has_settings: bool) -> Iterator[str]:
+        return data_lines(recorded["index"], current["index"], has_settings=has_settings)
+
+    settings = dotted(effective_settings(run))
+    known = Known(run.train, settings, current["tokenizers"], start, data)
+    changed = compare(run.output, state, known)
+    if changed is None:
+        return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
+    if changed.lines:
+        return changed
+    if read_record(run.output, state.digest) is None:
+        return changed._replace(lines=("start or data (the checkpoint has no record of them)",))
+    return changed._replace(lines=("the index has another version",))
 
 
 def trained_run(output: Path, digest: str) -> Run | None:
@@ -110,11 +150,6 @@ def trained_run(output: Path, digest: str) -> Run | None:
             if state and state.digest == digest:
                 return read_run(folder / "run.yaml")
     return None
-
-
-def _decides_start(line: str) -> bool:
-    """Whether a changed setting gives a run other initial weights."""
-    return line.startswith(("seed ", "step ", "architecture.", "train.finetune "))
 
 
 def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: int = 0) -> Changes:
@@ -132,7 +167,7 @@ def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: 
         added = [each for each in current[name] if each not in (earlier.get(name) or ())]
         if note := ranges_without_effect(added, step):
             lines[name] += f" ({note})"
-    elif {*BATCH_SIZES} & lines.keys() and any(last > step for _, last in current.get(name) or ()):
+    elif {*_BATCH_SIZES} & lines.keys() and any(last > step for _, last in current.get(name) or ()):
         lines[name] = f"{name} {current[name]} (its steps have other samples now)"
     return Changes(
         tuple(lines.values()),
@@ -158,39 +193,18 @@ def _obstacle(name: str, old: Any, *, new: Any) -> str | None:
     return None
 
 
-def changed_end(
-    lines: Iterable[str], *, sizes: BatchSizes, num_samples: int | None, state: ResumeState
-) -> int | None:
-    """Last step of a run whose batch sizes have changed; None: they have not.
+def changes_batches(lines: Iterable[str]) -> bool:
+    """Whether changes of settings give steps other samples."""
+    return any(line.startswith(_BATCH_SIZES) for line in lines)
 
-    Args:
-        lines: changes of the settings.
-        sizes: sizes of the run's batches from now on.
-        num_samples: length of the run; None: not yet known.
-        state: where the run stands.
-    """
-    if num_samples is None or not any(line.startswith(BATCH_SIZES) for line in lines):
+
+def left_until(train: TrainSettings, state: ResumeState) -> int | None:
+    """Last step of a run that continues at a state; None: data decide the length of the run."""
+    if train.num_samples is None:
         return None
-    left = replace(sizes, first_step=state.step, first_sample=state.consumed_samples)
-    return left.whole_steps(max(num_samples, state.consumed_samples))
-
-
-def length_obstacles(
-    sizes: BatchSizes, num_samples: int | None, *, state: ResumeState
-) -> tuple[str, ...]:
-    """Reason why no step is left of a run.
-
-    Args:
-        sizes: sizes of the run's batches.
-        num_samples: length of the run; None: not yet known.
-        state: where the run stands.
-    """
-    if num_samples is None:
-        return ()
-    left = replace(sizes, first_step=state.step, first_sample=state.consumed_samples)
-    if left.whole_steps(max(num_samples, state.consumed_samples)) > state.step:
-        return ()
-    return (f"{_LENGTH}: no step is left after step {state.step:,}; raise it",)
+    sizes, consumed = train.batch_sizes, state.consumed_samples
+    left = replace(sizes, first_step=state.step, first_sample=consumed)
+    return left.whole_steps(max(train.num_samples, consumed))
 
 
 # ---- Data ----
@@ -224,14 +238,6 @@ def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
     return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
 
 
-def no_record(output: Path, digest: str) -> str:
-    """Reason why a run without a record of its data cannot continue with a change."""
-    return (
-        f"{record_path(output, digest)} is lost, damaged, or an earlier version wrote none; train "
-        "once with the settings before the change, which writes it"
-    )
-
-
 def write_record(output: Path, digest: str, *, content: RunRecord) -> None:
     """Keep the record of a run in its output folder."""
     path = record_path(output, digest)
@@ -257,59 +263,68 @@ def record_path(output: Path, digest: str) -> Path:
 def data_lines(
     earlier: dict[str, Any], current: dict[str, Any], *, has_settings: bool
 ) -> Iterator[str]:
-    """Changes of the training samples.
+    """Changes of the training samples, see `training_index`.
 
-    Args:
-        earlier: training samples of the checkpoint's run, see `training_index`.
-        current: those of the run.
-        has_settings: whether settings differ, which may explain another order of samples.
+    `has_settings`: settings differ, which may explain another order of samples.
     """
-    splits = earlier["settings"]["split"], current["settings"]["split"]
-    if splits[0] != splits[1]:
-        yield _line("train.split", *splits)
-        has_settings = True
-    old_files, new_files = (
+    old, new = (
         {file["prefix"]: file for file in samples["train"]["files"]}
         for samples in (earlier, current)
     )
-    old, new = (
-        {prefix: file["corpus"] for prefix, file in each.items()} for each in (old_files, new_files)
-    )
-    pairs = earlier["pairs"], current["pairs"]
-    changed = {p: new[p] for p in new if p in old and pairs[0][p] != pairs[1][p]}
     lines = [
-        *dataset_lines("added", {p: new[p] for p in new if p not in old}),
-        *dataset_lines("removed", {p: old[p] for p in old if p not in new}),
-        *dataset_lines("changed", changed),
+        *split_lines(earlier, current["settings"]["split"]),
+        *dataset_lines(
+            _corpora(earlier),
+            _corpora(current),
+            known=old,
+            is_changed=lambda prefix: earlier["pairs"][prefix] != current["pairs"][prefix],
+        ),
     ]
     yield from lines
-    if lines or earlier["train"] == current["train"]:
+    has_split = earlier["settings"]["split"] != current["settings"]["split"]
+    if len(lines) > has_split or earlier["train"] == current["train"]:
         return
-    if any(old_files[p]["weight"] != new_files[p]["weight"] for p in new):
+    if any(old[p]["weight"] != new[p]["weight"] for p in new):
         yield "weights of the corpora"
-    elif not has_settings:
+    elif not has_settings and not has_split:
         yield "order of the samples"
 
 
-def dataset_lines(verb: str, corpus_of: Mapping[str, str]) -> Iterator[str]:
-    """A line for each corpus with its first dataset.
+def split_lines(earlier: dict[str, Any], split: str) -> Iterator[str]:
+    """The change of `train.split` since training samples were made, if there is one."""
+    if (before := earlier["settings"]["split"]) != split:
+        yield _line("train.split", before, split)
+
+
+def _corpora(samples: dict[str, Any]) -> dict[str, str]:
+    return {file["prefix"]: file["corpus"] for file in samples["train"]["files"]}
+
+
+def dataset_lines(
+    earlier: Mapping[str, str],
+    current: Mapping[str, str],
+    *,
+    known: Container[str],
+    is_changed: Callable[[str], bool],
+) -> Iterator[str]:
+    """A line for each corpus whose datasets were added, removed or changed.
 
     Args:
-        verb: added, removed or changed.
-        corpus_of: prefix of each dataset, and its corpus.
+        earlier: prefix of each dataset until now, and its corpus.
+        current: the same from now on.
+        known: prefixes that are not new.
+        is_changed: whether the content of a dataset has changed.
     """
-    prefixes: dict[str, list[str]] = {}
-    for prefix in sorted(corpus_of):
-        prefixes.setdefault(corpus_of[prefix], []).append(prefix)
-    for corpus, (first, *others) in prefixes.items():
-        more = f" and {len(others)} more" if others else ""
-        yield f"corpus {corpus}: {verb} {first}{more}"
-
-
-def _data_obstacles(recorded: RunRecord, current: RunRecord) -> Iterator[str]:
-    old, new = recorded["tokenizers"], current["tokenizers"]
-    if old and not {*new} <= {*old}:
-        yield "the data have another tokenizer"
+    added = {p: corpus for p, corpus in current.items() if p not in known}
+    removed = {p: corpus for p, corpus in earlier.items() if p not in current}
+    changed = {p: corpus for p, corpus in current.items() if p in earlier and is_changed(p)}
+    for verb, corpus_of in (("added", added), ("removed", removed), ("changed", changed)):
+        prefixes: dict[str, list[str]] = {}
+        for prefix in sorted(corpus_of):
+            prefixes.setdefault(corpus_of[prefix], []).append(prefix)
+        for corpus, (first, *others) in prefixes.items():
+            more = f" and {len(others)} more" if others else ""
+            yield f"corpus {corpus}: {verb} {first}{more}"
 
 
 # ---- Decision ----

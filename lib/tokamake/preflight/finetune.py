@@ -1,17 +1,17 @@
 """Checks of a run that finetunes: settings, files, model and tokenizer. No tensor is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.finetune import FinetuneSettings, FinetuneTask, check_train_settings
+from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
-from tokamake.preflight.checks import check_embeddings, check_sequence_length
-
-_FAMILIES = "models/*/model"
+from tokamake.preflight.initial_models import InitialModel, initial_model, parents_first
+from tokamake.preflight.model import FAMILIES, check_embeddings, check_layout_and_length
 
 
 def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:
@@ -23,8 +23,8 @@ def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Arch
     if "task_head" not in (pretrained.model_extra or {}):
         families = [
             name
-            for name in plugins.names(_FAMILIES)
-            if "task_head" in plugins.constant(_FAMILIES, name, "SETTINGS")
+            for name in plugins.names(FAMILIES)
+            if "task_head" in plugins.constant(FAMILIES, name, "SETTINGS")
         ]
         raise UserError(
             f"finetune.task: {task.name}: family {pretrained.family} has no head for tasks, only "
@@ -75,15 +75,33 @@ def check_model(
     """Check layout, length of rows and vocabulary against the model.
 
     Args:
-        train: settings of the run.
-        architecture: shape of the model.
-        tokenizer: of the model; None: it is not known yet.
+        tokenizer: None: it is not known yet.
         source: where the model is from, for messages.
-
-    Raises:
-        UserError: they do not fit.
     """
-    train.parallel.check_architecture(architecture, train.sequence_length)
-    check_sequence_length(train, architecture, source=source)
+    check_layout_and_length(train, architecture, source=source)
     if tokenizer is not None and architecture.vocab_size is not None:
         check_embeddings(tokenizer, architecture)
+
+
+def check_finetuned(runs: Mapping[str, NamedRun], models: Mapping[str, InitialModel]) -> None:
+    """Check files and models of the runs that finetune, before any job runs.
+
+    Args:
+        runs: all runs of the table.
+        models: initial models of the runs that pretrain, as far as they are opened.
+    """
+    known = dict(models)
+    for name in parents_first(runs):
+        run, where = runs[name]
+        if run.finetune is None:
+            continue
+        try:
+            check_files(run.finetune)
+            initial = known[run.model.parent] if run.model.parent else initial_model(run)
+            architecture = finetuned_architecture(initial.architecture, run.finetune.task)
+            check_model(
+                run.train, architecture, tokenizer=run.tokenizer.path, source=initial.source
+            )
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        known[name] = initial

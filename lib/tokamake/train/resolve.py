@@ -49,7 +49,7 @@ def resolve(
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.preflight.checks import check_resolved
+    from tokamake.preflight.run import check_resolved
     from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, where="train")

@@ -12,8 +12,8 @@ from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
-from tokamake.preflight.checks import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.preflight.packages import check_packages
+from tokamake.preflight.run import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank

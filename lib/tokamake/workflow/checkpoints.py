@@ -9,15 +9,15 @@ from tokamake import files
 from tokamake.checkpoint.detect import list_files
 from tokamake.checkpoint.native.folder import find as find_native
 from tokamake.config.architecture import architecture_file
+from tokamake.config.data_set import RUN
 from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.remote.hub import repository_of
 from tokamake.remote.hub_models import unfetched
 from tokamake.remote.remote_file import RemoteFile
-from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.exit import exit_on_user_error
-from tokamake.workflow.paths import RUN
 
 
 class CheckpointRules:

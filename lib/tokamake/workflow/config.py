@@ -4,8 +4,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,17 @@ from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
-from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.preflight.finetune import check_files, check_finetuned
+from tokamake.preflight.initial_models import check_initial_models, naming_setting
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.console import counted
 from tokamake.validation import read_yaml
-from tokamake.workflow.finetuned_models import check_finetuned
-from tokamake.workflow.initial_checkpoints import check_initial_models, naming_setting
 from tokamake.workflow.planned_data import (
-    changed_shards,
     check_empty,
     check_indexes,
     check_repeated,
@@ -36,108 +33,7 @@ from tokamake.workflow.planned_data import (
     extended_plan,
     read_previous,
 )
-from tokamake.workflow.snakemake_internals import has_wildcard
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-"""Files of a tokenizer that the workflow writes."""
-
-
-@dataclass(frozen=True)
-class WorkflowConfig:
-    """The checked config of all runs, and what follows from it before any job runs."""
-
-    runs: dict[str, Config]
-    """Config of each run that pretrains, by name."""
-    finetuned: dict[str, Config]
-    """Config of each run that finetunes, by name."""
-    tables: dict[str, list[Corpus]]
-    """Corpora of each run."""
-    corpora: dict[str, Corpus]
-    """Corpora of all runs, by name."""
-    sample_files: dict[str, int]
-    """Raw files that the workflow makes itself, with their sizes in bytes."""
-    plan: Plan
-    """Shards, merged datasets and job batches."""
-    previous_plan: Plan | None
-    """The plan on disk when the config was read."""
-    given_tokenizer: list[Path] | None
-    """Files of the tokenizer; None: the workflow trains one."""
-
-    @property
-    def all_runs(self) -> dict[str, Config]:
-        """Config of each run, by name."""
-        return {**self.runs, **self.finetuned}
-
-    @property
-    def shared(self) -> Config:
-        """The config of any run, for sections that all runs share."""
-        return next(iter(self.all_runs.values()))
-
-    @property
-    def data_set(self) -> DataSet:
-        """The data that all runs share."""
-        return DataSet(self.shared.data_set)
-
-    @cached_property
-    def changed_shards(self) -> frozenset[str]:
-        """Shards whose raw files have changed since the workflow last ran."""
-        return changed_shards(self.plan, self.previous_plan)
-
-    @cached_property
-    def splits(self) -> list[str]:
-        """Splits other than `train` that corpora name."""
-        named = (split for corpus in self.corpora.values() for split in corpus.parts)
-        return list(dict.fromkeys(split for split in named if split != "train"))
-
-    @cached_property
-    def tokenizer_files(self) -> list[str]:
-        """Files of the tokenizer of data, the one that `tokenizer.path` may name first."""
-        if self.given_tokenizer:
-            return [str(path) for path in self.given_tokenizer]
-        return [f"{self.data_set.tokenizer}/{name}" for name in _TOKENIZER_FILES]
-
-    @cached_property
-    def run_tokenizer_files(self) -> list[str]:
-        """Files of the tokenizer of runs, which may have sentinels; the one to name first."""
-        if not self.shared.tokenizer.sentinels:
-            return self.tokenizer_files
-        return [f"{self.data_set.extended_tokenizer}/{name}" for name in _TOKENIZER_FILES]
-
-    @property
-    def tokenizer_stamp(self) -> str:
-        """Hash of the files that the tokenizer is trained on; for corpora of token ids, the eod."""
-        tokenizer = self.shared.tokenizer
-        return f"eod {tokenizer.eod}" if tokenizer.has_ids else self.plan.tokenizer_stamp
-
-    @cached_property
-    def shards(self) -> dict[str, PlannedShard]:
-        """Shards by name."""
-        return {shard.name: shard for shard in self.plan.shards}
-
-    @cached_property
-    def downloads(self) -> dict[str, PlannedDownload]:
-        """Raw files behind addresses, by path."""
-        return {download.path: download for download in self.plan.downloads}
-
-    @cached_property
-    def merged(self) -> dict[str, PlannedMerge]:
-        """Merged datasets by name."""
-        return {merge.name: merge for merge in self.plan.merged}
-
-    @cached_property
-    def tokenize_batches(self) -> dict[str, tuple[str, ...]]:
-        """Names of the shards of each job batch."""
-        return {batch.name: batch.members for batch in self.plan.tokenize_batches}
-
-    @cached_property
-    def merge_batches(self) -> dict[str, tuple[str, ...]]:
-        """Names of the merged datasets of each job batch."""
-        return {batch.name: batch.members for batch in self.plan.merge_batches}
-
-    @property
-    def batch_names(self) -> list[str]:
-        """Names of the job batches of both stages, each once."""
-        return list(dict.fromkeys([*self.tokenize_batches, *self.merge_batches]))
+from tokamake.workflow.snakemake_internals import check_braces
 
 
 def read_workflow_config(
@@ -198,7 +94,11 @@ def _read(
         check_indexes(corpora, plan, previous=previous)
         check_repeated(tables.values(), plan)
     models = check_initial_models(runs, is_main_process=is_main_process)
-    check_finetuned(all_runs, models, is_main_process=is_main_process)
+    if is_main_process:
+        check_finetuned(all_runs, models)
+        for run, where in all_runs.values():
+            if run.finetune:
+                check_braces(check_files(run.finetune), f"{where}: finetune")
     for name, (run, where) in runs.items():
         _check_splits(run.train, tables[name], where=where)
     if is_main_process:
@@ -254,7 +154,6 @@ def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
 
 
 def _check_braces(run: Config, where: str) -> None:
-    """Check that Snakemake sees no wildcard in an input file; it knows no escape for braces."""
     settings = {
         "corpora": run.corpus_table,
         "weights": run.weights,
@@ -263,11 +162,8 @@ def _check_braces(run: Config, where: str) -> None:
         "model.checkpoint": run.model.folder,
     }
     for name, path in settings.items():
-        if isinstance(path, Path) and has_wildcard(path):
-            raise UserError(
-                f"{where}: {name}: {path}: braces in a path are wildcards of Snakemake; rename "
-                "the file or folder, or give a link to it"
-            )
+        if isinstance(path, Path):
+            check_braces([path], f"{where}: {name}")
 
 
 def _check_push(runs: Mapping[str, NamedRun]) -> None:

@@ -11,7 +11,8 @@ from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
 from tokamake.data.indexed.paths import corpus_of
-from tokamake.workflow.config import WorkflowConfig, held_out_splits
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.config import held_out_splits
 from tokamake.workflow.paths import split_weights
 
 
@@ -216,14 +217,15 @@ class DataRules:
         return [f"--split={train.split}", f"--train-tokens={tokens}"]
 
     def sample_options(self, wildcards: Any) -> list[str]:
-        """How many samples `index` makes."""
+        """How many samples `index` makes, and by which objective."""
         run = self._config.runs[wildcards.run]
         train = run.train
         valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
+        options = [valid, *self.objective_options(wildcards)]
         if train.num_samples is not None:
-            return [f"--train-samples={train.num_samples}", valid]
+            return [f"--train-samples={train.num_samples}", *options]
         trained = [corpus for corpus in self._config.tables[wildcards.run] if corpus.trains]
-        return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), valid]
+        return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *options]
 
     def objective_options(self, wildcards: Any) -> list[str]:
         """Objective, masking and tokenizer of an encoder; none for the objective causal.

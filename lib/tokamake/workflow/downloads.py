@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.remote.download import is_cached
 from tokamake.remote.remote_file import RemoteFile, cache_folder, is_offline
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
-from tokamake.workflow.config import WorkflowConfig
 
 _MAX_SHOWN = 3
 """Addresses that a message names."""

@@ -1,13 +1,15 @@
 """Settings of the config as options of commands and as `params` of rules."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
 from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.fields import Settings
-from tokamake.workflow.config import WorkflowConfig
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.exit import exit_with
 
 
 def options(
@@ -74,3 +76,38 @@ class RunSettings:
             *options(run.generate, leave_out=("prompts", "stop")),
             f"--seed={run.seed}",
         ]
+
+    def _check_causal(self, run: str) -> None:
+        if (objective := self._config.runs[run].train.objective) != "causal":
+            exit_with(
+                f"run {run}: train.objective: {objective}: evaluate, evaluate_task and "
+                "generate are for models that predict the next token; make train, export_hf, report"
+            )
+
+    def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002
+        """How the ranks of `evaluate` and `generate` share a model, as options of the commands.
+
+        Tensor and pipeline parallel sizes are those of training, unless they do not fit the number
+        of ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
+        training, too. As a function of the output, this makes no finished jobs run again: the
+        number of ranks changes no result.
+
+        Raises:
+            SystemExit: the run trains an encoder, which predicts no next token.
+        """
+        self._check_causal(wildcards.run)
+        train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))
+        if not tasks.isdecimal() or int(tasks) == 1:
+            return []
+        names = ("tensor_parallel_size", "pipeline_parallel_size")
+        sizes = {name: getattr(train.parallel, name) for name in names}
+        if int(tasks) % math.prod(sizes.values()):
+            return ["--fsdp"]
+        options = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size > 1]
+        return [*options, "--fsdp"] if train.zero_stage else options
+
+    def evaluation_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:
+        """`inference_options`, and the number of sequences per forward pass."""
+        batch_size = self._config.runs[wildcards.run].evaluate.batch_size
+        layout = self.inference_options(wildcards, output, resources=resources)
+        return [*layout, f"--batch-size={batch_size}"]

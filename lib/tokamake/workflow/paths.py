@@ -9,8 +9,6 @@ from tokamake.config.data_set import RESERVED_NAMES
 from tokamake.data.mixture.weigh import split_weights_path
 from tokamake.errors import UserError
 
-RUN = "results/{run}"
-"""Folder of a run."""
 DOCTOR = "results/doctor"
 
 

@@ -20,6 +20,7 @@ from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import idx_path
 from tokamake.data.tokenize.verify import find_faults
 from tokamake.errors import UserError
+from tokamake.preflight.planned import changed_shards
 from tokamake.runtime.console import counted
 from tokamake.workflow.training_jobs import runs_in_training
 
@@ -214,19 +215,3 @@ def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
     """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
     names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
     return plan.settings, names
-
-
-def changed_shards(plan: Plan, previous: Plan | None) -> frozenset[str]:
-    """Shards of both plans whose raw files have changed since the earlier one."""
-    if previous is None or previous.shards == plan.shards:
-        return frozenset()
-    earlier = {shard.name: shard for shard in previous.shards}
-    return frozenset(
-        [
-            shard.name
-            for shard in plan.shards
-            if (old := earlier.get(shard.name))
-            and (old.files, old.byte_range, old.stamp)
-            != (shard.files, shard.byte_range, shard.stamp)
-        ]
-    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tokamake import files
 from tokamake.config.runs import read_runs
 from tokamake.errors import UserError
-from tokamake.workflow.config import WorkflowConfig
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.snakemake_internals import Snakemake
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.native.resume_state import newest_state
+from tokamake.config.data_set import RUN
 from tokamake.errors import UserError
-from tokamake.workflow.config import WorkflowConfig
-from tokamake.workflow.paths import RUN
+from tokamake.preflight.planned import WorkflowConfig
 
 
 class SegmentRules:

@@ -300,9 +300,14 @@ def _cut(value: str) -> str:
     return value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
 
 
-def has_wildcard(path: Path) -> bool:
-    """Whether Snakemake takes braces in the path of an input for a wildcard."""
-    return bool(contains_wildcard(str(path)))
+def check_braces(paths: Iterable[Path], setting: str) -> None:
+    """Refuse input files whose names have braces: Snakemake knows no escape for them."""
+    for path in paths:
+        if contains_wildcard(str(path)):
+            raise UserError(
+                f"{setting}: {path}: braces in a path are wildcards of Snakemake; rename the file "
+                "or folder, or give a link to it"
+            )
 
 
 def resolve_launch(snakemake: Snakemake, root: Path) -> None:

@@ -9,24 +9,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokamake.config.data_set import RUN
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.errors import UserError
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.preflight.planned_changes import write_decisions
+from tokamake.preflight.replaced_data import check_replaced, write_settings
 from tokamake.runtime.folder_lock import locked
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.config import WorkflowConfig, read_workflow_config
+from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.finetune import FinetuneRules
-from tokamake.workflow.layouts import LayoutCheck, num_training_ranks
-from tokamake.workflow.objectives import ObjectiveCheck
 from tokamake.workflow.options import RunSettings
-from tokamake.workflow.paths import RUN, check_room, check_writable
+from tokamake.workflow.paths import check_room, check_writable
 from tokamake.workflow.planned_data import read_previous
-from tokamake.workflow.replaced_data import check_replaced, write_settings
+from tokamake.workflow.preflight import Preflight, num_ranks
 from tokamake.workflow.report import ReportRules
-from tokamake.workflow.run_changes import RunChanges
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import (
     Snakemake,
@@ -56,9 +57,7 @@ class RuleFunctions:
     tasks: TaskRules
     finetune: FinetuneRules
     doctor: DoctorRules
-    layouts: LayoutCheck
-    changes: RunChanges
-    objectives: ObjectiveCheck
+    preflight: Preflight
     report: ReportRules
 
 
@@ -92,7 +91,7 @@ def rule_functions(
             config,
             snakemake.config_files or ["config/config.yaml"],
             is_main_process=is_main,
-            num_ranks=num_training_ranks(snakemake) or 1,
+            num_ranks=num_ranks(snakemake, "train") or 1,
         )
         if is_main:
             check_room(next(path for path in (Path(".snakemake"), Path()) if path.is_dir()))
@@ -114,11 +113,9 @@ def rule_functions(
             checkpoints=checkpoints,
             segments=segments,
             tasks=tasks,
-            finetune=FinetuneRules(checked, snakemake),
+            finetune=FinetuneRules(checked),
             doctor=DoctorRules(snakemake),
-            layouts=LayoutCheck(checked, snakemake),
-            changes=RunChanges(checked, is_main_process=is_main),
-            objectives=ObjectiveCheck(checked, is_main_process=is_main),
+            preflight=Preflight(checked, snakemake),
             report=ReportRules(checked, snakemake),
         )
 
@@ -138,7 +135,7 @@ def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     config = functions.config
     _lock_data(snakemake, config)
     resolve_precommand(snakemake, snakemake.repository)
-    functions.changes.write_decisions()
+    write_decisions(functions.config)
     write_settings(config)
     write_plan(Path(config.data_set.plan), config.plan)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from tokamake.config.data_set import RUN
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.config import WorkflowConfig
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_with
 from tokamake.workflow.finetune import RULES as FINETUNE_RULES
-from tokamake.workflow.paths import RUN
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.tasks import TaskRules

@@ -1,17 +1,15 @@
 """Tasks that models are scored on, as functions for rules. Wildcards: run, task, segment."""
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from tokamake.config.data_set import RUN
 from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
 from tokamake.evaluate.task_check import check_task, local_files
-from tokamake.workflow.config import WorkflowConfig
-from tokamake.workflow.paths import RUN
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.segments import SegmentRules
-from tokamake.workflow.snakemake_internals import has_wildcard
+from tokamake.workflow.snakemake_internals import check_braces
 
 
 class TaskRules:
@@ -40,11 +38,13 @@ class TaskRules:
         """
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
+                setting = f"run {name}: evaluate.tasks.{key}"
                 try:
                     check_task(task)
-                    _check_braces(local_files(task))
+                    paths = local_files(task)
                 except UserError as error:
-                    raise UserError(f"run {name}: evaluate.tasks.{key}: {error}") from None
+                    raise UserError(f"{setting}: {error}") from None
+                check_braces(paths, setting)
 
     def _task(self, wildcards: Any) -> TaskSettings:
         return self._config.runs[wildcards.run].evaluate.tasks[wildcards.task]
@@ -90,11 +90,3 @@ class TaskRules:
             for task, value in settings.evaluate.tasks.items()
             if ".fetched" not in output or value.is_fetched
         ]
-
-
-def _check_braces(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if has_wildcard(path):
-            raise UserError(
-                f"{path}: braces in a path are wildcards of Snakemake; rename the file or folder"
-            )

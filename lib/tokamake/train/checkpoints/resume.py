@@ -86,13 +86,7 @@ def _starting_point(run: Run, ranks: Ranks, *, index: dict[str, Any], weights: s
 
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
         """Message for the user, and the changes with which the run continues; None: restart."""
-        changed = changes.compare(
-            run.output,
-            state,
-            run=run,
-            recorded=changes.read_record(run.output, state.digest),
-            current=record(),
-        )
+        changed = changes.compare_resolved(run, state, current=record())
         on_change = run.train.on_change
         text = changes.decision(on_change, changed, state=state, output=run.output)
         return text, changed.lines if on_change == "continue" else None

@@ -15,7 +15,8 @@ from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import sample_numbers
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.preflight.checks import check_run, check_trial_samples
+from tokamake.preflight.data import check_trial_samples
+from tokamake.preflight.run import check_run
 from tokamake.runtime.cores import ahead
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks

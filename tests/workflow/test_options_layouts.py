@@ -1,12 +1,11 @@
 """How the ranks that a profile gives to jobs share models; the dry run tests the rest."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.workflow_configs import read_config, train, wildcards
-from tokamake.workflow.layouts import LayoutCheck
+from tokamake.workflow.options import RunSettings
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -15,11 +14,8 @@ PARALLEL = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 
 
 def options(tasks: Any, **changes: Any) -> list[str]:
-    snakemake: Any = SimpleNamespace(
-        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
-    )
-    layouts = LayoutCheck(read_config(train=train(**changes)), snakemake)
-    return layouts.inference_options(SMOKE, [], resources={"tasks": tasks})
+    settings = RunSettings(read_config(train=train(**changes)))
+    return settings.inference_options(SMOKE, [], resources={"tasks": tasks})
 
 
 def test_ranks_share_a_model_as_in_training() -> None:
@@ -44,9 +40,6 @@ def test_ranks_that_the_layout_does_not_fit_share_the_weights() -> None:
 
 
 def test_evaluation_has_the_batch_size_of_the_config() -> None:
-    snakemake: Any = SimpleNamespace(
-        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
-    )
-    layouts = LayoutCheck(read_config(evaluate={"batch_size": 32}), snakemake)
-    alone = layouts.evaluation_options(SMOKE, [], resources={"tasks": 1})
+    settings = RunSettings(read_config(evaluate={"batch_size": 32}))
+    alone = settings.evaluation_options(SMOKE, [], resources={"tasks": 1})
     assert alone == ["--batch-size=32"]

@@ -14,7 +14,8 @@ from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight import checks
+from tokamake.preflight import data, layout, model
+from tokamake.preflight.run import check_until_step
 
 TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
 MODEL: Any = {**ARCHITECTURE, "vocab_size": 100}
@@ -37,21 +38,21 @@ def make_index(run: Run, *, samples: int = 80) -> dict[str, Any]:
 
 def test_the_index_has_the_settings_and_samples_of_the_run() -> None:
     run = make_run()
-    checks.check_index(run, make_index(run))
+    data.check_index(run, make_index(run))
     with pytest.raises(UserError) as caught:
-        checks.check_index(run, make_index(run, samples=79))
+        data.check_index(run, make_index(run, samples=79))
     assert str(caught.value) == (
         "index: has 79 training samples, train.train_steps take 80; run `tokamake index` again"
     )
     with pytest.raises(UserError, match="index: has 0 training samples"):
-        checks.check_index(run, {**make_index(run), "splits": {}})
+        data.check_index(run, {**make_index(run), "splits": {}})
 
 
 @pytest.mark.parametrize("name", INDEX_SETTINGS)
 def test_each_setting_of_the_index_is_compared(name: str) -> None:
     run = make_run()
     with pytest.raises(UserError) as caught:
-        checks.check_index(run, {**make_index(run), name: "other"})
+        data.check_index(run, {**make_index(run), name: "other"})
     assert str(caught.value) == (
         f"index: has {name} other, train.{name} is {getattr(run.train, name)}; "
         "run `tokamake index` again"
@@ -62,74 +63,74 @@ def test_the_samples_of_the_index_are_of_the_objective() -> None:
     masked = make_run(objective="masked")
     index = make_index(masked)
     with pytest.raises(UserError) as caught:
-        checks.check_index(masked, index)
+        data.check_index(masked, index)
     assert str(caught.value) == (
         "index: has samples of objective causal, train.objective is masked; run `tokamake index` "
         "again"
     )
     index["objective"] = {**sample_settings(masked.train), "tokens": {}}
-    checks.check_index(masked, index)
+    data.check_index(masked, index)
     with pytest.raises(
         UserError, match=r"has samples of objective masked, train\.objective is cau"
     ):
-        checks.check_index(make_run(), index)
+        data.check_index(make_run(), index)
     other = make_run(objective="masked", masking={"max_ngram": 2})
     with pytest.raises(
         UserError, match=r"index: has max_ngram 3, train\.masking gives 2; run `tok"
     ):
-        checks.check_index(other, index)
+        data.check_index(other, index)
 
 
 def test_a_family_learns_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"llama": ("causal",), "bert": ("masked",)}
-    monkeypatch.setattr(checks, "objectives", known.__getitem__)
+    monkeypatch.setattr(model, "objectives", known.__getitem__)
     causal, masked = make_run().train, make_run(objective="masked").train
-    monkeypatch.setattr(checks.plugins, "names", lambda _: [*known])
-    checks.check_objective(causal, ARCHITECTURE_100)
+    monkeypatch.setattr(model.plugins, "names", lambda _: [*known])
+    model.check_objective(causal, ARCHITECTURE_100)
     with pytest.raises(UserError) as caught:
-        checks.check_objective(masked, ARCHITECTURE_100)
+        model.check_objective(masked, ARCHITECTURE_100)
     assert str(caught.value) == (
         "train.objective: masked: family llama learns causal; set it to causal, or choose a model "
         "of family bert"
     )
     monkeypatch.undo()
-    assert checks.objectives("llama") == ("causal",)
+    assert model.objectives("llama") == ("causal",)
 
 
 def test_a_head_for_the_order_of_sentences_needs_such_samples() -> None:
     ordered = make_run(objective="masked").train
     parts = make_run(objective="masked", masking={"sentence_order": False}).train
     models = [bert(sentence_order_head=has_head) for has_head in (True, False)]
-    checks.check_objective(ordered, models[0])
-    checks.check_objective(parts, models[1])
-    for train, model, remedy in ((ordered, models[1], "false"), (parts, models[0], "true")):
+    model.check_objective(ordered, models[0])
+    model.check_objective(parts, models[1])
+    for train, shape, remedy in ((ordered, models[1], "false"), (parts, models[0], "true")):
         with pytest.raises(UserError, match=f"for the order of sentences; set it to {remedy}, or"):
-            checks.check_objective(train, model)
+            model.check_objective(train, shape)
 
 
 def test_sequences_are_no_longer_than_the_model_allows() -> None:
     run = make_run(sequence_length=64)
-    checks.check_index(run, make_index(run))
+    data.check_index(run, make_index(run))
     run = make_run(sequence_length=65)
     with pytest.raises(UserError, match=r"^train\.sequence_length: 65: more than the 64 max_po"):
-        checks.check_index(run, make_index(run))
+        data.check_index(run, make_index(run))
 
 
 @pytest.mark.parametrize(("world_size", "fits"), [(1, True), (4, True), (3, False), (8, False)])
 def test_ranks_share_the_batch(world_size: int, fits: bool) -> None:
     train = TrainSettings(**TRAIN)  # type: ignore[arg-type]
     if fits:
-        checks.check_ranks(train, world_size)
+        layout.check_ranks(train, world_size)
         return
     with pytest.raises(UserError, match="global_batch_size: 8 samples cannot be shared by"):
-        checks.check_ranks(train, world_size)
+        layout.check_ranks(train, world_size)
 
 
 def test_each_size_of_a_batch_ramp_up_is_shared() -> None:
     train = TrainSettings.model_validate({**TRAIN, "rampup_batch_size": [4, 2, 16]})
-    checks.check_ranks(train, 1)
+    layout.check_ranks(train, 1)
     with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
-        checks.check_ranks(train, 2)
+        layout.check_ranks(train, 2)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,10 @@ def test_gradients_are_not_added_up_in_low_precision(
     }
     train = make_run(parallel=parallel, precision=precision).train
     if fits:
-        checks.check_precision(train)
+        layout.check_precision(train)
         return
     with pytest.raises(UserError, match=f"would add up gradients in {precision}; use"):
-        checks.check_precision(train)
+        layout.check_precision(train)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,10 @@ def test_drawn_labels_are_not_deterministic_on_accelerators(
     run = make_run(deterministic=deterministic, optimizer={"name": optimizer})
     place: Any = SimpleNamespace(type=device)
     if fits:
-        checks.check_deterministic(run, place)
+        layout.check_deterministic(run, place)
         return
     with pytest.raises(UserError, match=r"^train\.deterministic: labels that sophia_g draws need"):
-        checks.check_deterministic(run, place)
+        layout.check_deterministic(run, place)
 
 
 ARCHITECTURE_100 = Architecture(**MODEL)
@@ -185,39 +186,39 @@ ARCHITECTURE_100 = Architecture(**MODEL)
 
 def test_every_token_has_an_embedding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stated: dict[str, int | None] = {"a": 100, "b": None, "c": None}
-    monkeypatch.setattr(checks, "stated_vocabulary", lambda path: stated[path.name])
-    monkeypatch.setattr(checks, "check_foreign", lambda _: 99)
+    monkeypatch.setattr(data, "stated_vocabulary", lambda path: stated[path.name])
+    monkeypatch.setattr(data, "check_foreign", lambda _: 99)
     index = {"pairs": ["a", "b", "c"], "largest_tokens": {"b": 99}}
-    checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
+    data.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
     with pytest.raises(UserError) as caught:
-        checks.check_vocabulary(
+        data.check_vocabulary(
             ARCHITECTURE_100, {**index, "largest_tokens": {"b": 100}}, data_root=tmp_path
         )
     assert str(caught.value) == (
         f"{tmp_path}/b.bin: holds token 100, the model has 100 embeddings; tokenize again with the "
         "tokenizer of the checkpoint"
     )
-    monkeypatch.setattr(checks, "check_foreign", lambda _: 100)
+    monkeypatch.setattr(data, "check_foreign", lambda _: 100)
     with pytest.raises(UserError, match=r"/c\.bin: holds token 100"):
-        checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
+        data.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
     stated["a"] = 101
     with pytest.raises(UserError, match=r"/a\.json: tokens of a vocabulary of 101, the model has"):
-        checks.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
+        data.check_vocabulary(ARCHITECTURE_100, index, data_root=tmp_path)
 
 
 def test_fill_in_the_middle_needs_a_tokenizer() -> None:
     with pytest.raises(UserError, match=r"^train\.fim\.rate: needs a tokenizer; give it with"):
-        checks.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, tokenizer=None)
+        model.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, tokenizer=None)
 
 
 @pytest.mark.parametrize(("until_step", "fits"), [(4, False), (5, True), (10, True), (11, False)])
 def test_a_job_ends_within_the_run(until_step: int, fits: bool) -> None:
     run = make_run(step=4)
     if fits:
-        checks.check_until_step(run, until_step)
+        check_until_step(run, until_step)
         return
     with pytest.raises(UserError) as caught:
-        checks.check_until_step(run, until_step)
+        check_until_step(run, until_step)
     assert str(caught.value) == (
         f"until_step: {until_step}: the run goes from step 4 to 10; give one between them"
     )
@@ -225,6 +226,6 @@ def test_a_job_ends_within_the_run(until_step: int, fits: bool) -> None:
 
 def test_a_trial_needs_samples_for_its_steps() -> None:
     run = make_run()
-    checks.check_trial_samples(run, make_index(run, samples=24), num_steps=3)
+    data.check_trial_samples(run, make_index(run, samples=24), num_steps=3)
     with pytest.raises(UserError, match="has 23 training samples, 3 steps take 24; lower --steps"):
-        checks.check_trial_samples(run, make_index(run, samples=23), num_steps=3)
+        data.check_trial_samples(run, make_index(run, samples=23), num_steps=3)

@@ -19,11 +19,10 @@ from tokamake.data.indexed.paths import corpus_of, manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.preflight.changes import compare_settings, dataset_lines
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.preflight.planned_changes import OF_MANIFEST
 from tokamake.validation import read_yaml
-from tokamake.workflow.config import WorkflowConfig
 
-_OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
-"""Settings of `tokenize` that the manifest of a merged dataset states."""
 _OF_CORPUS = ("format", "text_key", "template")
 """Columns of the table of corpora that decide the tokens."""
 _OF_TOKENIZER = ("kind", "vocab_size", "eod", "special_tokens", "train_bytes")
@@ -109,7 +108,8 @@ def find_replaced(config: WorkflowConfig) -> Replaced:
         for merge in _changed_merges(config)
         if merge.corpus not in corpora
     }
-    lines = (*lines, *dataset_lines("changed", changed))
+    shown = dataset_lines(changed, changed, known=changed, is_changed=lambda _: True)
+    lines = (*lines, *shown)
     return Replaced(lines, frozenset(corpora), frozenset(changed), has_tokenizer)
 
 
@@ -147,7 +147,7 @@ def _on_disk(config: WorkflowConfig) -> dict[str, Any]:
     """
     settings = dotted(_read_record(config))
     manifest = _any_manifest(config)
-    settings |= {f"tokenize.{name}": manifest[name] for name in _OF_MANIFEST if name in manifest}
+    settings |= {f"tokenize.{name}": manifest[name] for name in OF_MANIFEST if name in manifest}
     if "tokenizer" in manifest:
         settings["tokenizer"] = manifest["tokenizer"][:12]
         settings.setdefault("tokenizer.vocab_size", manifest["vocab_size"])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake.data.samples.index import index
 from tokamake.data.samples.open_samples import open_samples
-from tokamake.preflight import checks
+from tokamake.preflight import model
 from tokamake.workflow.data import DataRules
-from tokamake.workflow.objectives import ObjectiveCheck
+from tokamake.workflow.preflight import Preflight
 
 SMOKE = wildcards(run="smoke")
 SENTENCES = {"split_sentences": True, "append_eod": False}
@@ -24,12 +25,15 @@ WORDPIECE = {"kind": "wordpiece", "vocab_size": 500}
 def _encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every family learns every objective."""
     every = ("causal", "masked", "span_corruption")
-    monkeypatch.setattr(checks, "objectives", lambda _: every)
+    monkeypatch.setattr(model, "objectives", lambda _: every)
 
 
 def check(**sections: Any) -> None:
     config = read_config(**sections)
-    ObjectiveCheck(config, is_main_process=True).check(SMOKE)
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
+    )
+    assert Preflight(config, snakemake).index(SMOKE, []) == []
 
 
 @pytest.mark.usefixtures("workspace_here", "_encoders")

@@ -15,21 +15,20 @@ from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.data_set import RUN
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.config.training import TrainSettings
-from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
-from tokamake.preflight.checks import check_sequence_length
 from tokamake.preflight.initial_checkpoint import (
     check_start,
     differing_fields,
     open_initial_checkpoint,
 )
 from tokamake.preflight.initial_schedule import decide_schedule
+from tokamake.preflight.model import check_embeddings, check_layout_and_length
 from tokamake.remote.hub_models import unfetched
-from tokamake.workflow.paths import RUN
 
 
 class InitialModel(NamedTuple):
@@ -203,12 +202,13 @@ def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) 
 
 def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
     """Check layout, length, formats and vocabulary of a run against its model."""
-    architecture, train = initial.architecture, run.train
-    _check_exports(run.convert, architecture, where=where)
-    _check_vocabulary(run, initial, where=where)
+    _check_exports(run.convert, initial.architecture, where=where)
+    if run.model.folder and run.tokenizer.path:  # a run of the table has the same tokenizer
+        with naming_setting(where, "tokenizer.path"):
+            source = f"model.checkpoint {run.model.folder} has"
+            check_embeddings(run.tokenizer.path, initial.architecture, source=source)
     try:
-        train.parallel.check_architecture(architecture, train.sequence_length)
-        check_sequence_length(train, architecture, source=initial.source)
+        check_layout_and_length(run.train, initial.architecture, source=initial.source)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -220,19 +220,3 @@ def _check_exports(names: Iterable[str], architecture: Architecture, *, where: s
             check_export_format(parse_export_format(name), architecture)
         except ValueError as error:
             raise UserError(f"{where}: convert: {name}: {error}") from None
-
-
-def _check_vocabulary(run: Config, initial: InitialModel, *, where: str) -> None:
-    """Check that the vocabulary of the initial checkpoint covers the tokenizer."""
-    vocab_size, path = initial.architecture.vocab_size, run.tokenizer.path
-    if run.model.folder is None or path is None:
-        return  # a run of the table has the same tokenizer
-    with naming_setting(where, "tokenizer.path"):
-        entries = open_tokenizer(path).vocab_size
-    assert vocab_size is not None, "a checkpoint states it"
-    if entries > vocab_size:
-        raise UserError(
-            f"{where}: tokenizer.path: {path}: has {entries:,} entries, model.checkpoint "
-            f"{run.model.folder} has {vocab_size:,}; give the tokenizer that it was "
-            "trained with"
-        )

@@ -12,19 +12,19 @@ import yaml
 from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
 from tokamake.preflight import packages
-from tokamake.workflow import layouts
-from tokamake.workflow.layouts import LayoutCheck
+from tokamake.workflow import preflight
+from tokamake.workflow.preflight import Preflight
 
 
 def check(monkeypatch: pytest.MonkeyPatch, **resources: str) -> None:
     """Check a run with DeepSpeed, as a dry run on a machine without optional packages and PBS."""
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
-    monkeypatch.setattr(layouts, "find_spec", lambda _: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
     snakemake: Any = SimpleNamespace(
         rule_resources=lambda _: resources, default_resource=lambda _: None, is_main_process=True
     )
     config = read_config(train=train(backend="deepspeed"))
-    LayoutCheck(config, snakemake).check(wildcards(run="smoke", segment=""))
+    Preflight(config, snakemake).train(wildcards(run="smoke", segment=""), [])
 
 
 @pytest.mark.usefixtures("workspace_here")

@@ -1,0 +1,148 @@
+"""The data of a run: facts are the config, or index.json and the headers of datasets."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.objective import sample_settings
+from tokamake.config.resolved_run import Run
+from tokamake.config.root import Config
+from tokamake.config.training import INDEX_SETTINGS
+from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
+from tokamake.data.indexed.paths import bin_path, manifest_path
+from tokamake.data.samples.objective import KEY
+from tokamake.errors import UserError
+from tokamake.preflight.model import check_objective, check_sequence_length
+from tokamake.preflight.planned import WorkflowConfig
+
+IndexContent = dict[str, Any]
+"""Content of an index folder's index.json."""
+
+
+def check_sentences(run: Config) -> None:
+    """Check the data that the workflow tokenizes."""
+    objective, tokenize = run.train.objective, run.tokenize
+    if objective == "causal":
+        if tokenize.split_sentences:
+            raise UserError(
+                "tokenize.split_sentences: true: objective causal would be trained on shuffled "
+                "sentences; set train.objective to masked or span_corruption, or split_sentences "
+                "to false"
+            )
+        return
+    if not tokenize.split_sentences:
+        raise UserError(
+            f"train.objective: {objective}: needs sentences; set tokenize.split_sentences to true"
+        )
+    if tokenize.append_eod:
+        raise UserError(
+            f"tokenize.append_eod: true: samples of objective {objective} have separators of their "
+            "own; set it to false"
+        )
+
+
+def check_trained_tokenizer(run: Config) -> None:
+    """Check the tokenizer that the workflow trains."""
+    objective, tokenizer = run.train.objective, run.tokenizer
+    if objective != "causal" and tokenizer.kind != "wordpiece":
+        raise UserError(
+            f"tokenizer.kind: {tokenizer.kind}: objective {objective} masks whole words, which "
+            "only a WordPiece tokenizer marks; set it to wordpiece"
+        )
+    if objective == "span_corruption" and not tokenizer.sentinels:
+        raise UserError(
+            "tokenizer.sentinels: 0: objective span_corruption replaces spans by sentinels; set it "
+            "to 100, as T5 has"
+        )
+
+
+def check_planned_data(config: WorkflowConfig, name: str) -> None:
+    """Check the objective of a run against its model, data and tokenizer, before any job runs.
+
+    `index` and `train` check it again, with the datasets that then exist.
+    """
+    run = config.runs[name]
+    if run.model.stated:
+        check_objective(run.train, read_architecture(run.model.stated))
+    if any(corpus.trains and not corpus.is_indexed for corpus in config.tables[name]):
+        check_sentences(run)
+    if config.given_tokenizer is None:
+        check_trained_tokenizer(run)
+
+
+def check_index(run: Run, index: IndexContent) -> None:
+    """Compare sequence length, index settings and number of samples with model and index."""
+    train = run.train
+    check_sequence_length(train, run.architecture)
+    for name in INDEX_SETTINGS:
+        setting = getattr(train, name)
+        if index[name] != setting:
+            raise UserError(
+                f"{run.index}: has {name} {index[name]}, train.{name} is {setting}; "
+                "run `tokamake index` again"
+            )
+    check_samples_objective(run, index)
+    assert train.num_samples is not None, "a resolved run has a length"
+    num_samples = num_training_samples(index)
+    if num_samples < train.num_samples:
+        raise UserError(
+            f"{run.index}: has {num_samples} training samples, train.train_steps take "
+            f"{train.num_samples}; run `tokamake index` again"
+        )
+
+
+def check_samples_objective(run: Run, index: IndexContent) -> None:
+    """Compare the objective of the samples of an index, and their masking, with the run's."""
+    train, remedy = run.train, "run `tokamake index` again"
+    stated = index.get(KEY, {})
+    name = stated.get("name", "causal")
+    if name != train.objective:
+        raise UserError(
+            f"{run.index}: has samples of objective {name}, train.objective is {train.objective}; "
+            f"{remedy}"
+        )
+    for key, setting in sample_settings(train).items() if stated else ():
+        if stated[key] != setting:
+            raise UserError(
+                f"{run.index}: has {key} {stated[key]}, train.masking gives {setting}; {remedy}"
+            )
+
+
+def num_training_samples(index: IndexContent) -> int:
+    return index["splits"]["train"]["samples"] if "train" in index["splits"] else 0
+
+
+def check_vocabulary(architecture: Architecture, index: IndexContent, *, data_root: Path) -> None:
+    """Refuse tokens without a row in the embedding.
+
+    The vocabulary in a dataset's manifest bounds its tokens. For other datasets, `index` notes the
+    largest token; if an earlier version made the index, it is read from the dataset here.
+    """
+    assert architecture.vocab_size is not None
+    embeddings = f"the model has {architecture.vocab_size} embeddings"
+    largest_tokens = index.get("largest_tokens", {})
+    for prefix in index["pairs"]:
+        dataset = data_root / prefix
+        if (size := stated_vocabulary(dataset)) is not None:
+            if size > architecture.vocab_size:
+                raise UserError(
+                    f"{manifest_path(dataset)}: tokens of a vocabulary of {size}, {embeddings}; "
+                    "use the tokenizer of the checkpoint"
+                )
+            continue
+        largest = largest_tokens[prefix] if prefix in largest_tokens else check_foreign(dataset)
+        if largest >= architecture.vocab_size:
+            raise UserError(
+                f"{bin_path(dataset)}: holds token {largest}, {embeddings}; tokenize again with "
+                "the tokenizer of the checkpoint"
+            )
+
+
+def check_trial_samples(run: Run, index: IndexContent, *, num_steps: int) -> None:
+    """Check that the index has enough training samples for a trial."""
+    num_samples, needed = num_training_samples(index), num_steps * run.train.global_batch_size
+    if num_samples < needed:
+        raise UserError(
+            f"{run.index}: has {num_samples} training samples, {num_steps} steps take "
+            f"{needed}; lower --steps"
+        )

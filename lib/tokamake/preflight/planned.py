@@ -1,0 +1,127 @@
+"""Facts of the dry run: the checked config of all runs, and the plan of their data."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tokamake.config.data_set import DataSet
+from tokamake.config.root import Config
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+"""Files of a tokenizer that the workflow writes."""
+
+
+@dataclass(frozen=True)
+class WorkflowConfig:
+    """The checked config of all runs, and what follows from it before any job runs."""
+
+    runs: dict[str, Config]
+    """Config of each run that pretrains, by name."""
+    finetuned: dict[str, Config]
+    """Config of each run that finetunes, by name."""
+    tables: dict[str, list[Corpus]]
+    """Corpora of each run."""
+    corpora: dict[str, Corpus]
+    """Corpora of all runs, by name."""
+    sample_files: dict[str, int]
+    """Raw files that the workflow makes itself, with their sizes in bytes."""
+    plan: Plan
+    """Shards, merged datasets and job batches."""
+    previous_plan: Plan | None
+    """The plan on disk when the config was read."""
+    given_tokenizer: list[Path] | None
+    """Files of the tokenizer; None: the workflow trains one."""
+
+    @property
+    def all_runs(self) -> dict[str, Config]:
+        """Config of each run, by name."""
+        return {**self.runs, **self.finetuned}
+
+    @property
+    def shared(self) -> Config:
+        """The config of any run, for sections that all runs share."""
+        return next(iter(self.all_runs.values()))
+
+    @property
+    def data_set(self) -> DataSet:
+        """The data that all runs share."""
+        return DataSet(self.shared.data_set)
+
+    @cached_property
+    def changed_shards(self) -> frozenset[str]:
+        """Shards whose raw files have changed since the workflow last ran."""
+        return changed_shards(self.plan, self.previous_plan)
+
+    @cached_property
+    def splits(self) -> list[str]:
+        """Splits other than `train` that corpora name."""
+        named = (split for corpus in self.corpora.values() for split in corpus.parts)
+        return list(dict.fromkeys(split for split in named if split != "train"))
+
+    @cached_property
+    def tokenizer_files(self) -> list[str]:
+        """Files of the tokenizer of data, the one that `tokenizer.path` may name first."""
+        if self.given_tokenizer:
+            return [str(path) for path in self.given_tokenizer]
+        return [f"{self.data_set.tokenizer}/{name}" for name in _TOKENIZER_FILES]
+
+    @cached_property
+    def run_tokenizer_files(self) -> list[str]:
+        """Files of the tokenizer of runs, which may have sentinels; the one to name first."""
+        if not self.shared.tokenizer.sentinels:
+            return self.tokenizer_files
+        return [f"{self.data_set.extended_tokenizer}/{name}" for name in _TOKENIZER_FILES]
+
+    @property
+    def tokenizer_stamp(self) -> str:
+        """Hash of the files that the tokenizer is trained on; for corpora of token ids, the eod."""
+        tokenizer = self.shared.tokenizer
+        return f"eod {tokenizer.eod}" if tokenizer.has_ids else self.plan.tokenizer_stamp
+
+    @cached_property
+    def shards(self) -> dict[str, PlannedShard]:
+        """Shards by name."""
+        return {shard.name: shard for shard in self.plan.shards}
+
+    @cached_property
+    def downloads(self) -> dict[str, PlannedDownload]:
+        """Raw files behind addresses, by path."""
+        return {download.path: download for download in self.plan.downloads}
+
+    @cached_property
+    def merged(self) -> dict[str, PlannedMerge]:
+        """Merged datasets by name."""
+        return {merge.name: merge for merge in self.plan.merged}
+
+    @cached_property
+    def tokenize_batches(self) -> dict[str, tuple[str, ...]]:
+        """Names of the shards of each job batch."""
+        return {batch.name: batch.members for batch in self.plan.tokenize_batches}
+
+    @cached_property
+    def merge_batches(self) -> dict[str, tuple[str, ...]]:
+        """Names of the merged datasets of each job batch."""
+        return {batch.name: batch.members for batch in self.plan.merge_batches}
+
+    @property
+    def batch_names(self) -> list[str]:
+        """Names of the job batches of both stages, each once."""
+        return list(dict.fromkeys([*self.tokenize_batches, *self.merge_batches]))
+
+
+def changed_shards(plan: Plan, previous: Plan | None) -> frozenset[str]:
+    """Shards of both plans whose raw files have changed since the earlier one."""
+    if previous is None or previous.shards == plan.shards:
+        return frozenset()
+    earlier = {shard.name: shard for shard in previous.shards}
+    return frozenset(
+        [
+            shard.name
+            for shard in plan.shards
+            if (old := earlier.get(shard.name))
+            and (old.files, old.byte_range, old.stamp)
+            != (shard.files, shard.byte_range, shard.stamp)
+        ]
+    )

@@ -1,0 +1,120 @@
+"""Checks of the runs that Snakemake is about to build, as `params` of their rules.
+
+Snakemake evaluates params of planned jobs only. As functions of the output, they make no finished
+job run again.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.data_set import RUN
+from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
+from tokamake.preflight.data import check_planned_data
+from tokamake.preflight.layout import check_ranks
+from tokamake.preflight.packages import check_packages
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.preflight.planned_changes import check_changes
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.snakemake_internals import Snakemake
+
+
+def num_ranks(snakemake: Snakemake, rule: str) -> int | None:
+    """Ranks that the profile gives a rule; None: an expression, without a value so far."""
+    tasks = str(snakemake.rule_resources(rule).get("tasks", 1))
+    return int(tasks) if tasks.isdecimal() else None
+
+
+class Preflight:
+    """Checks of all runs. In a job, nothing is planned, and nothing is checked.
+
+    A method is the param of the rule with its name. It exits with one line for a user's mistake.
+    """
+
+    def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
+        self._config = config
+        resources = snakemake.rule_resources("train")
+        self._is_main_process = snakemake.is_main_process
+        self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in ("train", "finetune")}
+        self._image = resources.get("container") or snakemake.default_resource("container")
+        self._spare_nodes = str(resources.get("spare_nodes", 0))
+        self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))
+        self._checked: set[tuple[Callable[..., None], str]] = set()
+
+    @exit_on_user_error()
+    def index(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check the data of a run: data of sentences may be built for other programs."""
+        self._check_once(check_planned_data, wildcards.run)
+        return []
+
+    @exit_on_user_error()
+    def train(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check data, packages, ranks and changes of a run."""
+        name = wildcards.run
+        self._check_once(check_planned_data, name)
+        # A run may have been trained with another profile.
+        is_trained = Path(RUN.format(run=name), f"train{wildcards.segment}.json").exists()
+        if self._is_main_process and not is_trained:
+            train = self._config.runs[name].train
+            with _naming(name):
+                # Ranks in an image have packages of their own.
+                if not (self._image or _has_image()):
+                    check_packages(train)
+            self._check_spare_nodes()
+            self._check_ranks(name, train, rule="train")
+        self._check_once(check_changes, name)
+        return []
+
+    @exit_on_user_error()
+    def finetune(self, wildcards: Any) -> list[str]:
+        """Check the ranks of a run that finetunes."""
+        name = wildcards.run
+        is_finetuned = Path(RUN.format(run=name), "finetune.json").exists()
+        if self._is_main_process and not is_finetuned:
+            train = self._config.finetuned[name].train
+            settings = train.model_copy(update={"rampup_batch_size": None})
+            self._check_ranks(name, settings, rule="finetune")
+        return []
+
+    def _check_once(self, check: Callable[[WorkflowConfig, str], None], name: str) -> None:
+        if self._is_main_process and (check, name) not in self._checked:
+            self._checked.add((check, name))
+            with _naming(name):
+                check(self._config, name)
+
+    def _check_ranks(self, name: str, train: TrainSettings, *, rule: str) -> None:
+        if ranks := self._num_ranks[rule]:
+            with _naming(name, f" (ranks: the resource tasks of the rule {rule})"):
+                check_ranks(train, ranks)
+
+    def _check_spare_nodes(self) -> None:
+        is_local = self._launch.parent.name == "local"
+        if self._num_ranks["train"] and is_local and self._spare_nodes != "0":
+            raise UserError(
+                f"resources of the rule train: spare_nodes: {self._spare_nodes}: {self._launch} "
+                "has one machine; leave it out, or use a cluster's profile"
+            )
+
+
+@contextmanager
+def _naming(name: str, note: str = "") -> Iterator[None]:
+    """Put the run before the message of an error, and a note after it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"run {name}: {error}{note}") from None
+
+
+def _has_image() -> bool:
+    """Whether ranks run in an image: the user file of an executor, or the environment, names it."""
+    if os.environ.get("JOB_CONTAINER"):
+        return True
+    if find_spec("snakemake_executor_plugin_pbs") is None:
+        return False
+    from snakemake_executor_plugin_pbs.personal import has_value
+
+    return has_value("container")
