@@ -364,8 +364,8 @@ def test_the_vocabulary_of_the_checkpoint_covers_the_tokenizer(
     with pytest.raises(UserError) as caught:
         read_start(monkeypatch, vocab_size=vocab_size, tokenizer=tokenizer)
     assert str(caught.value) == (
-        "my.yaml: tokenizer.path: tokenizer: has 3 entries, model.checkpoint start has 2; give the "
-        "tokenizer that it was trained with"
+        "my.yaml: tokenizer.path: tokenizer: has 3 entries, model.checkpoint start has 2 "
+        "embeddings; use the tokenizer of the checkpoint"
     )
 
 
