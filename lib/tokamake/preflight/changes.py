@@ -87,7 +87,7 @@ class Known(NamedTuple):
     """Name of the data set; None: it does not matter."""
 
 
-def compare(output: Path, state: ResumeState, known: Known) -> Changes | None:
+def compare(output: Path, state: ResumeState, *, known: Known) -> Changes | None:
     """Compare a run with the run of a checkpoint in its output folder.
 
     None: the settings of the checkpoint's run are not known.
@@ -132,7 +132,7 @@ def compare_resolved(run: Run, state: ResumeState, *, current: RunRecord) -> Cha
 
     settings = dotted(effective_settings(run))
     known = Known(run.train, settings, current["tokenizers"], start, data)
-    changed = compare(run.output, state, known)
+    changed = compare(run.output, state, known=known)
     if changed is None:
         return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
     if changed.lines:

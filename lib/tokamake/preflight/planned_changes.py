@@ -75,7 +75,7 @@ def _changes(config: WorkflowConfig, name: str, *, state: ResumeState) -> Change
         data=lambda record, _: _data_lines(config, name, record=record, written=written),
         data_set=config.data_set.name,
     )
-    changed = changes.compare(output, state, known)
+    changed = changes.compare(output, state, known=known)
     if changed and run.train.segment_steps and changes.changes_batches(changed.lines):
         reason = "with other batch sizes, segments end at other steps; remove train.segment_steps"
         return changed._replace(obstacles=(*changed.obstacles, reason))
