@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +39,8 @@ class Server:
     """Headers of each of the next answers with content, in place of true ones; empty: none."""
     answers: dict[str, Any] = field(default_factory=dict)
     """JSON that the API answers in place of the true one, by the path."""
+    bodies: dict[str, tuple[dict[str, str], Iterable[bytes]]] = field(default_factory=dict)
+    """Headers and parts of a body of any length, in place of the answer, by the path."""
     ignores_ranges: bool = False
     states_length: bool = True
     has_etags: bool = True
@@ -163,7 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.state.redirects:
             self._send(302, {"Location": self.state.redirects[path]})
             return
-        if path in self.state.answers:
+        if path in self.state.bodies:
+            self._send_parts(*self.state.bodies[path])
+        elif path in self.state.answers:
             self._send_json(self.state.answers[path])
         elif api := re.fullmatch(
             r"/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(/.*)?)?", quoted
@@ -258,6 +262,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.state.corrupts:
             body = body[::-1]
         self._send(status, headers, body)
+
+    def _send_parts(self, headers: dict[str, str], parts: Iterable[bytes]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        for name, value in {"Connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # a client leaves an endless answer
+            for part in parts:
+                self.wfile.write(part)
 
     def _send_json(self, value: Any, status: int = 200) -> None:
         self._send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())

@@ -5,6 +5,7 @@ import http.client
 import os
 import re
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -337,5 +338,7 @@ def _with_retries(
             if failures == _ATTEMPTS:
                 remedy = "what has arrived is kept: run again" if stream else "check the network"
                 raise UserError(f"{url}: {error}, {_ATTEMPTS} times in a row; {remedy}") from None
-            time.sleep(min(_MAX_WAIT, wait if error.wait is None else error.wait))
+            seconds = min(_MAX_WAIT, wait if error.wait is None else error.wait)
+            print(f"{url}: {error}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
+            time.sleep(seconds)
             wait *= 2

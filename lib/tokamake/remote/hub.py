@@ -19,6 +19,7 @@ from tokamake.files import glob_expression, sha256, write_link
 from tokamake.remote.dataset_splits import files_of
 from tokamake.remote.https import cache_path, is_finished, save
 from tokamake.remote.hub_address import COMMIT_DIGITS, FORM, HubAddress, parse_address
+from tokamake.remote.hub_session import bounded_answers
 from tokamake.remote.listed_names import check_names, shown
 from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
@@ -31,7 +32,7 @@ def list_files(address: str) -> list[RemoteFile]:
     """List the files that an address names, with the commit that its revision is at now."""
     check_online(address, "list its files")
     parsed = parse_address(address)
-    with explained(address):
+    with explained(address), bounded_answers(address):
         commit, files = _tree(parsed, address=address)
     try:
         names = _named(parsed, files, commit=commit, address=address)
@@ -139,6 +140,8 @@ def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int
             if number == _MAX_ENTRIES:
                 raise UserError(f"{address}: lists more than {number:,} files; download it by hand")
             if isinstance(entry, RepoFile):
+                if entry.path in files:
+                    raise UserError(f"{address}: lists {entry.path!r} twice; check HF_ENDPOINT")
                 files[entry.path] = _facts(entry)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
