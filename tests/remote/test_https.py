@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import shutil
 import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -415,3 +417,15 @@ def test_mistakes_are_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) 
         download(file)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so nothing can ask for its size"):
         list_files(f"{server.url}/raw")
+
+
+def test_a_file_larger_than_the_disk_is_refused_before_it_is_downloaded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/a.jsonl"] = b"{}\n" * 1000
+    (file,) = list_files(f"{server.url}/a.jsonl")
+    usage = SimpleNamespace(free=2999)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match=r"3,000 bytes to download, 2,999 are free in .*HF_HOME$"):
+        download(file)
+    assert not [request for request in server.requests if request == "GET /a.jsonl"]

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from huggingface_hub import get_session
 
-from tests.support.web_server import Server, git_hash
+from tests.support.web_server import Server, git_hash, serving
 from tokamake.errors import UserError
 from tokamake.remote import hub_session
 from tokamake.remote.download import list_files
@@ -57,6 +57,18 @@ def test_pages_that_lead_to_themselves_end(
     with pytest.raises(UserError, match=f"^{NAME}: {message}.*; check HF_ENDPOINT$"):
         list_files(NAME)
     assert len(server.requests) <= 22
+
+
+def test_the_token_goes_to_no_other_host(
+    server: Server, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with serving() as other:
+        server.bodies[tree] = {"Link": f'<{other.url}{tree}>; rel="next"'}, [page("a.jsonl")]
+        with pytest.raises(UserError, match=r"listing continues at another host, 127\.0\.0\.1"):
+            list_files(NAME)
+        assert server.with_token
+        assert not other.requests
 
 
 def test_a_mirror_that_never_answers_ends_in_one_line(

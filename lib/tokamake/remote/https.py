@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -172,6 +173,12 @@ def _finish(
     check: Callable[[Path], None] | None,
 ) -> None:
     with partial.open("ab") as stream:
+        missing, free = file.size - stream.tell(), shutil.disk_usage(partial.parent).free
+        if missing > free:
+            raise UserError(
+                f"{file.url}: {missing:,} bytes to download, {free:,} are free in "
+                f"{partial.parent}; make room, or set HF_HOME"
+            )
         _with_retries(
             file.url, lambda: _continue(file, stream, url=url, headers=headers), stream=stream
         )

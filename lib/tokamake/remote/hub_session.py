@@ -29,7 +29,7 @@ def bounded_answers(address: str) -> Iterator[None]:
     session = get_session()
     # Version 1 of huggingface_hub uses httpx, version 2 httpx2. Their names are the same.
     http: Any = sys.modules[type(session).__module__.partition(".")[0]]
-    hooks, bounds = session.event_hooks, _Bounds(address)
+    hooks, bounds = session.event_hooks, _AnswerBounds(address)
 
     class Body(http.SyncByteStream):
         """Bounded body of an answer; the client demands the base class."""
@@ -56,15 +56,22 @@ def bounded_answers(address: str) -> Iterator[None]:
         set_client_factory(lambda: http.Client(event_hooks=hooks, **options))
 
 
-class _Bounds:
+class _AnswerBounds:
     """Bounds on the answers to the requests for one address."""
 
     def __init__(self, address: str) -> None:
         self._address, self._requests = address, 0
+        self._host = b""
 
     def ask(self, request: Any) -> None:
-        """Count a request; bound its waits, which huggingface_hub does not."""
+        """Count a request; bound its waits, which huggingface_hub does not.
+
+        All requests go to one host, since each has the token.
+        """
         self._requests += 1
+        self._host = self._host or request.url.netloc
+        if request.url.netloc != self._host:
+            raise self._error(f"its listing continues at another host, {request.url.host}")
         if self._requests > _MAX_ANSWERS:
             raise self._error(f"no end of its listing after {_MAX_ANSWERS:,} requests")
         request.headers["Accept-Encoding"] = "identity"  # 9 MB of gzip may hold 2 GB
