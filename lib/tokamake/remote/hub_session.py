@@ -31,7 +31,7 @@ def bounded_answers(address: str) -> Iterator[None]:
     http: Any = sys.modules[type(session).__module__.partition(".")[0]]
     hooks, bounds = session.event_hooks, _AnswerBounds(address)
 
-    class Body(http.SyncByteStream):
+    class AnswerBody(http.SyncByteStream):
         """Bounded body of an answer; the client demands the base class."""
 
         def __init__(self, stream: Any) -> None:
@@ -45,7 +45,7 @@ def bounded_answers(address: str) -> Iterator[None]:
 
     def bind(response: Any) -> None:
         bounds.check_coding(response)
-        response.stream = Body(response.stream)
+        response.stream = AnswerBody(response.stream)
 
     bounded = {"request": [*hooks["request"], bounds.ask], "response": [*hooks["response"], bind]}
     set_client_factory(lambda: http.Client(event_hooks=bounded, follow_redirects=True))
@@ -66,12 +66,13 @@ class _AnswerBounds:
     def ask(self, request: Any) -> None:
         """Count a request; bound its waits, which huggingface_hub does not.
 
-        All requests go to one host, since each has the token.
+        Only the first host gets the token.
         """
         self._requests += 1
-        self._host = self._host or request.url.netloc
-        if request.url.netloc != self._host:
-            raise self._error(f"its listing continues at another host, {request.url.host}")
+        if "Authorization" in request.headers:
+            self._host = self._host or request.url.netloc
+            if request.url.netloc != self._host:
+                raise self._error(f"its listing continues at another host, {request.url.host}")
         if self._requests > _MAX_ANSWERS:
             raise self._error(f"no end of its listing after {_MAX_ANSWERS:,} requests")
         request.headers["Accept-Encoding"] = "identity"  # 9 MB of gzip may hold 2 GB
