@@ -1,6 +1,5 @@
 """Read tensors of archives in DCP's files, and verify their checksums while they are in memory."""
 
-import io
 import os
 import zipfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation
-from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, ReadOnlyBytes
 from tokamake.errors import UserError
 
 
@@ -84,27 +83,15 @@ def _bytes_of(content: Tensor) -> memoryview:
     return memoryview(array)
 
 
-class _Memory(io.RawIOBase):
+class _Memory(ReadOnlyBytes):
     """A file over bytes in memory, without a copy of them."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data, self._position = data, 0
+        super().__init__(len(data))
+        self._data = data
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
-        if base + offset < 0:
-            raise ValueError("seeks before the beginning")
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._data) if size < 0 else self._position + size
-        content = bytes(self._data[self._position : end])
+    def readinto(self, buffer: Any) -> int:
+        content = self._data[self._position :][: len(buffer)]
+        buffer[: len(content)] = content
         self._position += len(content)
-        return content
+        return len(content)

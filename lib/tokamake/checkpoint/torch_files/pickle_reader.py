@@ -192,12 +192,11 @@ class _TensorUnpickler(pickle.Unpickler):
         return _Storage(dtype, self._find(key), numel)
 
 
-class View(io.RawIOBase):
-    """A read-only file over some bytes of another file."""
+class ReadOnlyBytes(io.RawIOBase):
+    """A read-only file over some bytes; subclasses have `readinto`."""
 
-    def __init__(self, stream: IO[bytes], start: int, *, length: int) -> None:
-        self._stream, self._start, self._length = stream, start, length
-        self._position = 0
+    def __init__(self, length: int) -> None:
+        self._length, self._position = length, 0
 
     def readable(self) -> bool:
         return True
@@ -214,6 +213,14 @@ class View(io.RawIOBase):
             raise ValueError("seeks before the beginning")
         self._position = base + offset
         return self._position
+
+
+class View(ReadOnlyBytes):
+    """A read-only file over some bytes of another file."""
+
+    def __init__(self, stream: IO[bytes], start: int, *, length: int) -> None:
+        super().__init__(length)
+        self._stream, self._start = stream, start
 
     def readinto(self, buffer: Any) -> int:
         self._stream.seek(self._start + self._position)
