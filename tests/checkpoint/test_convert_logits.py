@@ -13,7 +13,7 @@ from tests.checkpoint.test_convert_grid import SHAPES, values
 from tests.support import hf_folder
 from tests.support.engines import build
 from tests.support.families import FAMILIES, weights
-from tests.support.grids import cover, params
+from tests.support.grids import cover
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import STARTS
 from tests.support.random_tensors import random_tensors
@@ -50,6 +50,15 @@ MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS
 }
 """All kinds of attention, positions and biases that the trainer has."""
+PAIRS = [(family, format) for family in MODELS for format in FORMS]
+KEPT = cover(PAIRS, lambda pair: {*values(pair[0], MODELS), pair[1]})
+"""Models and formats of the quick test; test_convert_grid.py compares the tensors of the others."""
+CASES = [
+    pytest.param(family, formats, id=f"{family}-{name}", marks=marks)
+    for family in MODELS
+    for name, is_kept, marks in (("each kind", True, ()), ("all others", False, pytest.mark.grid))
+    if (formats := [pair[1] for pair in PAIRS if pair[0] == family and (pair in KEPT) == is_kept])
+]
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 SAMPLES = torch.arange(48).view(2, 24)
 
@@ -68,16 +77,17 @@ def of_the_trainer(folder: Path) -> Tensor:
         return model_tensors.to_model(opened.architecture, read).eval()(SAMPLES)
 
 
-@pytest.mark.parametrize("family", params(MODELS, cover(MODELS, lambda name: values(name, MODELS))))
+@pytest.mark.parametrize(("family", "formats"), CASES)
 def test_logits_equal_those_of_transformers_after_every_conversion(
-    family: str, tmp_path: Path
+    family: str, formats: list[str], tmp_path: Path
 ) -> None:
     architecture = MODELS[family]
     small = {name: 0.1 * each for name, each in weights(architecture, torch.float32).items()}
     hf_folder.write(tmp_path / "start", architecture, small)
     expected = of_transformers(tmp_path / "start")
     assert expected.std() > 0.01
-    for format, sizes in FORMS.items():
+    for format in formats:
+        sizes = FORMS[format]
         there, back = tmp_path / format, tmp_path / f"{format}-hf"
         convert(source=tmp_path / "start", target=there, format=format, **sizes)  # type: ignore
         torch.testing.assert_close(of_the_trainer(there), expected, rtol=0, atol=1e-5)
