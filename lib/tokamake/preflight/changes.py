@@ -153,13 +153,7 @@ def trained_run(output: Path, digest: str) -> Run | None:
 
 
 def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: int = 0) -> Changes:
-    """Compare the settings that `current` has.
-
-    Args:
-        earlier: settings until now.
-        current: settings from now on.
-        step: finished steps.
-    """
+    """Compare the settings that `current` has."""
     differing = [name for name in current if earlier.get(name) != current[name]]
     lines = {name: _line(name, earlier.get(name), current[name]) for name in differing}
     name = "train.skip_data"
@@ -211,13 +205,7 @@ def left_until(train: TrainSettings, state: ResumeState) -> int | None:
 
 
 def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
-    """Data and start of a run: they decide its weights, besides its settings.
-
-    Args:
-        run: the resolved run.
-        index: content of the index folder's index.json.
-        weights: hash of the initial weights.
-    """
+    """Data and start of a run: they decide its weights, besides its settings."""
     samples = training_index(index)
     return {
         "index": samples,
@@ -228,12 +216,7 @@ def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
 
 
 def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
-    """Fingerprints of the tokenizers of datasets, as their manifests state them.
-
-    Args:
-        prefixes: prefixes of the datasets.
-        data_root: folder that they are relative to.
-    """
+    """Fingerprints of the tokenizers of datasets, as their manifests state them."""
     manifests = (find_manifest(data_root / prefix) for prefix in prefixes)
     return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
 
@@ -307,12 +290,9 @@ def dataset_lines(
     known: Container[str],
     is_changed: Callable[[str], bool],
 ) -> Iterator[str]:
-    """A line for each corpus whose datasets were added, removed or changed.
+    """A line for each corpus whose datasets (prefix → corpus) were added, removed or changed.
 
     Args:
-        earlier: prefix of each dataset until now, and its corpus.
-        current: the same from now on.
-        known: prefixes that are not new.
         is_changed: whether the content of a dataset has changed.
     """
     added = {p: corpus for p, corpus in current.items() if p not in known}
@@ -335,12 +315,6 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
 
     Args:
         on_change: `train.on_change` of the run.
-        changes: changes since its newest checkpoint.
-        state: state of that checkpoint.
-        output: output folder of the run.
-
-    Raises:
-        UserError: the run is not to be trained, or cannot continue.
     """
     trained = f"{counted(state.step, 'step')} {'is' if state.step == 1 else 'are'} trained"
     others = "undo the change, or give the run another name"
@@ -374,11 +348,7 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
 
 
 def read_decision(config: Path, run: Run) -> Run:
-    """The run with the `train.on_change` that the workflow has noted beside its run.yaml.
-
-    Raises:
-        UserError: the note is damaged.
-    """
+    """The run with the `train.on_change` that the workflow has noted beside its run.yaml."""
     path = config.with_name(DECISION)
     if not path.is_file():
         return run

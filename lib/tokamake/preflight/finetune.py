@@ -15,11 +15,7 @@ from tokamake.preflight.model import FAMILIES, check_embeddings, check_layout_an
 
 
 def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:
-    """Shape of a model with the head of a task.
-
-    Raises:
-        UserError: its family has no such head.
-    """
+    """Shape of a model with the head of a task."""
     if "task_head" not in (pretrained.model_extra or {}):
         families = [
             name
@@ -35,11 +31,7 @@ def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Arch
 
 
 def check_settings(train: TrainSettings) -> None:
-    """Check that settings of `train` fit finetuning.
-
-    Raises:
-        UserError: one does not.
-    """
+    """Check that settings of `train` fit finetuning."""
     try:
         check_train_settings(train)
     except ValueError as error:
@@ -47,11 +39,7 @@ def check_settings(train: TrainSettings) -> None:
 
 
 def check_files(finetune: FinetuneSettings) -> list[Path]:
-    """Return the files of a task, in the order of the settings.
-
-    Raises:
-        UserError: one does not exist.
-    """
+    """Return the files of a task, in the order of the settings."""
     paths = []
     for setting, files in files_of(finetune):
         try:
@@ -84,12 +72,7 @@ def check_model(
 
 
 def check_finetuned(runs: Mapping[str, NamedRun], models: Mapping[str, InitialModel]) -> None:
-    """Check files and models of the runs that finetune, before any job runs.
-
-    Args:
-        runs: all runs of the table.
-        models: initial models of the runs that pretrain, as far as they are opened.
-    """
+    """Check files and models of the runs that finetune, before any job runs."""
     known = dict(models)
     for name in parents_first(runs):
         run, where = runs[name]

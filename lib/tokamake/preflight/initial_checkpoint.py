@@ -40,10 +40,6 @@ def open_initial_checkpoint(
         checkpoint: its folder, or one whose `latest` names it.
         architecture: file of the architecture that the checkpoint must have; None: any.
         parent: run whose last checkpoint it is; fields about positions may then differ.
-
-    Raises:
-        UserError: it is missing or damaged, has another architecture, or cannot be continued with
-            these settings.
     """
     from tokamake.checkpoint.detect import open_any
 
@@ -97,11 +93,7 @@ def differing_fields(
 
 
 def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
-    """Check that a run can continue a checkpoint.
-
-    Raises:
-        UserError: optimizer states are missing, no step is left, or the batch sizes were different.
-    """
+    """Check that a run can continue a checkpoint."""
     if train.load_optimizer:
         _check_states(start, train.optimizer)
     step, consumed = start.progress.iteration, start.progress.consumed_samples
@@ -191,9 +183,6 @@ def check_begun(run: "Run") -> None:
     """Check that a checkpoint to continue is still the one that the run was resolved for.
 
     Prints a line if it has Megatron's schedule, and that of the run is another one.
-
-    Raises:
-        UserError: it is another one, cannot be continued, or must not with another schedule.
     """
     from tokamake.preflight.initial_schedule import decide_schedule
 

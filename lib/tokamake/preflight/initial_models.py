@@ -54,14 +54,10 @@ def check_initial_models(
     """Check that the initial model of each run fits its config.
 
     Args:
-        runs: config of each run.
         is_main_process: whether checkpoints are opened, for which torch is imported.
 
     Returns:
         Initial model of each run, as far as it is opened.
-
-    Raises:
-        UserError: a checkpoint is missing or does not fit, or runs start from each other.
     """
     models: dict[str, InitialModel] = {}
     for name in parents_first(runs):
@@ -83,11 +79,7 @@ def check_initial_models(
 
 
 def parents_first(runs: Mapping[str, NamedRun]) -> list[str]:
-    """Names of the runs, each after the run that it starts from.
-
-    Raises:
-        UserError: a run starts from one that is not in the table, or in the end from itself.
-    """
+    """Names of the runs, each after the run that it starts from."""
     return list(dict.fromkeys(name for run in runs for name in reversed(_ancestors(run, runs))))
 
 
@@ -118,11 +110,7 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
 
 
 def initial_model(run: Config) -> InitialModel:
-    """The model of a run that starts from random weights or a folder.
-
-    Raises:
-        UserError: the folder holds no checkpoint, or the run cannot start from it.
-    """
+    """The model of a run that starts from random weights or a folder."""
     model = run.model
     if model.folder and unfetched(model.folder):
         # Its weights are not downloaded yet. config.json is enough: hf has no optimizer states.
@@ -138,27 +126,14 @@ def initial_model(run: Config) -> InitialModel:
 
 
 def _decide_schedule(run: Config, initial: Checkpoint) -> None:
-    """Compare the schedule of a Megatron checkpoint with that of a run that has not begun yet.
-
-    Raises:
-        UserError: they differ, and `train.on_change` is refuse.
-    """
+    """Compare the schedule of a Megatron checkpoint with that of a run that has not begun yet."""
     state, _ = newest_state(Path(RUN.format(run=run.run)) / "training")
     if not state and (text := decide_schedule(initial, run.train)):
         print(f"tokamake: run {run.run}: {text}", file=sys.stderr)
 
 
 def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> InitialModel:
-    """The model of a run that starts from the last checkpoint of another, which may not exist yet.
-
-    Args:
-        run: config of the run.
-        parent: config of the other run.
-        initial: model that the other run starts from.
-
-    Raises:
-        UserError: the run has another architecture, or cannot continue the other one.
-    """
+    """The model of a run that starts from another one, whose checkpoint may not exist yet."""
     name, architecture = f"run {parent.run}", initial.architecture
     if run.train.finetune is False:
         _check_continued(run.train, parent.train, name=name)

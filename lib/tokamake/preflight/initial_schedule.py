@@ -30,15 +30,8 @@ _REL_TOLERANCE = 1e-6
 def decide_schedule(start: "Checkpoint", train: "TrainSettings") -> str:
     """Compare the schedule of a Megatron checkpoint with that of a run that continues it.
 
-    Args:
-        start: the checkpoint. Those of tokamake itself have no such schedule.
-        train: settings of the run.
-
     Returns:
         A line about the differences; empty: there are none.
-
-    Raises:
-        UserError: they differ, and `train.on_change` is refuse.
     """
     schedule = start.notes.get(LR_SCHEDULER, {})
     if train.finetune is not False or schedule.get("lr_decay_style") is None:

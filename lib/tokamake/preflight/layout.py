@@ -55,7 +55,6 @@ def check_backend(run: Run, device: "torch.device | None" = None) -> None:
     """Refuse what the back end cannot do, or would do wrongly.
 
     Args:
-        run: the resolved run.
         device: device of this rank; None where it is not known yet.
     """
     checks = plugins.load(BACKEND_CHECKS, run.train.backend)

@@ -30,11 +30,7 @@ OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_i
 
 
 def check_changes(config: WorkflowConfig, name: str) -> None:
-    """Say what happens to a run that has a checkpoint and has changed since.
-
-    Raises:
-        UserError: the run is not to be trained, or cannot continue.
-    """
+    """Say what happens to a run that has a checkpoint and has changed since."""
     output = _output(name)
     state, problem = newest_state(output)
     if problem:

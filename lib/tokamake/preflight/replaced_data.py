@@ -55,9 +55,6 @@ def check_replaced(config: WorkflowConfig) -> None:
     """Refuse to replace data that runs of other configs were trained on, unless the user asked.
 
     Runs of this config are left to `train.on_change`.
-
-    Raises:
-        UserError: a run of another config depends on what would be written again.
     """
     replaced = find_replaced(config)
     if not replaced.lines or not (runs := _dependents(config, replaced)):

@@ -39,10 +39,7 @@ def check_run(
     """Check a run on the ranks that are about to train it.
 
     Args:
-        run: the resolved run, with its precision chosen.
         index: content of its index.json; None: the run reads no samples.
-        world_size: number of ranks.
-        device: device of this rank.
     """
     if index is not None:
         check_index(run, index)
@@ -51,13 +48,7 @@ def check_run(
 
 
 def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None:
-    """Check a run against its ranks and their device; runs that finetune, too.
-
-    Args:
-        run: the resolved run, with its precision chosen.
-        world_size: number of ranks.
-        device: device of this rank.
-    """
+    """Check a run against its ranks and their device; runs that finetune, too."""
     check_layout(run, world_size)
     check_auxiliary_loss(run)
     check_precision(run.train)
@@ -75,11 +66,7 @@ def check_until_step(run: Run, until_step: int | None) -> None:
 
 
 def step_of_samples(run: Run, samples: int) -> int:
-    """Last step of a job that ends before it consumes more samples than these.
-
-    Raises:
-        UserError: they are not within the run.
-    """
+    """Last step of a job that ends before it consumes more samples than these."""
     first, last = run.consumed_samples, run.train.batch_sizes.samples(run.train.train_steps)
     if first < samples <= last:
         step = run.train.batch_sizes.whole_steps(samples)
@@ -97,12 +84,7 @@ def check_updated(run: Run, *, step: int, updates: int | None) -> None:
     """Check that the weights of a finished run are not those that it began with.
 
     Args:
-        run: the resolved run.
-        step: where it stands.
         updates: steps that have updated the weights; None if that is not known.
-
-    Raises:
-        UserError: it is at its end, and no step has updated them.
     """
     if updates != 0 or not run.step < step == run.train.train_steps:
         return

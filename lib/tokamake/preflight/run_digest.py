@@ -65,11 +65,6 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
     """Hash of all that decides a run's weights: settings, training samples, initial weights.
 
     Leaves out paths, the run's name and settings that change no weights.
-
-    Args:
-        run: the resolved run.
-        index: content of the index folder's index.json.
-        weights: hash of the initial weights.
     """
     settings = effective_settings(run)
     return files.digest(
@@ -132,12 +127,7 @@ def weights_digest(
 
     Args:
         checkpoint: its folder, or one whose `latest` names it.
-        ranks: this process among its peers.
         note: file that keeps the hash; bytes are read again only if sizes or times of files change.
-        beat: called again and again while this takes its time.
-
-    Raises:
-        UserError: there is no checkpoint, or its state.json is damaged.
     """
     import torch.distributed as dist  # here, because the workflow imports this module
 

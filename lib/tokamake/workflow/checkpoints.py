@@ -177,11 +177,7 @@ class CheckpointRules:
 
     @exit_on_user_error()
     def export_options(self, wildcards: Any, input: Any) -> list[str]:
-        """An export format as options of `convert`.
-
-        Raises:
-            SystemExit: there is no such format.
-        """
+        """An export format as options of `convert`."""
         try:
             form = parse_export_format(wildcards.form)
         except ValueError as error:

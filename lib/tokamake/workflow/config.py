@@ -46,13 +46,9 @@ def read_workflow_config(
     """Check the config and everything that it names; decide shards and merged datasets.
 
     Args:
-        values: content of the config.
         config_files: where it comes from, for messages.
         is_main_process: whether Snakemake plans jobs here; a job only reads what was planned.
         num_ranks: of a training, for `global_batch_size: null`.
-
-    Raises:
-        UserError: the config is wrong, or what it names is missing or does not fit.
     """
     # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
     gc.disable()
@@ -132,11 +128,7 @@ def _read(
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
-    """Corpora of each run: those of its table, then those of its weighting file.
-
-    Raises:
-        UserError: a file is wrong, or names a corpus of the other.
-    """
+    """Corpora of each run: those of its table, then those of its weighting file."""
     known: dict[tuple[Path | None, ...], list[Corpus]] = {}
     tables = {}
     for name, (run, where) in runs.items():
@@ -250,11 +242,7 @@ def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
 
 
 def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
-    """Files of the tokenizer of the config, or else of the initial checkpoints.
-
-    Raises:
-        UserError: a checkpoint has no tokenizer, or runs that share data have different ones.
-    """
+    """Files of the tokenizer of the config, or else of the initial checkpoints."""
     by_run: dict[str, list[Path]] = {}
     for name, (run, where) in runs.items():
         if run.tokenizer.path:

@@ -14,9 +14,6 @@ def check_config_files(paths: Iterable[str | Path]) -> None:
 
     Snakemake keeps the last of several equal keys, and its message about invalid YAML names neither
     the file nor the line. A file that does not exist is left to Snakemake.
-
-    Raises:
-        UserError: file, line and remedy.
     """
     for path in map(Path, paths):
         try:

@@ -23,7 +23,6 @@ class DataRules:
         """Look up which job batch makes which shard.
 
         Args:
-            config: of the workflow.
             force_job: makes Snakemake run the job that writes a file; None in a job, where
                 nothing is planned.
         """
@@ -279,9 +278,6 @@ class DataRules:
 
         Args:
             stage: `tokenize` or `merge`.
-            name: of the job batch.
-            product: file that a later job makes from it.
-            deleted: prefixes of shards that were deleted on purpose.
         """
         batch = self._data_set.batch_file(stage, name)
         folder = f"{self._data_set.folder}/{'shards' if stage == 'tokenize' else 'merged'}"

@@ -18,9 +18,7 @@ def options(
     """Settings of a section as options of the stage; both have the same names.
 
     Args:
-        section: of the config.
         only: names to take; None: all.
-        leave_out: names to leave out.
     """
     values = section.model_dump(
         mode="json",
@@ -91,9 +89,6 @@ class RunSettings:
         of ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
         training, too. As a function of the output, this makes no finished jobs run again: the
         number of ranks changes no result.
-
-        Raises:
-            SystemExit: the run trains an encoder, which predicts no next token.
         """
         self._check_causal(wildcards.run)
         train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))

@@ -13,12 +13,7 @@ DOCTOR = "results/doctor"
 
 
 def split_weights(weights: str, split: str) -> str:
-    """Weighting file of a split other than the training split.
-
-    Args:
-        weights: weighting file of the training split.
-        split: name of the split.
-    """
+    """Weighting file of a split other than the training split."""
     return str(split_weights_path(Path(weights), split))
 
 
@@ -42,11 +37,7 @@ def record_path(output: str) -> Path | None:
 
 
 def check_writable(folders: Iterable[str]) -> None:
-    """Check that folders can be written, or made if they do not exist.
-
-    Raises:
-        UserError: a path is a file or a link to nothing, or may not be written.
-    """
+    """Check that folders can be written, or made if they do not exist."""
     for folder in map(Path, folders):
         path = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if path.is_symlink() and not path.exists():

@@ -56,13 +56,7 @@ def extended_plan(
     """Extend the plan on disk by new raw files, and check that each corpus has some.
 
     Args:
-        runs: config of each run.
-        corpora: corpora of all runs, by name.
         declared: path to size of raw files that do not exist yet.
-        previous: the plan on disk.
-
-    Raises:
-        UserError: raw files are missing, or a corpus is empty.
     """
     first = next(iter(runs.values()))
     shared = first.config
@@ -97,11 +91,7 @@ def check_empty(corpora: Mapping[str, Corpus], plan: Plan) -> None:
 
 
 def check_indexes(corpora: Mapping[str, Corpus], plan: Plan, *, previous: Plan | None) -> None:
-    """Read the header of each existing index that is new or has changed since an earlier plan.
-
-    Raises:
-        UserError: an index is torn, or is none.
-    """
+    """Read the header of each existing index that is new or has changed since an earlier plan."""
     checked = {merge.dataset: merge.stamp for merge in previous.merged} if previous else {}
     for merge in plan.merged:
         if merge.dataset and checked.get(merge.dataset) != merge.stamp:
@@ -112,15 +102,7 @@ def check_indexes(corpora: Mapping[str, Corpus], plan: Plan, *, previous: Plan |
 
 
 def check_repeated(tables: Iterable[Iterable[Corpus]], plan: Plan) -> None:
-    """Check that a run trains on each existing dataset once, also by way of links.
-
-    Args:
-        tables: corpora of each run.
-        plan: with the datasets of all corpora.
-
-    Raises:
-        UserError: a dataset belongs to two corpora that a run trains on.
-    """
+    """Check that a run trains on each existing dataset once, also by way of links."""
     datasets: dict[str, list[str]] = {}
     for merge in plan.merged:
         if merge.dataset:
@@ -142,11 +124,6 @@ def _keep_same_bytes(previous: Plan, plan: Plan, *, merged: Path) -> Plan:
     """Keep the stamps of shards whose raw files have new times but the bytes that were tokenized.
 
     Jobs compare the disk with the stamps of single files, which are the new ones.
-
-    Args:
-        previous: the plan on disk.
-        plan: the plan that extends it.
-        merged: folder of merged datasets, whose manifests have hashes of the raw files.
     """
     changed = changed_shards(plan, previous)
     earlier = {shard.name: shard for shard in previous.shards if shard.name in changed}

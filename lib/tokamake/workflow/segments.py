@@ -31,13 +31,9 @@ class SegmentRules:
         """Read how far each run has come.
 
         Args:
-            config: of the workflow.
             planned: gives the path of a run's segments.json, once `plan_segments` wrote it; None in
                 a job, which takes what its controller planned.
             force_job: makes Snakemake run the job that writes a file; None in a job.
-
-        Raises:
-            UserError: the checkpoint that a run continues cannot be read.
         """
         self._config = config
         self._planned, self._force_job = planned, force_job

@@ -315,10 +315,6 @@ def resolve_launch(snakemake: Snakemake, root: Path) -> None:
 
     Profiles name their scripts relative to the repository. If the working directory has no such
     file, the one in the repository is meant.
-
-    Args:
-        snakemake: of the workflow, before rules are declared.
-        root: the repository.
     """
     launch = snakemake.default_resource("launch")
     if isinstance(launch, str) and (path := launch.strip("'\"")) != _resolve(path, root):

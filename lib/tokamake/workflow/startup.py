@@ -77,7 +77,6 @@ def rule_functions(
     """Check the config and make the functions of the rules; exit with one line if it is wrong.
 
     Args:
-        snakemake: of the workflow, before rules are declared.
         config: Snakemake's global `config`.
         planned_segments: from a run to the file that `plan_segments` writes for it, which makes
             Snakemake run the rule first.
@@ -145,9 +144,6 @@ def _lock_data(snakemake: Snakemake, config: WorkflowConfig) -> None:
     """Lock the data set until this process ends, if the plan or a job changes it.
 
     Processes that write nothing there, such as trainings on finished data, run side by side.
-
-    Raises:
-        SystemExit: a process of another clone writes there, or has changed the plan since.
     """
     if config.plan == config.previous_plan and snakemake.planned_rules().isdisjoint(_DATA_RULES):
         return

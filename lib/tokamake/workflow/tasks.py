@@ -31,11 +31,7 @@ class TaskRules:
         self.fetched = sorted({name for name, task in tasks if task.is_fetched})
 
     def check(self) -> None:
-        """Check what is known of tasks before a model exists.
-
-        Raises:
-            UserError: files are missing, or a setting is wrong.
-        """
+        """Check what is known of tasks before a model exists."""
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
                 setting = f"run {name}: evaluate.tasks.{key}"

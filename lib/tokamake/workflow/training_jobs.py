@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 
 def runs_in_training(runs: Collection[str]) -> list[str]:
-    """Runs whose training an earlier controller submitted, and whose end no controller has seen.
-
-    Args:
-        runs: names of all runs.
-
-    Raises:
-        UserError: a record of the executor is damaged.
-    """
+    """Runs whose training an earlier controller submitted, and whose end no controller has seen."""
     if find_spec("snakemake_executor_plugin_pbs") is None:
         return []  # a package of its own; without it, there are no jobs
     from snakemake_executor_plugin_pbs.records import Records

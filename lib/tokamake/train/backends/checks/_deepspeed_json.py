@@ -189,11 +189,7 @@ def check_json(values: dict[str, Any], train: "TrainSettings", *, prefix: str = 
 
     Args:
         values: settings of a section, by name; numbers such as 5e8 become whole ones.
-        train: settings of the run.
         prefix: path of the section, with a dot at its end; empty at the top.
-
-    Raises:
-        ValueError: there is one.
     """
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -14,11 +14,7 @@ OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}
 
 
 def check_settings(train: "TrainSettings") -> None:
-    """Check that DeepSpeed supports the settings of a run.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that DeepSpeed supports the settings of a run."""
     if train.precision == "bf16" and train.zero_stage == 0:
         # DeepSpeed would keep only bf16 weights, which round small updates away.
         raise ValueError(
@@ -54,11 +50,7 @@ def check_run(run: "Run", device_type: str | None) -> None:
     """Check that DeepSpeed can train a run.
 
     Args:
-        run: the resolved run.
         device_type: type of this rank's device; None where it is not known yet.
-
-    Raises:
-        UserError: it cannot, or its results would be wrong.
     """
     train, parallel = run.train, run.train.parallel
     stage, precision = train.zero_stage, train.precision

@@ -12,11 +12,7 @@ SAMPLED_LABELS = True
 
 
 def check_settings(train: "TrainSettings") -> None:
-    """Check that FSDP2 supports the settings of a run.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that FSDP2 supports the settings of a run."""
     if train.deepspeed:
         raise ValueError(
             "deepspeed: only the back end deepspeed has these settings; set backend to deepspeed, "
