@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import scikit_build_core.build
+import setuptools
 from setuptools import build_meta
 
 from tests.support.paths import ROOT
@@ -20,6 +22,10 @@ IGNORED = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "*.so")
 def build(hook: Any, source: Path, *options: Any) -> Path:
     """Call a hook that builds a file of a source tree in the folder above it; return the file."""
     before = Path.cwd()
+    # setuptools adds it when it is imported, but a worker of pytest has the path of its controller.
+    vendored = str(Path(setuptools.__file__).with_name("_vendor"))
+    if vendored not in sys.path:
+        sys.path.append(vendored)
     os.chdir(source)
     try:
         return source.parent / hook(str(source.parent), *options)
