@@ -10,8 +10,6 @@ import torch
 
 from tests.support.optimizers import CASES, NAMES, gradients, make, start, trained, walk
 from tokamake import plugins
-from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim import sophia_g
 from tokamake.optim._groups import parameter_groups, set_rates
 
 
@@ -95,16 +93,19 @@ def test_training_lowers_the_loss(name: str) -> None:
     x = torch.randn(256, 16)
     labels = (x @ torch.randn(16, 8)).argmax(-1)
     values = {"learning_rate": RATE.get(name, 0.02)}
-    settings = OptimizerSettings(name=name, **values)
     optimizer = make(name, dict(model.named_parameters()), **values)
-    for step in range(120):
+
+    def sampled_gradients(_: int) -> int:
+        sampled = torch.distributions.Categorical(logits=model(x)).sample()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), sampled).backward()
+        return len(x)
+
+    for _ in range(120):
         if hasattr(optimizer, "train"):
             optimizer.train()
-        if hasattr(optimizer, "update_hessian") and sophia_g.needs_hessian(step, settings):
-            sampled = torch.distributions.Categorical(logits=model(x)).sample()
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), sampled).backward()
-            optimizer.update_hessian(len(x))
+        if hasattr(optimizer, "prepare"):
+            optimizer.prepare(sampled_gradients)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), labels).backward()
         optimizer.step()

@@ -42,8 +42,9 @@ from tokamake.errors import UserError
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.preflight.layout import check_layout
 from tokamake.train import trainer, validation
-from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
+from tokamake.train.batch import StepSamples, has_masked_labels, label_shape, to_batch
 from tokamake.train.masked_rows import MaskedRows, masked_rows
+from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")
 ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=4)

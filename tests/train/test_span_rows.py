@@ -46,10 +46,11 @@ from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.layout import check_layout
 from tokamake.preflight.model import check_sequence_length
 from tokamake.train import trainer, validation
-from tokamake.train.batch import StepSamples, has_masked_labels, label_draws, label_shape, to_batch
+from tokamake.train.batch import StepSamples, has_masked_labels, label_shape, to_batch
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
+from tokamake.train.sampled_labels import label_draws
 from tokamake.train.span_rows import SpanRows, span_rows
 
 CPU = torch.device("cpu")

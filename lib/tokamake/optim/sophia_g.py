@@ -1,10 +1,10 @@
 """Sophia-G (Liu et al. 2023, arXiv 2305.14342): momentum over a diagonal Hessian, clipped.
 
 The Gauss-Newton-Bartlett estimate of the Hessian squares gradients of the loss with labels sampled
-from the model. The trainer computes these gradients before the steps for which `needs_hessian` is
-True.
+from the model, every `hessian_interval` updates.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,19 +40,32 @@ SAMPLED_LABELS = True
 def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; it has the method `update_hessian` in addition to `step`."""
-    return SophiaG(groups, whole=whole, **adam_options(settings), rho=settings.used("rho"))
-
-
-def needs_hessian(step: int, settings: OptimizerSettings) -> bool:
-    """Whether to call `update_hessian` before the next update; `step` counts finished updates."""
-    return step % int(settings.used("hessian_interval")) == 0
+    """Make the optimizer; it has the method `prepare` in addition to `step`."""
+    interval, rho = int(settings.used("hessian_interval")), settings.used("rho")
+    return SophiaG(groups, interval=interval, whole=whole, **adam_options(settings), rho=rho)
 
 
 class SophiaG(Rule):
     """Algorithm 3 of the paper with the estimator of algorithm 2."""
 
     zeros = ("exp_avg", "hessian")
+
+    def __init__(self, groups: list[Group], *, interval: int, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self._interval = interval
+
+    def prepare(self, sampled_gradients: Callable[[int], int | None]) -> None:
+        """Update the Hessian if it is due; call it before the gradients of each step.
+
+        Args:
+            sampled_gradients: computes the gradients of labels sampled from the model, with the
+                random numbers of an update, and returns the number of these labels; None: the
+                gradients are not finite.
+        """
+        counts = (int(state["step"]) for state in self.state.values() if "step" in state)
+        num_updates = max(counts, default=0)
+        if num_updates % self._interval == 0 and (num_labels := sampled_gradients(num_updates)):
+            self.update_hessian(num_labels)
 
     @torch.no_grad()
     def update_hessian(self, num_labels: int) -> None:

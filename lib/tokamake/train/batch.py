@@ -211,20 +211,6 @@ def _with_documents(batch: MicroBatch) -> MicroBatch:
     return batch._replace(further_inputs=further)
 
 
-def label_draws(
-    rows: Sequence[SampleRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
-) -> list[Tensor]:
-    """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
-
-    A token of a global batch has the same number however ranks share the batch.
-    """
-    shape = (len(rows), mesh.data.size, *label_shape(rows[0]))
-    # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
-    all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
-    of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
-    return [*share(of_rank, axis=mesh.context, dim=2)]
-
-
 def steps_of_rank(
     samples: Rows,
     train: TrainSettings,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.nn import functional as F
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
@@ -18,13 +17,14 @@ from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
-from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn, num_right
+from tokamake.parallel.loss import NO_LABEL, cross_entropy, num_right
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
+from tokamake.train.sampled_labels import sampled_labels
 from tokamake.train.task_rows import num_labeled, sum_of_losses
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -270,18 +270,13 @@ class PipelineStages:
         """
         self._factors = factors
         (module,) = self.modules.values()
-        output, labels = module(batch.inputs, **batch.further_inputs), batch.labels
+        output = module(batch.inputs, **batch.further_inputs)
         if draws is None:
-            return self._loss(output, labels, batch.sample_labels)
+            return self._loss(output, batch.labels, batch.sample_labels)
         assert self._vocab_size is not None
-        draws = draws.to(labels.device)
-        if batch.label_numbers is not None:
-            draws = draws.flatten()[batch.label_numbers]
-        elif missing := labels.shape[1] - draws.shape[1]:
-            draws = F.pad(draws, (0, missing))  # of labels that fill up rows of a decoder
-        logits = predictions(output).logits
-        model_labels = drawn(logits, draws, self._mesh, size=self._vocab_size)
-        return self._loss(logits, model_labels.where(labels != NO_LABEL, labels))
+        logits, size = predictions(output).logits, self._vocab_size
+        labels = sampled_labels(logits, batch, draws, mesh=self._mesh, vocab_size=size)
+        return self._loss(logits, labels)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:

@@ -6,6 +6,7 @@ are those of all tokens of a global batch, however ranks share it.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokamake import plugins
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
@@ -23,8 +23,9 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase, Sums
-from tokamake.train.batch import MicroBatch, SampleRows, StepSamples, label_draws
+from tokamake.train.batch import MicroBatch, SampleRows, StepSamples
 from tokamake.train.pipeline_stages import LossFactors
+from tokamake.train.sampled_labels import label_draws
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
@@ -40,8 +41,6 @@ class Engine(EngineBase):
     ) -> None:
         super().__init__(run, ranks, device=device, shard=True)
         self.optimizer = self._build_optimizer(whole=True)
-        plug_in = plugins.load("optim", run.train.optimizer.name)
-        self._needs_hessian = getattr(plug_in, "needs_hessian", None)
         self._layout = training_state.StateLayout(self.mesh, device)
         if not continues:
             self._load_initial_weights()
@@ -73,7 +72,9 @@ class Engine(EngineBase):
         self._set_mode("train")
         batches = self._batches(rows, samples)
         loss_scale = self._loss_scale.value  # it may change before the update
-        self._update_hessian(rows, batches)
+        if hasattr(self.optimizer, "prepare"):
+            self.optimizer.prepare(partial(self._sampled_gradients, rows, batches))
+            self._drop_gradients()
         sums = self._measure(batches, stop=stop, saved=saved, samples=samples)
         loss, norm = sums.loss, sums.norm
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
@@ -145,18 +146,10 @@ class Engine(EngineBase):
             layer_norms=tuple(norm / loss_scale for norm in sums.layer_norms),
         )
 
-    def _num_updates(self) -> int:
-        """Updates so far, by the optimizer's own count."""
-        states = (self.optimizer.state.get(chunk.local, {}) for chunk in self._chunks)
-        return max((int(state["step"]) for state in states if "step" in state), default=0)
-
-    def _update_hessian(self, rows: Sequence[SampleRows], batches: Sequence[MicroBatch]) -> None:
-        """If it is due, give the optimizer gradients of labels that are drawn from the model."""
-        if self._needs_hessian is None:
-            return
-        step = self._num_updates()
-        if not self._needs_hessian(step, self._run.train.optimizer):
-            return
+    def _sampled_gradients(
+        self, rows: Sequence[SampleRows], batches: Sequence[MicroBatch], step: int
+    ) -> int | None:
+        """Compute gradients of the mean loss of sampled labels; return the labels' number."""
         num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
         draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
         factors = LossFactors(loss_scale / num_labels)
@@ -166,11 +159,10 @@ class Engine(EngineBase):
         dist.all_reduce(squares)
         # If these gradients overflow in fp16, those of the step most likely do, too. Then the step
         # is skipped, and both are computed again at a lower scale.
-        if math.isfinite(squares.item()):
-            sharding.scale(self._chunks, 1 / loss_scale)
-            optimizer: Any = self.optimizer
-            optimizer.update_hessian(num_labels)
-        self._drop_gradients()
+        if not math.isfinite(squares.item()):
+            return None
+        sharding.scale(self._chunks, 1 / loss_scale)
+        return num_labels
 
     def _drop_gradients(self) -> None:
         for chunk in self._chunks:
