@@ -19,18 +19,14 @@ namespace tokamake {
 // cannot handle.
 class Blender {
  public:
-  // An endless blend. Throws std::invalid_argument if there is no weight, if int16 cannot number
-  // the weights, or if a weight is negative or not finite.
+  // An endless blend of 1 to 32,767 datasets.
   static Blender of_weights(const std::vector<double>& weights,
                             const Lanes& lanes = widest_lanes());
 
   // A blend of all samples, with sizes as weights. A dataset without remaining samples drops out.
-  // Throws std::invalid_argument if there is no size, if int16 cannot number the sizes, if a size
-  // is below 1, or if the sum is above 2**53.
   static Blender of_sizes(const std::vector<int64_t>& sizes, const Lanes& lanes = widest_lanes());
 
-  // Writes dataset numbers and sample numbers of the next `count` samples. Throws
-  // std::invalid_argument if fewer samples remain.
+  // Writes dataset numbers and sample numbers of the next `count` samples.
   void draw(int64_t count, int16_t* dataset_index, int64_t* dataset_sample_index);
 
   // Remaining samples.

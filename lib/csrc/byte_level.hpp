@@ -78,8 +78,7 @@ class ByteLevel {
   };
 
   // `added` texts are found first: from left to right, the longest at each place. With
-  // `add_prefix_space`, text between them gets a space before it, unless it begins with one. Throws
-  // std::invalid_argument if an added text is empty.
+  // `add_prefix_space`, text between them gets a space before it, unless it begins with one.
   ByteLevel(PreTokenizer words, Merges merges, std::vector<Added> added, bool add_prefix_space);
 
   // Encodes texts of valid UTF-8. Writes their concatenated tokens to `ids`, which has room for

@@ -19,14 +19,12 @@ namespace tokamake {
 // m <= 3. After N samples each dataset has given exactly n.
 class ExactBlend {
  public:
-  // Throws std::invalid_argument if there is no dataset, there are more than 2**31 - 1, a count is
-  // negative, or the sum is above 2**53.
   explicit ExactBlend(std::vector<int64_t> counts);
 
   int64_t size() const { return size_; }
 
   // Writes dataset and sample number of samples start to stop. Visits all datasets up to about 50
-  // times. Throws std::out_of_range if a bound is out of range.
+  // times.
   void fill(int64_t start, int64_t stop, int32_t* datasets, int64_t* samples) const;
 
  private:

@@ -25,13 +25,10 @@ class Int32View {
 };
 
 // Number of whole samples in some epochs. Neighboring samples share a token: the last label of one
-// is the first input of the next. Throws std::invalid_argument if an argument is not positive or
-// the tokens overflow int64.
+// is the first input of the next.
 int64_t count_samples(int64_t sequence_length, int64_t num_epochs, int64_t tokens_per_epoch);
 
-// Writes num_samples + 1 rows: position in document_index, offset in that document. Throws
-// std::out_of_range if a document has no length, std::invalid_argument if a length is negative or
-// the documents hold too few tokens.
+// Writes num_samples + 1 rows: position in document_index, offset in that document.
 template <typename T>
 void fill_sample_index(const Int32View& lengths, const Int32View& document_index,
                        int64_t sequence_length, int64_t num_samples, T* rows);

@@ -32,9 +32,7 @@ struct BlockRule {
   int32_t min_num_sent;
 };
 
-// Shuffled rows of T: first sentence, end of sentences, target tokens. Both functions throw
-// std::invalid_argument if a number is out of range or the bounds decrease, std::out_of_range if a
-// bound is outside the lengths.
+// Shuffled rows of T: first sentence, end of sentences, target tokens.
 template <typename T>
 std::vector<T> map_samples(const Sentences& sentences, const SampleRule& rule);
 

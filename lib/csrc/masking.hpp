@@ -105,8 +105,7 @@ struct MaskedTokens {
 constexpr int64_t kNoLabel = -100;
 
 // `lengths` has the tokens of each of the sentences, which follow each other in `tokens`. With
-// `in_two`, the sample is divided between two sentences. Throws std::length_error if the row is too
-// short.
+// `in_two`, the sample is divided between two sentences.
 MaskedFacts mask_sample(const int32_t* tokens, const std::vector<int32_t>& lengths, int32_t target,
                         bool in_two, const MaskedTokens& special, uint32_t seed, Masker& masker,
                         const MaskedRow& row);

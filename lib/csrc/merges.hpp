@@ -17,8 +17,7 @@ class Merges {
     uint32_t left, right, merged;
   };
 
-  // `bytes` has the tokens of single bytes. `merges` is in order of rank. Throws
-  // std::invalid_argument if two merges have the same pair, or a number has more than 21 bits.
+  // `bytes` has the tokens of single bytes. `merges` is in order of rank.
   Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges);
 
   // Repeatedly replaces the pair of lowest rank, the leftmost if there are several, by its merged

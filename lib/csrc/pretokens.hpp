@@ -23,8 +23,7 @@ enum CharacterClass : uint8_t { kSign = 0, kLetter = 1, kDigit = 2, kWhiteSpace 
 
 class PreTokenizer {
  public:
-  // `classes` has an entry for each code point from 0 to 0x10FFFF. Throws std::invalid_argument if
-  // the size differs, or if ASCII has other classes than in Unicode.
+  // `classes` has an entry for each code point from 0 to 0x10FFFF. ASCII has Unicode's classes.
   explicit PreTokenizer(std::vector<uint8_t> classes);
 
   // Calls `emit` with each word of a text of valid UTF-8, in order. The words concatenate to the

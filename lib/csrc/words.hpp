@@ -34,7 +34,6 @@ class Words {
   const std::vector<std::string_view>& missing() const { return missing_; }
 
   // Adds the concatenated tokens of the missing words, with the number of tokens of each word.
-  // Throws std::invalid_argument if the number of words differs or the lengths do not add up.
   void finish(const uint32_t* ids, int64_t size, const int64_t* lengths, int64_t words);
 
   int64_t num_texts() const { return static_cast<int64_t>(text_ends_.size()); }

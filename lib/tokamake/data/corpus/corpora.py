@@ -1,8 +1,4 @@
-"""The table of corpora: each row has the files, text keys, format and share of a corpus.
-
-The workflow and `weigh` read the whole table; `tokenize`, `train_tokenizer` and `split` find one
-row by its name.
-"""
+"""The table of corpora: each row has the files, text keys, format and share of a corpus."""
 
 import math
 import re

@@ -1,7 +1,4 @@
-"""Texts of documents: which keys of a record form the text, and whether they hold text.
-
-Blocks come from `readers`. Texts go to the encoder; the caller handles bad documents.
-"""
+"""Texts of documents: which keys of a record form the text, and whether they hold text."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""The plan and its file plan.json: shards, merged datasets, and job batches of both.
-
-`plan` writes the file; jobs read their work from it.
-"""
+"""The plan and its file plan.json: shards, merged datasets, and job batches of both."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""Stage `sample_corpus`: write small corpora from the Python standard library of this machine.
-
-`code` has source files; `docs` has docstrings and the language reference in pydoc.
-"""
+"""Stage `sample_corpus`: write small corpora from the Python standard library of this machine."""
 
 import ast
 import gzip

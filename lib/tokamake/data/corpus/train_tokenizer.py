@@ -1,7 +1,4 @@
-"""Stage `train_tokenizer`: train a tokenizer on raw files and write a Hugging Face folder.
-
-The command or a plan names the raw files; `tokenizers._trainers` has the kinds of tokenizers.
-"""
+"""Stage `train_tokenizer`: train a tokenizer on raw files and write a Hugging Face folder."""
 
 from collections.abc import Iterator
 from itertools import chain

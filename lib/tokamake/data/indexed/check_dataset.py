@@ -1,8 +1,4 @@
-"""Check an indexed dataset: its files, index, manifest and tokens; collect every fault.
-
-`describe` uses it. It reads columns of the index and tokens in blocks, so that memory does not
-grow with the dataset.
-"""
+"""Check an indexed dataset in constant memory: files, index, manifest and tokens."""
 
 import hashlib
 import io

@@ -1,7 +1,6 @@
 """Stage `describe`: check indexed datasets completely; print what they hold, or write metadata.
 
-Datasets come from `merge`, `tokenize` or other programs. `weigh` and `plot` read the metadata;
-docs/reference/metadata.md explains its keys.
+docs/reference/metadata.md explains the keys of the metadata.
 """
 
 import os

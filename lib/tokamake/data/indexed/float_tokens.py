@@ -1,7 +1,4 @@
-"""Token files with floating-point tokens, which old versions of Megatron could write.
-
-`merge` reads them here and converts them to integers.
-"""
+"""Token files with floating-point tokens, which old versions of Megatron could write."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Histogram of document lengths over powers of two, in constant memory.
-
-Lengths come from the index of a dataset. `describe` writes the histograms; the report draws them.
-"""
+"""Histogram of document lengths over powers of two, in constant memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypedDict

@@ -1,8 +1,4 @@
-"""Tool `merge`: concatenate indexed datasets into one, or into several of limited size.
-
-The inputs come from `tokenize`, from `merge` or from other programs. `merge` checks each of them.
-The workflow uses `merge-batch`.
-"""
+"""Tool `merge`: concatenate indexed datasets into one, or into several of limited size."""
 
 from pathlib import Path
 

@@ -1,7 +1,6 @@
 """Inputs of `merge`: indexed datasets of tokamake with their manifests, or of other programs.
 
-`merge` checks each input before it copies a byte: sizes, pointers, document bounds and manifest.
-`describe` and `repair` use the same checks.
+`merge` checks all inputs before it copies a byte. `describe` and `repair` use the same checks.
 """
 
 from collections.abc import Iterable, Iterator

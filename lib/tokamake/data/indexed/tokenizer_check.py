@@ -1,7 +1,4 @@
-"""Check that an indexed dataset was made with a given tokenizer.
-
-Code that decodes the tokens of a dataset calls it.
-"""
+"""Check that an indexed dataset was made with a given tokenizer."""
 
 from pathlib import Path
 

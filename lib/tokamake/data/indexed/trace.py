@@ -1,7 +1,4 @@
-"""Tool `trace`: find the raw line that a document or token of an indexed dataset came from.
-
-The sources file of the dataset names the line. `trace` prints the line if the raw file exists.
-"""
+"""Tool `trace`: find the raw line that a document or token of an indexed dataset came from."""
 
 import json
 import shlex

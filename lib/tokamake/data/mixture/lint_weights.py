@@ -1,7 +1,4 @@
-"""Tool `lint_weights`: list all problems of a weighting file, and what it draws.
-
-It reads the weighting file, the datasets in it and, if given, the table of corpora.
-"""
+"""Tool `lint_weights`: list all problems of a weighting file, and what it draws."""
 
 import math
 from collections.abc import Callable

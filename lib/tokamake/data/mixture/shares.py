@@ -1,7 +1,4 @@
-"""Shares of the corpora in the training samples, from their weights, epochs or temperatures.
-
-`weigh` and `lint_weights` pass the rows of the table of corpora and the tokens of each corpus.
-"""
+"""Shares of the corpora in the training samples, from their weights, epochs or temperatures."""
 
 import math
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal

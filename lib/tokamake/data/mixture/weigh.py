@@ -1,7 +1,4 @@
-"""Stage `weigh`: write the weighting file of the training, and those of other splits.
-
-It computes weights from the table of corpora and the tokens that `describe` counted.
-"""
+"""Stage `weigh`: write the weighting file of the training, and those of other splits."""
 
 import logging
 import math

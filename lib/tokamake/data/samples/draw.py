@@ -1,7 +1,4 @@
-"""Draw the samples of a split: how many come from each dataset, and in which order.
-
-Orders come from `blend`; `order_files` writes them.
-"""
+"""Draw the samples of a split: how many come from each dataset, and in which order."""
 
 from collections.abc import Sequence
 from pathlib import Path

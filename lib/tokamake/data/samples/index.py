@@ -1,7 +1,4 @@
-"""Stage `index`: decide the tokens of every training and validation sample, and their order.
-
-Reads weighting files and the .idx files of their datasets. Writes the index folder for `loader`.
-"""
+"""Stage `index`: decide the tokens of every training and validation sample, and their order."""
 
 import shutil
 from collections.abc import Sequence

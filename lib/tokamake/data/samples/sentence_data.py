@@ -1,8 +1,4 @@
-"""Whether the sequences of a dataset are what an objective needs: sentences or documents.
-
-`index` checks each dataset of a run, and the classes that read samples check it again, because an
-earlier version may have made the index.
-"""
+"""Whether the sequences of a dataset are what an objective needs: sentences or documents."""
 
 from pathlib import Path
 
