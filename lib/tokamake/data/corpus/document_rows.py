@@ -81,7 +81,6 @@ def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
 
 
 def read_rows(path: Path, dtype: np.dtype, *, width: int = 1) -> npt.NDArray:
-    """Return all rows of a file, (rows, width), memory-mapped."""
     count = sum(rows for _, rows in read_table(path))
     if not count:
         return np.zeros((0, width), dtype)  # an empty file cannot be mapped

@@ -39,7 +39,6 @@ class Fields(NamedTuple):
 
     @property
     def read_keys(self) -> tuple[str, ...]:
-        """Keys that a record must have."""
         if self.template:
             return tuple(dict.fromkeys(_parse_template(self.template)[1]))
         if len(set(self.keys)) < len(self.keys) or not all(self.keys):

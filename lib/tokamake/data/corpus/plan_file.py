@@ -179,14 +179,12 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def batch_shards(path: Path, batch: str) -> list[PlannedShard]:
-    """Return the shards of a `tokenize` batch of a plan file."""
     plan = read_plan(path)
     names = _member_names(path, plan.tokenize_batches, name=batch)
     return [shard for shard in plan.shards if shard.name in names]
 
 
 def batch_merged(path: Path, batch: str) -> list[PlannedMerge]:
-    """Return the merged datasets of a `merge` batch of a plan file."""
     plan = read_plan(path)
     names = _member_names(path, plan.merge_batches, name=batch)
     return [merge for merge in plan.merged if merge.name in names]

@@ -123,7 +123,6 @@ def _byte_ranges(size: int, shard_bytes: int) -> list[tuple[str, int]]:
 
 
 def _text_bytes(file: RawFile) -> float:
-    """Estimate the decompressed size of a raw file."""
     if file.modified is None and not file.is_remote:  # a declared size is uncompressed already
         return file.size
     if not file.path.endswith(_EXPANDED):

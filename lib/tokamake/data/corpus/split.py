@@ -137,6 +137,5 @@ def _distribute(
 
 
 def _hash(texts: tuple[str, ...], key: bytes) -> int:
-    """Return a hash in [0, 2**64) of the texts of a line."""
     digest = blake2b(orjson.dumps(texts), digest_size=8, key=key).digest()
     return int.from_bytes(digest, "little")

@@ -61,7 +61,6 @@ class _TokenFile:
             self._new_bytes.put(None)
 
     def wrote(self, size: int) -> None:
-        """Report `size` new bytes in the file."""
         self._new_bytes.put(size)
         self._unsynced += size
         # One sync at a time: a second one would only take a thread from hashing.

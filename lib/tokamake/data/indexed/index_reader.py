@@ -74,7 +74,6 @@ class IndexLayout(NamedTuple):
         return self.lengths.content
 
     def tokens(self) -> int:
-        """Read all lengths and return their sum."""
         return sum(int(lengths.sum()) for lengths in self.lengths.chunks())
 
     def sequence_counts(self) -> Iterator[npt.NDArray[np.int64]]:

@@ -94,12 +94,12 @@ def differs_from_manifest(prefix: Path, manifest: dict[str, Any], *, name: str) 
     if not expected.startswith(_JOINED):
         return files.sha256(path) != expected
     with path.open("rb", buffering=0) as stream:
-        ranges = [HashedRange(size, _sha256(stream, size)) for size, _ in hashed_ranges(manifest)]
+        ranges = [HashedRange(size, sha256_of(stream, size)) for size, _ in hashed_ranges(manifest)]
         # Bytes after the last range are damage too.
         return bool(stream.read(1)) or joined_sha256(ranges) != expected
 
 
-def _sha256(stream: IO[bytes], size: int) -> str:
+def sha256_of(stream: IO[bytes], size: int) -> str:
     """Hash the next `size` bytes of a stream, or fewer at its end."""
     digest = hashlib.sha256()
     while size and (block := stream.read(min(size, _BLOCK))):

@@ -23,12 +23,10 @@ def _file_path(prefix: Path, name: str) -> Path:
 
 
 def bin_path(prefix: Path) -> Path:
-    """Path of the token file."""
     return file_path(prefix, "bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """Path of the index."""
     return file_path(prefix, "idx")
 
 

@@ -151,7 +151,6 @@ def _line(path: Path, location: RawLocation) -> str:
 
 
 def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
-    """Return a row of a table as JSON."""
     read_row = _parquet_row if raw["format"] == "parquet" else _arrow_row
     row = read_row(path, number, keys)
     if row is None:

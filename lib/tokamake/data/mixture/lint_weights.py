@@ -135,7 +135,6 @@ def _weight_problems(lines: list[Line], tokens: list[int | None]) -> list[Proble
 
 
 def _usable_weight(line: Line) -> float:
-    """Return the weight of a line, or 0 if it is invalid."""
     return line.entry.weight if 0 < line.entry.weight < math.inf else 0.0
 
 

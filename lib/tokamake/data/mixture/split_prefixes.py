@@ -62,7 +62,6 @@ class SplitPrefixes:
         return self._lines[name]
 
     def is_listed(self, name: str) -> bool:
-        """Whether a split has its own weighting file."""
         return name in self._held_out
 
     def is_used(self, name: str) -> bool:

@@ -185,7 +185,6 @@ def _held_out_shares(rows: list[Corpus], tokens: dict[str, int]) -> dict[str, di
 
 
 def check_options(train_tokens: int | None, temperature: float | None) -> None:
-    """Check the range of two options."""
     if train_tokens is not None and train_tokens < 1:
         raise UserError(f"--train-tokens: {train_tokens}: give a number of tokens, 1 or more")
     if temperature is not None and not 0.01 <= temperature < float("inf"):
@@ -195,7 +194,6 @@ def check_options(train_tokens: int | None, temperature: float | None) -> None:
 def _count_tokens(
     datasets: list[dict[str, Any]], rows: list[Corpus], *, metadata: Path, source: Path
 ) -> dict[str, int]:
-    """Return the number of tokens of each corpus."""
     tokens = dict.fromkeys((row.corpus for row in rows), 0)
     for dataset in datasets:
         if not {"corpus", "data_prefix", "total_num_tokens"} <= set(dataset):

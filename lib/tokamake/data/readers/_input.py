@@ -24,7 +24,6 @@ _SMALL_BYTES = 1 << 20  # for smaller files, a reading thread costs more than it
 
 @cache
 def readers() -> dict[str, ModuleType]:
-    """Return the reader modules by name."""
     folder = "data/readers"
     return {name: plugins.load(folder, name) for name in plugins.names(folder)}
 

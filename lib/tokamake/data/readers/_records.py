@@ -56,7 +56,6 @@ def integer(text: str) -> int | float:
 
 
 def utf8_fault(error: UnicodeDecodeError, where: str = "") -> str:
-    """Say which byte is not UTF-8."""
     return f"not valid UTF-8 (0x{error.object[error.start]:02x} at byte {error.start:,}{where})"
 
 
@@ -161,6 +160,5 @@ class RecordBlock(NamedTuple):
 
 
 def row_block(records: Sequence[dict[str, Any] | BadRecord], first_row: int) -> RecordBlock:
-    """Block of the rows of a table."""
     numbers = np.arange(first_row, first_row + len(records), dtype=np.int64)
     return RecordBlock(records, numbers, np.full_like(numbers, -1), None)

@@ -30,7 +30,6 @@ def table_errors(raw: "Input") -> Iterator[None]:
 
 
 def damaged(raw: "Input", fault: str) -> UserError:
-    """Return the error for a damaged table."""
     summary = " ".join(fault.split())[:300]
     return UserError(
         f"{raw.path}: cannot be read as {raw.format} ({summary}); fetch it again: the lost "

@@ -27,8 +27,6 @@ class TarMember(NamedTuple):
 
 
 class TarStream:
-    """An archive."""
-
     def __init__(self, chunks: Iterator[bytes], max_bytes: int) -> None:
         self._chunks, self._rest, self._max_bytes = chunks, b"", max_bytes
         self._position = 0

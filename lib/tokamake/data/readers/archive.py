@@ -51,7 +51,6 @@ _FORMATS = ("jsonl", "json", "json_seq", "csv", "text")
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept zip and tar archives."""
     return head.startswith(_ZIP_MAGICS) or _is_tar(head)
 
 

@@ -35,7 +35,6 @@ _OVERHEAD = 32
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept names of csv and tsv files."""
     return content_suffix(path) in NAMES
 
 

@@ -56,7 +56,6 @@ def is_json(head: bytes) -> bool:
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the documents of the file as blocks."""
     yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys=keys))
 
 

@@ -21,12 +21,10 @@ _SEPARATOR = b"\x1e"
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept content that begins with a record separator."""
     return head.startswith(_SEPARATOR)
 
 
 def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the values as blocks."""
     first_row = 0
     for chunk in complete_parts(raw.chunks(), raw.path, end_mark=_SEPARATOR):
         parts = [part for part in bytes(chunk).split(_SEPARATOR) if not is_blank(part)]

@@ -19,7 +19,6 @@ _MAX_BATCH_ROWS = 1 << 14
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept content that begins with parquet's magic."""
     return head.startswith(b"PAR1")
 
 

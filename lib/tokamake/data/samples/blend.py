@@ -159,7 +159,6 @@ class CorpusBlend:
         return len(self._outer)
 
     def __getitem__(self, sample: int) -> tuple[int, int]:
-        """Dataset of a sample and the sample's number in it."""
         corpus, number = self._outer[sample]
         if self._inner:
             dataset, number = self._inner[corpus][number]

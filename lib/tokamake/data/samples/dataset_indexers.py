@@ -129,7 +129,6 @@ class _EncoderIndexer:
         return count
 
     def build(self, dataset: WeightedDataset, num_samples: int, /) -> SentenceIndex:
-        """Index of sentences."""
         if self._epochs_of:
             return self._indexer.build_epochs(dataset, self._epochs_of[dataset.line.corpus])
         index = self._indexer.build(dataset, 1)

@@ -82,7 +82,6 @@ class SplitSamples(ABC):
         return len(self._dataset_index)
 
     def corpus_of(self, sample: int) -> str:
-        """Name of the corpus of a sample."""
         return self._descriptions[self._dataset_number(sample)]["corpus"]
 
     def corpus_numbers(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

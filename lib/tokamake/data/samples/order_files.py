@@ -55,7 +55,6 @@ def write_order(folder: Path, order: ExactBlend | CorpusBlend) -> None:
 
 
 def drawn_blocks(blender: _csrc.Blender, samples: int) -> Iterator[OrderBlock]:
-    """Draw samples in blocks of at most 2**20."""
     for start, stop in _bounds(samples):
         yield blender.draw(stop - start)
 

@@ -139,6 +139,5 @@ def _check_numbers(
 
 
 def check_range(name: str, value: int, *, lowest: int, highest: int) -> None:
-    """Raise UserError if an option is out of range."""
     if not lowest <= value <= highest:
         raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")

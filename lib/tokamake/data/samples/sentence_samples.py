@@ -60,7 +60,6 @@ class SentenceSamples(SplitSamples):
         ]
 
     def __getitem__(self, sample: int) -> npt.NDArray[Any]:
-        """Record of a sample."""
         row = np.empty(self.record.itemsize // 8, np.int64)
         try:
             self._write(self.sentences(sample), row)

@@ -19,7 +19,6 @@ class WeightedDataset(NamedTuple):
 
     @property
     def sequences(self) -> range:
-        """Sequences of the split's documents."""
         if not self.has_sentences:
             return self.documents
         bounds = self.dataset.document_bounds
@@ -27,7 +26,6 @@ class WeightedDataset(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the split's documents."""
         first, stop = self.sequences.start, self.sequences.stop
         return int(self.dataset.lengths[first:stop].sum(dtype="int64"))
 

@@ -3,22 +3,19 @@
 `describe` checks the datasets themselves.
 """
 
-import hashlib
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tokamake.data.indexed.manifest import raw_inputs, read_manifest
+from tokamake.data.indexed.manifest import raw_inputs, read_manifest, sha256_of
 from tokamake.data.indexed.merge_groups import expand_prefixes
 from tokamake.data.readers import reading
 from tokamake.data.readers.jsonl import next_line
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.runtime.console import counted, progress
-
-_BLOCK = 1 << 20
 
 
 def verify(prefixes: list[Path], /) -> None:
@@ -57,19 +54,16 @@ def _fault(raw: dict[str, Any]) -> str | None:
     """Return how a raw file differs from its entry in a manifest, or None."""
     path = Path(raw["path"])
     start, end = raw["byte_range"] or (0, None)
-    actual, unread = hashlib.sha256(), raw["bytes"]
     try:
         if raw["unit"] == "line":  # the first line that begins in the range
             start = next_line(path, start)
         with reading(path), path.open("rb", buffering=0) as stream:
             stream.seek(start)
-            while unread and (block := stream.read(min(_BLOCK, unread))):
-                actual.update(block)
-                unread -= len(block)
+            sha256 = sha256_of(stream, raw["bytes"])
             has_more = end is None and bool(stream.read(1))
     except UserError as error:
         return str(error)
-    if actual.hexdigest() == raw["sha256"] and not has_more:
+    if sha256 == raw["sha256"] and not has_more:
         return None
     return (
         f"{path}: bytes {start:,} to {start + raw['bytes']:,} are not the tokenized ones; restore "

@@ -110,7 +110,6 @@ def ids_tokenizer(vocab_size: int, eod: int) -> "tokenizers.Tokenizer":
 
 class _TooLittleTextError(Exception):
     def __init__(self, num_entries: int) -> None:
-        """Note the entries that the text gives."""
         self.num_entries = num_entries
 
 

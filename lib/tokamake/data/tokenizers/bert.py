@@ -13,7 +13,6 @@ _NAMES = ("unk", "sep", "pad", "cls", "mask")
 
 
 def files(path: Path) -> list[Path]:
-    """Return vocab.txt and the config files in the same folder."""
     return with_configs(in_folder(path, "vocab.txt"))
 
 

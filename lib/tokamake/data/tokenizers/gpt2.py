@@ -10,7 +10,6 @@ from tokamake.data.tokenizers._fast import wrap
 
 
 def files(path: Path) -> list[Path]:
-    """Return vocab.json, merges.txt and the config files in the same folder."""
     return with_configs(in_folder(path, "vocab.json", "merges.txt"))
 
 

@@ -8,7 +8,6 @@ from tokamake.data.tokenizers._fast import wrap
 
 
 def files(path: Path) -> list[Path]:
-    """Return tokenizer.json and the config files in the same folder."""
     return with_configs(in_folder(path, "tokenizer.json"))
 
 

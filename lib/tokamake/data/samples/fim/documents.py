@@ -75,7 +75,6 @@ class Rearranger:
         self.decode = tokenizer.decode
 
     def __call__(self, tokens: Tokens, random: SampleRandom) -> list[FimSegment]:
-        """Rearrange a sample."""
         if len(tokens) and tokens.max() >= self._tokenizer.vocab_size:
             raise UserError(
                 f"token {tokens.max()} in a sample, the tokenizer has {self._tokenizer.vocab_size} "
