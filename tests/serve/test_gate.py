@@ -18,7 +18,7 @@ def guarded(tiny: Path, sampled: Path):
 
 
 def test_only_the_page_and_the_health_check_need_no_token(guarded: Served) -> None:
-    for value in ("", "Bearer", "Bearer other", "bearer secret", "secret"):
+    for value in ("", "Bearer", "Bearer other", "Basic secret", "secret"):
         for method, path in (
             ("GET", "/v1/models"),
             ("GET", "/metrics"),
@@ -31,6 +31,8 @@ def test_only_the_page_and_the_health_check_need_no_token(guarded: Served) -> No
             assert reply.headers["www-authenticate"] == "Bearer"
             assert reply.json["error"]["code"] == "invalid_api_key"
     assert guarded.ask("GET", "/v1/models").status == 200
+    headers = {"Authorization": "bearer secret"}  # names of schemes ignore case
+    assert guarded.ask("GET", "/v1/models", headers=headers).status == 200
     for path in ("/", "/healthz"):
         assert guarded.ask("GET", path, headers={"Authorization": ""}).status == 200
 

@@ -17,6 +17,7 @@ from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
 from tokamake.runtime.folder_lock import locked
 from tokamake.workflow import startup
+from tokamake.workflow.exit import exit_on_user_error
 
 MISSING = "snakemake_executor_plugin_pbs.personal.missing_in_workflow"
 
@@ -80,6 +81,12 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(
         "tokamake: results/plan.json: No space left on device, while writing; free some space, "
         "then rerun\n"
     )
+
+
+def test_ctrl_c_before_the_jobs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="130"), exit_on_user_error():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "tokamake: interrupted\n"
 
 
 LOCKED = "tokamake: results/data: another process makes data there; end it (pid {pid} on "

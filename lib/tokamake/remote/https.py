@@ -269,6 +269,8 @@ def _check_range(file: RemoteFile, headers: Any, *, start: int) -> None:
 
 
 def _changed(file: RemoteFile, now: str) -> UserError:
+    if file.url.startswith("hf://"):  # at a commit, which does not change
+        return UserError(f"{file.url}: differs from its listing ({now}); check HF_ENDPOINT")
     return UserError(
         f"{file.url}: changed since it was planned ({file.size:,} bytes, {file.version}; {now}); "
         "the plan keeps the earlier version; give the file another address, such as "

@@ -26,7 +26,7 @@ class Gate:
     def __init__(self, app: Any, server: ModelServer, *, hosts: Set[str], token: str) -> None:
         self._app, self._hosts = app, hosts
         self._max_body, self._metrics = server.limits.max_body, server.metrics
-        self._header = f"Bearer {token}".encode() if token else b""
+        self._token = token.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -52,7 +52,7 @@ class Gate:
     async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             headers = dict(scope["headers"])
-            if self._header:
+            if self._token:
                 self._check_token(scope["path"], headers)
             else:
                 check_host(scope["headers"], self._hosts)
@@ -72,8 +72,9 @@ class Gate:
         await self._app(scope, replayed, send)
 
     def _check_token(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        given = headers.get(b"authorization", b"")
-        if path not in _OPEN and not hmac.compare_digest(given, self._header):
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        is_valid = scheme.lower() == b"bearer" and hmac.compare_digest(given, self._token)
+        if path not in _OPEN and not is_valid:
             raise RequestError(
                 "no valid token; send the header Authorization: Bearer TOKEN",
                 status=401,

@@ -15,6 +15,6 @@ def read_token(path: Path | None) -> str:
         raise UserError(f"token_file: {of_system(error)}; fix the path") from None
     except UnicodeDecodeError:
         raise UserError(f"token_file: {path}: not ASCII; give a token of ASCII letters") from None
-    if len(token.split()) != 1:
-        raise UserError(f"token_file: {path}: holds no token; write one word into it")
+    if (num_words := len(token.split())) != 1:
+        raise UserError(f"token_file: {path}: holds {num_words} words; write one, the token")
     return token

@@ -23,6 +23,9 @@ def exit_on_user_error() -> Iterator[None]:
         yield
     except UserError as error:
         exit_with(str(error))
+    except KeyboardInterrupt:  # in a listing of the Hub, for example
+        print("tokamake: interrupted", file=sys.stderr)
+        sys.exit(130)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
