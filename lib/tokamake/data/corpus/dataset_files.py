@@ -18,7 +18,6 @@ from tokamake.files import digest
 from tokamake.remote.remote_file import is_remote
 
 SUFFIXES = (".bin", ".idx")
-"""Ends of the names of a dataset's files."""
 
 
 class DatasetFiles(NamedTuple):

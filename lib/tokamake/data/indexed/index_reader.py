@@ -34,7 +34,6 @@ class Column(NamedTuple):
     offset: int
     """First byte of the array."""
     dtype: str
-    """<i4 or <i8."""
     length: int
     content: bytes = b""
     """The whole index file, if it was read at once."""

@@ -25,7 +25,6 @@ class Total(NamedTuple):
     line: int
     """First line that names the corpus."""
     files: int
-    """Number of datasets."""
     tokens: int | None
     """None: a dataset cannot be read."""
     share: float

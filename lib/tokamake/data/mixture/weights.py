@@ -36,11 +36,9 @@ class Line(NamedTuple):
     """An entry of a weighting file, and its position and form there."""
 
     number: int
-    """Line number, from 1."""
     columns: int
     """3, or 2 if the line does not name the corpus; a part does not count."""
     weight: str
-    """The weight as text."""
     entry: WeightedPrefix
 
 

@@ -36,7 +36,6 @@ HAS_BYTE_RANGES = False
 
 _SPACES = re.compile(r"[ \t\r\n]+")
 _MAX_ROWS = 1 << 16
-"""Rows of a block."""
 
 
 def accepts(head: bytes, path: Path) -> bool:

@@ -22,7 +22,6 @@ class DrawSettings(NamedTuple):
     within_corpus: Within
     """Only for `corpora`."""
     seed: int
-    """Seed of the shuffle inside corpora."""
 
 
 class DrawnSamples(NamedTuple):

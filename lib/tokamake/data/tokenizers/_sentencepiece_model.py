@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Kinds of pieces."""
 
 _MODEL_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 

@@ -14,7 +14,6 @@ from tokamake.data.tokenizers._trainers import SPECIAL_TOKENS
 from tokamake.errors import UserError
 
 SENTINEL = "<extra_id_{}>"
-"""Text of a sentinel by its number."""
 DECODER_TOKENS = ("[BOS]", "[EOS]")
 """First and last token of a decoder."""
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
