@@ -1,5 +1,6 @@
 """Fixtures of the workflow's tests."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def workspace_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace in which everything has been built once; do not write here."""
     return made_once(tmp_path_factory, "built", build)
+
+
+@pytest.fixture
+def finished(built: Path, tmp_path: Path) -> Path:
+    """A copy of the finished workspace, which the test alone writes in."""
+    return Path(shutil.copytree(built, tmp_path / "copy", symlinks=True))
 
 
 def build(folder: Path) -> None:
