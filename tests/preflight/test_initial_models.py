@@ -86,8 +86,8 @@ def test_other_fields_must_be_those_of_the_parent() -> None:
     write_architecture("wide.yaml", **LONG, hidden_size=64, vocab_size=700)
     message = refused(f"{CHILD} model.architecture", "base", "wide base true wide.yaml")
     assert message == (
-        "runs.tsv:3: model.checkpoint: run base: does not match model.architecture; name the "
-        "matching file, or from_checkpoint\n"
+        "runs.tsv:3: model.checkpoint: the last checkpoint of run base: does not match "
+        "model.architecture; name the matching file, or from_checkpoint\n"
         "hidden_size: run base 32, config 64 (wide.yaml)"
     )
 
@@ -138,12 +138,12 @@ def test_a_start_that_cannot_exist_is_refused(rows: tuple[str, ...], message: st
     ("setting", "value", "message"),
     [
         ("optimizer.name", "lion", "has optimizer states of adamw, not of lion; set"),
-        ("train_steps", "40", "ends at step 40, and this run, which continues it, at step 40; "),
+        ("train_steps", "40", "is at step 40 already, and the run ends at step 40; "),
         (
             "global_batch_size",
             "8",
-            "consumes 640 samples in 40 steps, with train.global_batch_size and rampup_batch_size "
-            "of this run it would be 320; give both runs the same ones, ",
+            "has consumed 640 samples in 40 steps, with train.global_batch_size and "
+            "rampup_batch_size it would be 320; set these as they were, ",
         ),
     ],
 )
@@ -155,8 +155,9 @@ def test_a_run_that_cannot_be_continued_is_refused(setting: str, value: str, mes
     else:
         columns, row = f"{columns} train.{setting}", f"{row} {value}"
     text = refused(columns, "base", row)
-    assert text.startswith(f"runs.tsv:3: model.checkpoint: run base: {message}")
-    assert text.endswith("or set train.finetune to true to load only its weights")
+    checkpoint = "the last checkpoint of run base"
+    assert text.startswith(f"runs.tsv:3: model.checkpoint: {checkpoint}: {message}")
+    assert text.endswith("train.finetune to true to load only its weights")
 
 
 def test_another_schedule_than_in_a_megatron_checkpoint_is_refused(

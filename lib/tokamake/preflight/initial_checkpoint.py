@@ -57,19 +57,21 @@ def check_start(
 ) -> None:
     """Check that a run can start from a checkpoint; the arguments are as above."""
     if architecture:
-        check_architecture(start, architecture, parent=parent)
+        check_architecture(start.architecture, architecture, source=start.path, parent=parent)
     if train.finetune is False:
         check_continued(start, train)
 
 
-def check_architecture(start: "Checkpoint", path: Path, *, parent: str | None = None) -> None:
-    """Compare a checkpoint with a file of config/models; a file without vocab_size fits any."""
+def check_architecture(
+    actual: "Architecture", path: Path, *, source: object, parent: str | None = None
+) -> None:
+    """Compare an architecture with a file of config/models; a file without vocab_size fits any."""
     from tokamake.config.architecture import read_architecture
 
     stated = read_architecture(path)
-    if lines := differing_fields(start.architecture, stated, path=path, parent=parent):
+    if lines := differing_fields(actual, stated, path=path, parent=parent):
         raise UserError(
-            f"{start.path}: does not match model.architecture; name the matching file, "
+            f"{source}: does not match model.architecture; name the matching file, "
             "or from_checkpoint\n" + "\n".join(lines)
         )
 
@@ -96,18 +98,32 @@ def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
     """Check that a run can continue a checkpoint."""
     if train.load_optimizer:
         _check_states(start, train.optimizer)
-    step, consumed = start.progress.iteration, start.progress.consumed_samples
+    progress = start.progress
+    check_progress(train, progress.iteration, consumed=progress.consumed_samples, source=start.path)
+
+
+def check_progress(train: "TrainSettings", step: int, *, consumed: int, source: object) -> None:
+    """Check that a step is left after a checkpoint, and that the batch sizes were the same."""
     last = train.num_steps
     if last is not None and step >= last:
         raise UserError(
-            f"{start.path}: is at step {step:,} already, and the run ends at step {last:,}; raise "
+            f"{source}: is at step {step:,} already, and the run ends at step {last:,}; raise "
             f"train.train_steps, or {_FINETUNE_REMEDY}"
         )
     if consumed != (expected := train.batch_sizes.samples(step)):
         raise UserError(
-            f"{start.path}: has consumed {consumed:,} samples in {step:,} steps, with "
+            f"{source}: has consumed {consumed:,} samples in {step:,} steps, with "
             f"train.global_batch_size and rampup_batch_size it would be {expected:,}; set these as "
             f"they were, or {_FINETUNE_REMEDY}"
+        )
+
+
+def check_optimizer(saved: str, name: str, *, source: object) -> None:
+    """Check that a run continues with the optimizer of a checkpoint."""
+    if saved != name:
+        raise UserError(
+            f"{source}: has optimizer states of {saved}, not of {name}; set "
+            f"train.optimizer.name to {saved}, or {_OPTIMIZER_REMEDY}"
         )
 
 
@@ -120,11 +136,7 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
         raise UserError(
             f"{start.path}: has no optimizer states of {name} to continue with; {_OPTIMIZER_REMEDY}"
         )
-    if (saved := start.notes.get("optimizer", name)) != name:
-        raise UserError(
-            f"{start.path}: has optimizer states of {saved}, not of {name}; set "
-            f"train.optimizer.name to {saved}, or {_OPTIMIZER_REMEDY}"
-        )
+    check_optimizer(start.notes.get("optimizer", name), name, source=start.path)
     for keys, problem in (
         (expected - actual, "has no"),
         (actual - expected, f"{name} does not use its"),

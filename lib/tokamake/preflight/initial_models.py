@@ -19,11 +19,12 @@ from tokamake.config.data_set import RUN
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
-from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.initial_checkpoint import (
+    check_architecture,
+    check_optimizer,
+    check_progress,
     check_start,
-    differing_fields,
     open_initial_checkpoint,
 )
 from tokamake.preflight.initial_schedule import decide_schedule
@@ -134,45 +135,17 @@ def _decide_schedule(run: Config, initial: Checkpoint) -> None:
 
 def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> InitialModel:
     """The model of a run that starts from another one, whose checkpoint may not exist yet."""
-    name, architecture = f"run {parent.run}", initial.architecture
-    if run.train.finetune is False:
-        _check_continued(run.train, parent.train, name=name)
+    architecture, source = initial.architecture, f"the last checkpoint of run {parent.run}"
+    train, before = run.train, parent.train
+    if train.finetune is False and train.load_optimizer:
+        check_optimizer(before.optimizer.name, train.optimizer.name, source=source)
+    step = before.num_steps  # None: its data decide
+    if train.finetune is False and step is not None:
+        check_progress(train, step, consumed=before.batch_sizes.samples(step), source=source)
     if not (path := run.model.stated):
-        return InitialModel(architecture, name)
-    stated = read_architecture(path)
-    if lines := differing_fields(architecture, stated, path=path, parent=parent.run):
-        raise UserError(
-            f"{name}: does not match model.architecture; name the matching file, or "
-            "from_checkpoint\n" + "\n".join(lines)
-        )
-    return InitialModel(architecture.with_positions_of(stated), str(path))
-
-
-def _check_continued(train: TrainSettings, parent: TrainSettings, *, name: str) -> None:
-    """Check that a run can continue with the optimizer states and the step of another one.
-
-    `resolve` checks it again, once the checkpoint exists.
-    """
-    remedy = "or set train.finetune to true to load only its weights"
-    if train.load_optimizer and train.optimizer.name != parent.optimizer.name:
-        raise UserError(
-            f"{name}: has optimizer states of {parent.optimizer.name}, not of "
-            f"{train.optimizer.name}; set train.optimizer.name to {parent.optimizer.name}, "
-            f"train.load_optimizer to false for a new optimizer, {remedy}"
-        )
-    if (step := parent.num_steps) is None:  # its data decide
-        return
-    if train.num_steps is not None and train.num_steps <= step:
-        raise UserError(
-            f"{name}: ends at step {step:,}, and this run, which continues it, at step "
-            f"{train.num_steps:,}; raise train.train_steps, {remedy}"
-        )
-    if (samples := parent.batch_sizes.samples(step)) != train.batch_sizes.samples(step):
-        raise UserError(
-            f"{name}: consumes {samples:,} samples in {step:,} steps, with "
-            f"train.global_batch_size and rampup_batch_size of this run it would be "
-            f"{train.batch_sizes.samples(step):,}; give both runs the same ones, {remedy}"
-        )
+        return InitialModel(architecture, f"run {parent.run}")
+    check_architecture(architecture, path, source=source, parent=parent.run)
+    return InitialModel(architecture.with_positions_of(read_architecture(path)), str(path))
 
 
 def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
