@@ -166,7 +166,7 @@ def test_the_server_of_large_files_gets_no_token(
 def test_a_file_of_another_length_is_refused(hub: Server, name: str) -> None:
     (file,) = list_files(f"{NAME}/{name}")
     hub.extra_bytes = 3
-    with pytest.raises(UserError, match=rf"{name}: .* now {file.size + 3} bytes"):
+    with pytest.raises(UserError, match=rf"{name}: differs .*now {file.size + 3} bytes"):
         download(file)
     assert not Path(file.path).exists()
 
