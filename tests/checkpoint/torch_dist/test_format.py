@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import os
 import pickle
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,59 +14,15 @@ import torch
 from torch import Tensor
 
 from tests.checkpoint.megatron.test_format import logits
+from tests.checkpoint.torch_dist.conftest import ONE, edited, run
 from tests.support import dist_cores
 from tests.support.dist_cores import Sizes
-from tests.support.programs import torch_python
-from tests.support.shared_folders import made_once
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.torch_dist import format as torch_dist
 from tokamake.errors import UserError
-
-ONE = Sizes(1, 1, 1)
-
-
-def run(mode: str, folder: Path, sizes: Sizes, *rest: str) -> Path:
-    """Run the program on all ranks."""
-    # Megatron saves with processes of its own, whose import of the program must find `tests`.
-    root = Path(__file__).parents[3]
-    environment = {
-        **os.environ,
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(root),
-    }
-    logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(sizes.world)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        numbers = [rank, *sizes]
-        command = [torch_python(), dist_cores.__file__, mode, str(folder), *map(str, numbers)]
-        with log.open("w") as stream:
-            ranks.append(
-                subprocess.Popen([*command, *rest], env=environment, stdout=stream, stderr=stream)
-            )
-    try:
-        codes = [rank.wait(timeout=300) for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert codes == [0] * sizes.world, [log.read_text()[-3000:] for log in logs]
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of a single rank."""
-    cases = ("llama/none", "gpt/plain", "gpt/layers", "llama:bf16/plain", "llama-tied:fp16/plain")
-    distributed = ("qwen3:bf16/fully_reshardable", "llama/dp_reshardable")
-
-    def make(folder: Path) -> None:
-        run("save", folder / "one", ONE, *cases, *distributed)
-
-    return made_once(tmp_path_factory, "torch-dist", make) / "one"
-
 
 TWO_RANKS = {
     "tensor": (Sizes(2, 1, 1), ("gpt/dp_reshardable", "llama:bf16/plain")),
@@ -361,91 +315,6 @@ def test_the_common_state_may_lie_in_an_archive(folder: Path, tmp_path: Path) ->
 def test_a_tensor_for_each_layer_is_read(folder: Path) -> None:
     assert "decoder.layers.3.mlp.linear_fc2.weight" in plain_tensors(folder / "gpt-layers")
     assert_same(open_any(folder / "gpt-layers"), open_any(folder / "gpt-plain"))
-
-
-def edited(**values: Any) -> Callable[[Path], None]:
-    """Change arguments in the common state."""
-
-    def edit(path: Path) -> None:
-        state = torch.load(path / "common.pt", weights_only=False)
-        vars(state["args"]).update(values)
-        torch.save(state, path / "common.pt")
-
-    return edit
-
-
-def renamed(old: str, new: str) -> Callable[[Path], None]:
-    """Rename a tensor, which keeps its length in the pickle."""
-    assert len(old) == len(new)
-
-    def rename(path: Path) -> None:
-        content = (path / ".metadata").read_bytes()
-        assert old.encode() in content
-        (path / ".metadata").write_bytes(content.replace(old.encode(), new.encode()))
-
-    return rename
-
-
-def without(name: str) -> Callable[[Path], None]:
-    return lambda path: (path / name).unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            lambda path: (path / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
-            r"metadata\.json: sharded_backend: 'zarr': is not supported; load it with the Megatr",
-        ),
-        (
-            lambda path: (path / "metadata.json").write_text("{"),
-            r"metadata\.json: not valid JSON .*; fetch or write the checkpoint again",
-        ),
-        (
-            without("metadata.json"),
-            r"iter_0000007: has no metadata\.json, which Megatron-LM writes la",
-        ),
-        (without("common.pt"), r"common\.pt: no such file; fetch or write"),
-        (without(".metadata"), r"\.metadata: no such file; name another checkpoint"),
-        (without("__0_1.distcp"), r"__0_1\.distcp: no such file; name another checkpoint"),
-        (
-            lambda path: os.truncate(path / "__0_1.distcp", 1000),
-            r"__0_1\.distcp: damaged: has 1,000 of [\d,]+ bytes",
-        ),
-        (
-            edited(num_layers=5),
-            r"linear_\w+\.\w+ has shape \[4, [\d, ]+\], the architecture calls ",
-        ),
-        (edited(hidden_size=48), r"has shape \[.*64\], the architecture calls for \[.*48\]"),
-        (
-            renamed("mlp.linear_fc2.weight", "mlp.linear_fc3.weight"),
-            r"tensor decoder\.layers\.mlp\.linear_fc2\.weight is missing; fetch or write the check",
-        ),
-        (renamed("word_embeddings", "word_embedding_"), r"has no embedding\.word_embeddings\.weig"),
-        (
-            lambda path: torch.save([1], path / "common.pt"),
-            r"common\.pt: holds no state of a checkpoint",
-        ),
-    ],
-)
-def test_damage_is_one_clear_error(
-    damage: Callable[[Path], None], message: str, folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(folder / "llama-none", tmp_path / "a")
-    damage(tmp_path / "a/iter_0000007")
-    with pytest.raises(UserError, match=message):
-        open_any(tmp_path / "a")
-
-
-def test_a_state_of_another_kind_is_left_behind_by_name(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(folder / "llama-plain-bf16", tmp_path / "a")
-    old = "optimizer.state.exp_avg.output_layer.weight"
-    renamed(old, old.replace("output", "hidden"))(tmp_path / "a/iter_0000007")
-    convert(source=tmp_path / "a", target=tmp_path / "b", format="native")
-    left = "left behind: optimizer states in optimizer.state.exp_avg.hidden_layer.weight"
-    assert left in capsys.readouterr().out
 
 
 def test_metadata_says_how_the_optimizer_is_sharded(folder: Path, tmp_path: Path) -> None:
