@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoint.torch_dist.test_format import ONE, run
+from tests.checkpoint.torch_dist.conftest import ONE, run
 from tests.support.dist_cores import Sizes
 from tests.support.megatron_optimizers import (
     BETAS,
