@@ -5,6 +5,7 @@ Snakemake that changes one of them fails there by name. Checked with Snakemake 9
 """
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -60,13 +61,23 @@ def prevent_retry(job: Any) -> None:
 
 
 def at_next_attempt(job: Any, ask: Callable[[Any], Result]) -> Result:
-    """Result of a function for a job in its next attempt, which may have other resources."""
-    attempt = job.attempt
-    job.attempt = attempt + 1
-    try:
-        return ask(job)
-    finally:
-        job.attempt = attempt
+    """Result of a function for a job in its next attempt, which may have other resources.
+
+    Resources that depend on sizes of inputs are evaluated in an event loop. Another one may run in
+    this thread, and they would be TBD.
+    """
+
+    def ask_then() -> Result:
+        attempt = job.attempt
+        job.attempt = attempt + 1
+        try:
+            return ask(job)
+        finally:
+            job.attempt = attempt
+            assert job.resources is not None  # evaluated again in this thread
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask_then).result()
 
 
 def report_failure(workflow: Any, job: Any) -> None:

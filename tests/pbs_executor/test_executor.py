@@ -212,12 +212,14 @@ def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs
     (folder / "go").write_text("go")
     assert controller.wait() == 1
     assert "out/0" in {str(path.relative_to(folder)) for path in folder.glob("out/*")}
-    # At the walltime, the job may write 1 or the signal's status, or be killed before it writes.
+    # At the walltime, the job may write 1 or the signal's status, or be killed before it writes. A
+    # walltime in `pbs_extra` is unknown to the executor: TERM long before `runtime` is a deletion.
     statuses = re.findall(
         r"failed with exit status (\d+), according to its exit-status file", controller.text
     )
     assert "1" in statuses
-    assert len(statuses) == 2 or "is lost" in controller.text, controller.text
+    others = ("is lost", "was deleted while running")
+    assert len(statuses) == 2 or any(each in controller.text for each in others), controller.text
     options = ["-x" in arguments for _, arguments in pbs.calls("qstat")]
     assert options == [True, *[False] * (len(options) - 1)]
 
@@ -243,7 +245,7 @@ def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
     pbs.set(purged=numbers)
     (folder / "go").write_text("go")
     assert controller.wait() == 0, controller.text
-    assert "according to its exit-status file (the server no longer knows it)" in controller.text
+    assert "no longer knows it" not in controller.text  # the exit-status file says enough
 
 
 @pytest.mark.grid

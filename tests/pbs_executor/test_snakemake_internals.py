@@ -30,7 +30,7 @@ rule make:
     output: "out/{name}.txt"
     params: number=5, text="x y"
     retries: 2
-    resources: runtime=lambda wildcards, attempt: 10 * attempt
+    resources: runtime=lambda wildcards, input, attempt: 10 * attempt + 0 * input.size_mb
     shell: "touch {output}"
 
 rule member:

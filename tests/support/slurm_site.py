@@ -150,7 +150,9 @@ class Site:
         """Step at which training stopped, from the log of a job."""
         texts = [path.read_text() for path in self.folder.glob(".snakemake/slurm/*/*.log")]
         text = "\n".join([self.text, *texts])
-        match = re.search(rf"^stopped {why}: saved at step (\d+), run the same", text, re.M)
+        match = re.search(
+            rf"^stopped {why}: saved at step (\d+), (?:the next job|run the same)", text, re.M
+        )
         assert match, text
         return int(match[1])
 

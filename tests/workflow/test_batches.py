@@ -91,16 +91,11 @@ def test_a_failed_shard_reruns_alone(batched: Path) -> None:
 
 @pytest.mark.grid
 @pytest.mark.slow
-def test_only_a_touched_or_changed_raw_file_is_tokenized_again(batched: Path) -> None:
+def test_only_a_changed_raw_file_is_tokenized_again(batched: Path) -> None:
     assert snakemake(batched, *MINE, "data").returncode == 0
     shards, merged = state(batched, "shards"), state(batched, "merged")
     os.utime(batched / "raw/2.jsonl")
-    assert jobs(snakemake(batched, "-n", *MINE, "data")) == ONE_OF_EACH
-    assert snakemake(batched, *MINE, "data").returncode == 0
-    assert changed(shards, state(batched, "shards")) == {"00002_text", "00002_title"}
-    assert changed(merged, state(batched, "merged")) == set()  # the bytes are the same
-
-    shards = state(batched, "shards")
+    assert not jobs(snakemake(batched, "-n", *MINE, "data"))  # the bytes are the same
     write_raw(batched / "raw/2.jsonl", 21)
     (batched / "raw/5.jsonl").unlink()
     assert jobs(snakemake(batched, "-n", *MINE, "data")) == {**ONE_OF_EACH, "tokenize": 2}
