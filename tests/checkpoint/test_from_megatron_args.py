@@ -186,6 +186,7 @@ def test_public_command_lines_become_configs(name: str) -> None:
             found = getattr(found, key)
         assert (path, found) == (path, value)
     assert {key: getattr(architecture, key) for key in fields} == fields
+    assert "](" not in "".join(comments)  # a link of the guide leads nowhere in a config
     flags = [comment.split()[1].rstrip(":") for comment in comments[1:]]
     assert {*left_out} <= {*flags}
     carried = {"--data-path", "--lr-warmup-fraction", "--num-layers-per-virtual-pipeline-stage"}

@@ -75,7 +75,7 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
     validate(Config, values, "config of these flags")
     for name, text in written.items():
         files.write_text(Path(f"{base}.{name}"), text)
-    notes = [" ".join(f"# {note}".split()) for note in notes]
+    notes = [re.sub(r"\[(.+?)\]\(.+?\)", r"\1", " ".join(f"# {note}".split())) for note in notes]
     head = f"# From a command line of Megatron.{' Not carried over:' * bool(notes)}"
     config = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     files.write_text(output, "\n".join([head, *notes, config]))

@@ -36,7 +36,7 @@ class MegatronRequest(Body):
         Field(min_length=1, max_length=_MAX_PROMPTS, description="a list of 1 to 128 texts"),
     ]
     tokens_to_generate: Annotated[
-        int, Field(ge=0, le=2**31, description="an integer of 0 or more")
+        int, Field(ge=0, le=2**31, description="an integer from 0 to 2^31")
     ] = 64
     logprobs: Flag = False
     temperature: Annotated[

@@ -18,8 +18,8 @@ _TopP = Annotated[
     float | None, Field(gt=0, le=1, description="a number above 0, at most 1, which is the default")
 ]
 _Penalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
-_NumTokens = Annotated[int | None, Field(ge=0, le=2**31, description="an integer of 0 or more")]
-_MaxTokens = Annotated[int | None, Field(ge=1, le=2**31, description="an integer of 1 or more")]
+_NumTokens = Annotated[int | None, Field(ge=0, le=2**31, description="an integer from 0 to 2^31")]
+_MaxTokens = Annotated[int | None, Field(ge=1, le=2**31, description="an integer from 1 to 2^31")]
 _False = Annotated[Literal[False] | None, Field(description="false or nothing")]
 
 
@@ -136,7 +136,9 @@ class CompletionRequest(OpenAIRequest):
     ]
     max_tokens: _NumTokens = 16
     echo: Flag = None
-    logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer to 20")] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer from 0 to 20")] = (
+        None
+    )
     add_special_tokens: AddsBos = True
     best_of: Annotated[int | None, Field(description="the value of n, or nothing")] = None
     suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
@@ -196,5 +198,5 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: _MaxTokens = None
     logprobs: Flag = None
     top_logprobs: Annotated[
-        int | None, Field(ge=0, le=20, description="an integer to 20, with logprobs: true")
+        int | None, Field(ge=0, le=20, description="an integer from 0 to 20, with logprobs: true")
     ] = None

@@ -49,7 +49,10 @@ def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> Reques
     if not place:
         return RequestError("the body is not a JSON object; send one, as application/json")
     path = [*takewhile(lambda part: part not in _UNION and not {*"[-"} & {*str(part)}, place)]
-    field, remedy = ".".join(map(str, path)), descriptions.get(str(place[0]), "another value")
+    field, remedy = (
+        _shown(".".join(map(str, path))),
+        descriptions.get(str(place[0]), "another value"),
+    )
     if len(path) > 1 and error["type"] in _NESTED:
         return RequestError(f"{_NESTED[error['type']]}; give {remedy}", field=field)
     if error["type"] == "extra_forbidden":
@@ -57,6 +60,9 @@ def of_validation(errors: Sequence[Any], descriptions: dict[str, str]) -> Reques
         return RequestError(f"unknown field; the fields are {names}", field=field)
     if error["type"] == "missing":
         return RequestError("missing; add it", field=field)
-    value = ascii(error["input"])
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return RequestError(f"{shown}: give {remedy}", field=field)
+    return RequestError(f"{_shown(ascii(error['input']))}: give {remedy}", field=field)
+
+
+def _shown(text: str) -> str:
+    """Beginning of a long text."""
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -62,8 +62,10 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     for members in groups.values():
         for job in members:
             if job.state == "failed":
-                print(f"failed: {job.stage.name}, {job.stage.log} ends with:")
-                print("\n".join(f"  {line}" for line in _tail(folder / job.stage.log)))
+                lines = _tail(folder / job.stage.log)
+                ends = "ends with:" if lines else "is empty"
+                print(f"failed: {job.stage.name}, {job.stage.log} {ends}")
+                print("".join(f"  {line}\n" for line in lines), end="")
 
 
 def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[str]:
