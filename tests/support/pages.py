@@ -8,6 +8,7 @@ has no untested command.
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,7 @@ def make_clone(home: Path) -> Path:
     """Make a folder that has what pages use of the repository; return it."""
     clone = home / "tokamake"
     clone.mkdir(parents=True)
-    for name in ("workflow", "profiles", "config"):
-        (clone / name).symlink_to(ROOT / name)
+    (clone / "workflow").symlink_to(ROOT / "workflow")
+    for name in ("profiles", "config"):  # pages write there
+        shutil.copytree(ROOT / name, clone / name)
     return clone
