@@ -11,7 +11,7 @@ from .user_file import UserFile, personal_value, read_user_file, required_names
 
 
 def read_values(settings: ExecutorSettings) -> UserFile:
-    """Values of the user file; they replace those of the site."""
+    """Values of the user file; they replace the site's values."""
     path = Path(os.path.expandvars(settings.user_file)).expanduser()
     user = read_user_file(path, settings.personal)
     return replace(user, common={**settings.site_values(), **user.common})

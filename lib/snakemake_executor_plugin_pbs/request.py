@@ -82,7 +82,7 @@ def job_name(rule: str, wildcards: Mapping[str, str], *, token: str) -> str:
 
 
 def num_spare_nodes(rule: str, resources: Mapping[str, Any]) -> int:
-    """Nodes that a job requests beyond those of its work, to replace nodes that are lost."""
+    """Spare nodes that a job requests, to replace lost nodes."""
     return whole_number(rule, "spare_nodes", value=resources.get("spare_nodes", 0), lowest=0)
 
 

@@ -56,7 +56,7 @@ class ExecutorSettings(ExecutorSettingsBase):
         ExecutorSettings.current = self
 
     def site_values(self) -> dict[str, str]:
-        """Values of the site; those of the user file replace them."""
+        """Values of the site; the user file's values replace them."""
         return {}
 
 

@@ -50,5 +50,5 @@ class ExecutorSettings(PbsSettings):
     )
 
     def site_values(self) -> dict[str, str]:
-        """Values of the site; those of the user file replace them."""
+        """Values of the site; the user file's values replace them."""
         return read_defaults(self.defaults)

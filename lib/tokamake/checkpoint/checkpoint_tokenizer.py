@@ -20,7 +20,7 @@ _OPTIONAL_FILES = ("added_tokens.json", "chat_template.*", "additional_chat_temp
 def exported_config(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Content of an export's tokenizer_config.json, so that transformers gives the model's inputs.
 
-    With token types, inputs are those of a pair of texts. A decoder has own begin and end tokens.
+    With token types, the inputs can be a pair of texts. A decoder has its own begin and end tokens.
     """
     exported = dict(config)
     if (architecture.model_extra or {}).get("type_vocab_size"):

@@ -163,7 +163,7 @@ class TrainFields(Settings):
     log_style: Literal["plain", "megatron"] = "plain"
     """Log lines and TensorBoard tags of tokamake (plain) or of Megatron-LM, for programs that read
     its logs. metrics.jsonl is the same. As in Megatron-LM, a line has the learning rate of the next
-    step; TensorBoard has that of the step."""
+    step; TensorBoard has the rate of the step."""
     log_settings: bool = False
     """Print all settings of training as a job begins; by default those that are changed."""
     trackers: TrackerSettings = TrackerSettings()

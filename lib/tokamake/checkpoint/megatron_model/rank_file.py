@@ -23,7 +23,7 @@ def read(file: Path) -> dict[str, Any]:
 def check_same_step(
     file: Path, state: dict[str, Any], *, first_file: Path, first_state: dict[str, Any]
 ) -> None:
-    """Check that the file of a rank is from the same step as that of the first rank."""
+    """Check that the file of a rank is from the same step as the first rank's file."""
     progress, first = progress_of(state, file), progress_of(first_state, first_file)
     if progress != first:
         raise UserError(

@@ -23,7 +23,8 @@ class GuardState(NamedTuple):
     rate_factor: float = 1.0
     """Factor of the learning rate."""
     skipped: tuple[int, ...] = ()
-    """Steps without an update besides those of `train.skip_data`; rewound ones may lie ahead."""
+    """Steps without an update, except the steps of `train.skip_data`. After a return to a
+    checkpoint, some may be later than the current step."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "GuardState":

@@ -174,7 +174,7 @@ def listed_corpus(name: str, datasets: Sequence[ListedDataset]) -> Corpus:
 def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus]:
     """Read corpora.tsv: tab-separated with a header; `#` opens a comment line.
 
-    `temperature` is that of rows without weight, epochs and temperature.
+    `temperature` applies to rows that state no weight, epochs or temperature.
     """
     table, corpora = read_table(path, setting="corpora", row="corpus"), []
     for column in table.columns:

@@ -86,8 +86,8 @@ def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -
     """Return the first fault of a finished batch, or None if all its datasets are intact.
 
     A file counts as intact if its size is the one in the batch file and it is not newer than the
-    batch file: 100,000 datasets then take a second or two. `find_fault` checks the others. Datasets
-    in `deleted` may be missing.
+    batch file: 100,000 datasets then take a second or two. `find_fault` checks each other
+    file. Datasets in `deleted` may be missing.
     """
     try:
         written = path.stat().st_mtime_ns
