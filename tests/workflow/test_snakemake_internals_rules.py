@@ -45,11 +45,14 @@ FOLLOW = {
     *("finetune", "export_finetuned", "plot_finetuned"),
 }
 """Rules that have no params, or params that only inputs and names of outputs decide."""
+BOOKS = {"name": "text", "data": ["passages.jsonl"]}
+"""A task."""
 PRETRAINED: tuple[dict[str, Any], ...] = (
     {
         "tokenizer": {**CONFIG["tokenizer"], "sentinels": 3},
         "tokenize": {"deduplicate": True},
         "convert": ["megatron"],
+        "evaluate": {"tasks": {"books": {**BOOKS, "max_tokens": 50}}},
         "export": {"push": "hf://me/one"},
     },
     {
@@ -60,7 +63,7 @@ PRETRAINED: tuple[dict[str, Any], ...] = (
         "plan": {**CONFIG["plan"], "merged_bytes": 60_000},
         "seed": 3,
         "train": {**CONFIG["train"], "on_change": "restart", "schedule": {"warmup_steps": 3}},
-        "evaluate": {"max_tokens": 1000},
+        "evaluate": {"max_tokens": 1000, "tasks": {"books": {**BOOKS, "max_tokens": 9}}},
         "generate": {"max_new_tokens": 9},
         "export": {"push": "hf://me/two", "license": "mit"},
     },
@@ -87,6 +90,7 @@ def test_changed_params_rerun_each_rule_without_the_memory_of_snakemake(
     first, changes = PRETRAINED
     if kind == "pretrained":
         shutil.copy(make_workspace(tmp_path) / "corpora.tsv", tmp_path / "other.tsv")
+        (tmp_path / "passages.jsonl").write_text('{"text": "a passage"}\n')
     else:
         config = yaml.safe_load((make_finetune_workspace(tmp_path) / "my.yaml").read_text())
         first, changes = {}, {"seed": 3, "train": {**config["train"], "micro_batch_size": 2}}
@@ -94,6 +98,7 @@ def test_changed_params_rerun_each_rule_without_the_memory_of_snakemake(
     shutil.rmtree(tmp_path / ".snakemake")
     assert not any(changed_rules(tmp_path, {}, "-n").values())
     changed = changed_rules(tmp_path, changes, "-n")
+    assert ("evaluate_task" if kind == "pretrained" else "evaluate_finetuned") in changed
     data = {"sample_corpus", "train_tokenizer", "tokenize", "merge", "describe", "weigh"}
     same = FOLLOW if kind == "pretrained" else FOLLOW | data
     assert {rule for rule, is_changed in changed.items() if not is_changed} == same & changed.keys()
