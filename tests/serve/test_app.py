@@ -8,7 +8,6 @@ import pytest
 from tests.support.served import Served
 from tokamake.serve.megatron_api import MegatronRequest
 from tokamake.serve.openai_requests import ChatRequest, CompletionRequest
-from tokamake.serve.tokenizer_api import DetokenizeRequest, TokenizeRequest
 
 
 def test_pages_load_nothing_from_other_hosts(server: Served) -> None:
@@ -50,8 +49,6 @@ _BODIES = {
         {"messages": [{"role": "user", "content": ""}], "max_tokens": 1},
     ),
     ("PUT", "/api"): (MegatronRequest, {"prompts": ["The"], "tokens_to_generate": 1}),
-    ("POST", "/tokenize"): (TokenizeRequest, {"prompt": "The"}),
-    ("POST", "/detokenize"): (DetokenizeRequest, {"tokens": [0]}),
 }
 
 

@@ -253,7 +253,6 @@ def test_a_conversation_has_variables_and_messages_without_content(server: Serve
         ("POST", "/v1/completions", {"prompt": "The", "max_tokens": 1}),
         ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("PUT", "/api", {"prompts": ["The"], "tokens_to_generate": 1}),
-        ("POST", "/tokenize", {"prompt": "The"}),
     ],
 )
 def test_other_requests_go_on_while_one_is_encoded(
@@ -331,9 +330,6 @@ def test_text_prompts_begin_as_those_of_transformers(
         megatron = running.ask("PUT", "/api", {**body, "tokens_to_generate": 0}).json
         values = scores["token_logprobs"][1 : len(tokenizer.encode("The words"))]
         assert megatron["logprobs"][0] == pytest.approx(values, abs=1e-4)
-        asked = {"prompt": "The words", "add_special_tokens": True}
-        tokens = running.ask("POST", "/tokenize", asked).json["tokens"]
-        assert tokens == tokenizer.encode("The words")
 
 
 def test_the_client_of_openai_reads_all_replies(server: Served) -> None:

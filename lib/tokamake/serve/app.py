@@ -17,15 +17,12 @@ from tokamake.serve.openai_api import openai_routes
 from tokamake.serve.openai_requests import ChatRequest, CompletionRequest
 from tokamake.serve.request_error import RequestError, of_validation
 from tokamake.serve.request_fields import descriptions
-from tokamake.serve.tokenizer_api import DetokenizeRequest, TokenizeRequest, tokenizer_routes
 
 _PAGE = Path(__file__).parent / "page.html"
 _BODIES: dict[str, type[BaseModel]] = {
     "/api": MegatronRequest,
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
 }
 
 
@@ -35,7 +32,6 @@ def make_app(server: ModelServer, *, hosts: Set[str], token: str) -> Any:
     app = FastAPI(title="tokamake", docs_url=None, redoc_url=None)
     app.include_router(openai_routes(server))
     app.include_router(megatron_routes(server))
-    app.include_router(tokenizer_routes(server))
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:

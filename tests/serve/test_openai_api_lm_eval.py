@@ -1,4 +1,4 @@
-"""Clients without a tokenizer ask the server; lm-eval scores it through `/v1/completions`."""
+"""lm-eval scores a server through `/v1/completions` as `evaluate-task` scores the model."""
 
 import json
 from pathlib import Path
@@ -6,24 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.served import TEMPLATE, Served
-from tokamake.data.tokenizers import open_tokenizer
+from tests.support.served import Served
 from tokamake.evaluate.evaluate_task import evaluate_task
-
-
-def test_tokens_and_texts_are_those_of_the_tokenizer(server: Served, chat_tokenizer: Path) -> None:
-    tokenizer = open_tokenizer(chat_tokenizer)
-    info = server.ask("GET", "/tokenizer_info").json
-    assert info["chat_template"] == TEMPLATE
-    assert info["eos_token"] == tokenizer.decode([tokenizer.eod])
-    for text in ("def main(words):", "", "wörd"):
-        tokens = server.ask("POST", "/tokenize", {"prompt": text}).json["tokens"]
-        assert tokens == tokenizer.encode_batch([text])[0]
-        assert server.ask("POST", "/detokenize", {"tokens": tokens}).json["prompt"] == text
-    message = server.refusal("/detokenize", {"tokens": [400]})
-    assert message == "tokens: token 400: not in the vocabulary; give 0 to 399"
-    assert server.refusal("/tokenize", {}) == "prompt: missing; add it"
-
 
 TASK = """
 task: last_words
@@ -69,7 +53,7 @@ def test_lm_eval_scores_the_server(
     arguments: dict[str, Any] = {
         "model": "tiny",
         "base_url": f"{server.url}/v1/completions",
-        "tokenizer_backend": "remote",
+        "tokenizer": str(chat_tokenizer),
         "max_length": 64,
     }
     expected = lm_eval.simple_evaluate(
