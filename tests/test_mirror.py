@@ -45,7 +45,10 @@ TESTED_THROUGH = {
         *("data/corpus/document_rows", "data/corpus/hash_documents"),
     ],
     "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],
-    "data/corpus/test_train_tokenizer.py": ["data/tokenizers/_trainers"],
+    "data/corpus/test_train_tokenizer.py": [
+        *("data/tokenizers/trained/__init__", "data/tokenizers/trained/unigram"),
+        "data/tokenizers/trained/wordpiece",
+    ],
     "data/corpus/test_extend_tokenizer.py": ["data/tokenizers/_sentinels"],
     "data/samples/test_blend_index.py": ["data/samples/dataset_indexers"],
     "data/indexed/test_describe.py": [

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tokamake.config.fields import Settings, TokenizerPath
+from tokamake.config.fields import Settings, TokenizerPath, plug_in
 
 
 class SampleCorpus(Settings):
@@ -20,9 +20,6 @@ class SampleCorpus(Settings):
 MIN_VOCAB_SIZE = 300
 
 
-TokenizerKind = Literal["bpe", "wordpiece", "unigram", "ids"]
-
-
 class TokenizerSettings(Settings):
     """The tokenizer: an existing one, or one to train on the corpora."""
 
@@ -31,10 +28,10 @@ class TokenizerSettings(Settings):
     SentencePiece .model, or BERT vocab.txt; or an address of the Hugging Face Hub,
     hf://ORG/NAME@REVISION, or the https address of such a file. Empty: train a tokenizer on the
     corpora."""
-    kind: TokenizerKind = "bpe"
-    """Kind of tokenizer to train if `path` is empty: byte-level BPE as in GPT-2, WordPiece as in
-    BERT, or Unigram over bytes. ids: nothing is trained, and text is token ids separated by spaces,
-    for existing indexed datasets whose tokenizer is not at hand."""
+    kind: Annotated[str, plug_in("data/tokenizers/trained")] = "bpe"
+    """Kind of tokenizer to train if `path` is empty: bpe, byte-level BPE as in GPT-2; wordpiece, as
+    in BERT; or unigram, over bytes. ids: nothing is trained, and text is token ids separated by
+    spaces, for existing indexed datasets whose tokenizer is not at hand."""
     vocab_size: Annotated[int, Field(ge=2)] = 8192
     """Vocabulary size of the tokenizer to train if `path` is empty, or of the kind ids."""
     eod: Annotated[int, Field(ge=0)] | None = None

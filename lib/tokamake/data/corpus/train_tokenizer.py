@@ -5,18 +5,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokamake.config.data import TokenizerKind
 from tokamake.data.corpus.corpora import find_corpus, patterns
 from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.readers import expand, open_input
-from tokamake.data.tokenizers._trainers import (
-    MINIMUM,
-    check_special_tokens,
-    ids_tokenizer,
-    train,
-    write,
-)
+from tokamake.data.tokenizers.trained import check_special_tokens, ids, minimum, train, write
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -36,7 +29,7 @@ def train_tokenizer(
     text_key: tuple[str, ...] = (),
     template: str = "",
     format: str = "",
-    kind: TokenizerKind = "bpe",
+    kind: str = "bpe",
     vocab_size: int = 8192,
     eod: int | None = None,
     special_tokens: tuple[str, ...] = (),
@@ -70,7 +63,7 @@ def train_tokenizer(
         output: folder for tokenizer.json and tokenizer_config.json.
     """
     check_special_tokens(kind, special_tokens)
-    min_vocab_size = MINIMUM[kind] + len(special_tokens)
+    min_vocab_size = minimum(kind) + len(special_tokens)
     if vocab_size < min_vocab_size:
         raise UserError(
             f"--vocab-size: {vocab_size}: too small for kind {kind}, give at least {min_vocab_size}"
@@ -97,8 +90,10 @@ def train_tokenizer(
 
     names, more = [str(text_file.path) for text_file in text_files[:3]], len(text_files) - 3
     source = ", ".join(names) + (f" and {counted(more, 'more file')}" if more > 0 else "")
-    trained = train(kind, training_texts, vocab_size, special_tokens=special_tokens, source=source)
-    write(kind, trained, output, special_tokens=special_tokens)
+    trained = train(
+        kind, training_texts, vocab_size=vocab_size, special_tokens=special_tokens, source=source
+    )
+    write(kind, trained, output=output, special_tokens=special_tokens)
     print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(text_files), 'file')}")
 
 
@@ -106,7 +101,7 @@ def _write_ids(vocab_size: int, eod: int | None, *, output: Path) -> None:
     eod = vocab_size - 1 if eod is None else eod
     if not 0 <= eod < vocab_size:
         raise UserError(f"--eod: {eod}: give a token from 0 to {vocab_size - 1}")
-    write("ids", ids_tokenizer(vocab_size, eod), output, eod=eod)
+    write("ids", ids.make(vocab_size, eod), output=output, eod=eod)
     print(f"{output}: {vocab_size:,} token ids, {eod} ends documents")
 
 

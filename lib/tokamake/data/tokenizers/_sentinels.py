@@ -10,7 +10,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.data.tokenizers import BASE_KEY, Tokenizer, settings
-from tokamake.data.tokenizers._trainers import SPECIAL_TOKENS
+from tokamake.data.tokenizers.trained import wordpiece
 from tokamake.errors import UserError
 
 SENTINEL = "<extra_id_{}>"
@@ -88,6 +88,6 @@ def _config(paths: list[Path], vocabulary: set[str]) -> dict[str, Any]:
     config.pop("added_tokens_decoder", None)  # ids of tokens, which tokenizer.json has
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if not config.keys() & {"sep_token", "eos_token"}:
-        named = SPECIAL_TOKENS["wordpiece"]
+        named = wordpiece.SPECIAL_TOKENS
         config |= {key: text for key, text in named.items() if text in vocabulary}
     return config
