@@ -4,12 +4,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokamake import cli, commands
+from tokamake import cli, commands, plugins
 from tokamake.checkpoint.from_megatron_args import flag_table
+from tokamake.config.optimization import optimizer_facts
 from tokamake.config.root import Config
 
 REFERENCE = Path(__file__).parent / "reference"
 FLAGS, HEAD = Path(__file__).parent / "howto/existing-datasets.md", "| Megatron | tokamake |"
+OPTIMIZERS = REFERENCE / "optimizers.md"
+OPTIMIZER_HEAD = "| Optimizer | Method | Settings | Most bytes per parameter | Update | ZeRO |"
+SCHEDULE_HEAD = "| Schedule | Rate after warm-up | Settings |"
 
 
 def commands_page() -> str:
@@ -52,6 +56,54 @@ def flags_table() -> str:
         meaning = f"{settings}; {remark}" if settings and remark else settings or remark
         lines.append(f"| {flags} | {meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def optimizer_table() -> str:
+    """The optimizers by the docstrings and literals of their files."""
+    lines = [OPTIMIZER_HEAD, "|---|---|---|---|---|---|"]
+    for name in plugins.names("optim"):
+        facts = optimizer_facts(name)
+        num_states = [*facts.state.values()].count("like_parameter")
+        zero = "0 to 3" if facts.elementwise else "0"
+        if not facts.flat_buffers or facts.sampled_labels:
+            zero = "no"
+        cells = [
+            *_plug_in_cells("optim", name),
+            f"{num_states * facts.state_bytes:.3g}",
+            "by element" if facts.elementwise else "by whole parameter",
+            zero,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def schedule_table() -> str:
+    """The schedules by the docstrings and settings of their files."""
+    lines = [SCHEDULE_HEAD, "|---|---|---|"]
+    for name in plugins.names("schedules"):
+        lines.append(f"| {' | '.join(_plug_in_cells('schedules', name))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plug_in_cells(kind: str, name: str) -> list[str]:
+    """Name of a plug-in, first line of its docstring, and its settings with their defaults."""
+    meaning = (plugins.load(kind, name).__doc__ or "").strip().splitlines()[0].removesuffix(".")
+    meaning = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", meaning)
+    defaults: list[str] = []
+    for key, value in plugins.constant(kind, name, "SETTINGS").items():
+        default = value["default"] if isinstance(value, dict) else value
+        default = default[0] if isinstance(default, tuple) else default
+        defaults.append(f"`{key}` {default}")
+    return [f"`{name}`", meaning, ", ".join(defaults)]
+
+
+def with_tables(text: str, *tables: str) -> str:
+    """A page whose tables are written again; a table begins with the same line as before."""
+    for table in tables:
+        before, _, after = text.partition(table.splitlines()[0])
+        _, gap, rest = after.partition("\n\n")
+        text = before + table + gap[1:] + rest
+    return text
 
 
 def config_page() -> str:
@@ -139,4 +191,6 @@ if __name__ == "__main__":
     REFERENCE.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page(), encoding="utf-8")
-    FLAGS.write_text(FLAGS.read_text("utf-8").split(HEAD)[0] + flags_table(), encoding="utf-8")
+    tables = {FLAGS: [flags_table()], OPTIMIZERS: [optimizer_table(), schedule_table()]}
+    for path, new in tables.items():
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), *new), encoding="utf-8")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.schedule import ScheduleSettings, unfinished_warmup
@@ -172,12 +171,3 @@ def test_a_plug_in_without_settings_is_refused(
     with pytest.raises(UserError, match=r"mine\.py: has no constant SETTINGS; add it"):
         plugins.constant("optim", "mine", "SETTINGS")
     plugins.constant.cache_clear()
-
-
-def test_the_guide_lists_all_plug_ins_and_their_settings() -> None:
-    text = ROOT.joinpath("docs/reference/optimizers.md").read_text()
-    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    assert set(rows) == {*plugins.names("optim"), *plugins.names("schedules")}
-    for name in plugins.names("optim"):
-        listed = set(rows[name].split("|")[3].replace("`", "").split())
-        assert listed == set(plugins.constant("optim", name, "SETTINGS")) - {"weight_decay"}

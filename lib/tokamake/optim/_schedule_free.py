@@ -4,14 +4,15 @@ The package `schedulefree` keeps its counts in parameter groups. Here they are i
 parameter, because checkpoints hold that state.
 """
 
-from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.errors import UserError
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, number, wide
-from tokamake.optim._sharded_parameters import local
+from tokamake.optim._sharded_parameters import WholeParameters, local
 from tokamake.runtime.torch_internals import foreach_add_
 
 
@@ -26,9 +27,20 @@ class ScheduleFree(Rule):
         super().__init__(*args, **options)
         self._training = False
 
-    @abstractmethod
-    def share(self, group: Group) -> float:
-        """Share of x in y, above 0; a rule names its setting."""
+    @classmethod
+    def build(
+        cls,
+        groups: list[Group],
+        settings: OptimizerSettings,
+        *,
+        whole: WholeParameters,
+        share: str,
+        **options: Any,
+    ) -> Self:
+        """Make the optimizer; `share` names the setting that is the share of x in y."""
+        if not (value := settings.used(share)):
+            raise UserError(f"train.optimizer.{share}: 0: {settings.name} needs more, such as 0.9")
+        return cls(groups, whole=whole, lr=settings.learning_rate, share=value, **options)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Create the iterate z, which starts at the parameter, zeros and counts."""
@@ -51,7 +63,7 @@ class ScheduleFree(Rule):
             return
         self._training = training
         for group in self.param_groups:
-            share = self.share(group)
+            share = group["share"]
             weight = 1.0 - share if training else 1.0 - 1.0 / share
             for parameter in group["params"]:
                 if state := self.state.get(parameter):
@@ -66,7 +78,7 @@ class ScheduleFree(Rule):
 
     def move(self, batch: ParameterBatch, directions: list[Tensor], *, group: Group) -> None:
         """z -= lr (direction + decay y); x = (1 - c) x + c z; y = share x + (1 - share) z."""
-        rate, share, z = group["lr"], self.share(group), batch.state("z")
+        rate, share, z = group["lr"], group["share"], batch.state("z")
         if group["weight_decay"]:
             foreach_add_(directions, batch.values, alpha=group["weight_decay"])
         weights = [_average_weight(state, rate) for state in batch.states]

@@ -1,4 +1,4 @@
-"""Adam (Kingma & Ba 2015, arXiv 1412.6980), torch's implementation."""
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980), torch's fused implementation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's implementation."""
+"""AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's fused implementation."""
 
 from typing import Any
 

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.errors import UserError
-from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch
 from tokamake.optim._schedule_free import ScheduleFree
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
@@ -35,19 +33,14 @@ def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
-    if not settings.used("beta1"):
-        raise UserError("train.optimizer.beta1: 0: schedule_free_adamw needs more, such as 0.9")
-    return ScheduleFreeAdamW(groups, whole=whole, **adam_options(settings))
+    options = {"betas": settings.betas, "eps": settings.used("epsilon")}
+    return ScheduleFreeAdamW.build(groups, settings, whole=whole, share="beta1", **options)
 
 
 class ScheduleFreeAdamW(ScheduleFree):
     """Algorithm 1 of the paper."""
 
     zeros = ("exp_avg_sq",)
-
-    def share(self, group: Group) -> float:
-        """beta1."""
-        return float(group["betas"][0])
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
         """Move along the gradients, divided by the roots of their second moments."""

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.errors import UserError
 from tokamake.optim._optimizer_base import Group, ParameterBatch
 from tokamake.optim._schedule_free import ScheduleFree
 from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
@@ -25,19 +24,11 @@ def build(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
 ) -> torch.optim.Optimizer:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
-    if not settings.used("momentum"):
-        raise UserError("train.optimizer.momentum: 0: schedule_free_sgd needs more, such as 0.9")
-    return ScheduleFreeSGD(
-        groups, whole=whole, lr=settings.learning_rate, momentum=settings.used("momentum")
-    )
+    return ScheduleFreeSGD.build(groups, settings, whole=whole, share="momentum")
 
 
 class ScheduleFreeSGD(ScheduleFree):
     """Equations 3 to 5 of the paper, with SGD as the base optimizer."""
-
-    def share(self, group: Group) -> float:
-        """Momentum, beta in the paper."""
-        return float(group["momentum"])
 
     def update(self, batch: ParameterBatch, group: Group) -> None:
         """Move along the gradients."""
