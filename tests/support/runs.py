@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.support import native_weights
+from tests.support.programs import torch_python, torchrun
 from tests.support.random_tensors import random_tensors
 from tokamake import files
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, open_native
@@ -141,7 +142,7 @@ def launch(
     program: tuple[str, ...] = ("-m", "tokamake"),
 ) -> str:
     """Train in new processes, check the exit code, return the output."""
-    start = launch_line(launcher, ranks) if ranks > 1 else [sys.executable]
+    start = launch_line(launcher, ranks) if ranks > 1 else [torch_python()]
     mpi = {"MPI4PY_LIBMPI": MPI} if launcher == "mpiexec" else {}  # no other launcher needs MPI
     process = subprocess.run(
         [*start, *program, "train", "--config", str(config)],
@@ -158,13 +159,12 @@ def launch(
 
 def launch_line(launcher: str, ranks: int) -> list[str]:
     """Command prefix that starts Python, or for deepspeed a Python program, on several ranks."""
-    folder = Path(sys.executable).parent
     if launcher == "mpiexec":
         return [str(MPICH / "bin/mpiexec"), "-n", str(ranks), sys.executable]
     if launcher == "deepspeed":
         place = ["--master_port", str(free_port()), "--num_gpus", str(ranks)]
-        return [str(folder / "deepspeed"), *place]
-    return [str(folder / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
+        return [str(Path(sys.executable).with_name("deepspeed")), *place]
+    return [*torchrun(ranks), torch_python()]
 
 
 def train_here(config: Path, **options: Any) -> int:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import Inject
+from tests.support.forked import train
 from tests.support.interrupted_runs import assert_same_end
-from tests.support.runs import launch, launch_line, make_run
+from tests.support.programs import torch_python
+from tests.support.runs import make_run
 
 RANKS = 2
 
@@ -34,8 +36,10 @@ def wait_for(path: Path) -> None:
 @pytest.mark.fault("kill of the launcher")
 def test_ranks_whose_launcher_was_killed_keep_their_lock(root: Path, inject: Inject) -> None:
     expected, config = make_run(root, "whole"), make_run(root, "orphaned")
-    launch(expected, ranks=RANKS)
-    command = [*launch_line("torchrun", RANKS), "-m", "tokamake", "train", f"--config={config}"]
+    train(expected, ranks=RANKS)
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone"]
+    train_command = ["-m", "tokamake", "train", f"--config={config}"]
+    command = [*torchrun, f"--nproc-per-node={RANKS}", *train_command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with config.with_name("printed").open("w") as printed:
         launcher = subprocess.Popen(
@@ -49,7 +53,7 @@ def test_ranks_whose_launcher_was_killed_keep_their_lock(root: Path, inject: Inj
         inject()
         launcher.kill()
         launcher.wait()
-        second = [sys.executable, "-m", "tokamake", "train", f"--config={config}"]
+        second = [torch_python(), *train_command]
         refused = subprocess.run(second, env=environment, capture_output=True, text=True)
     finally:
         for pid in orphans:
@@ -60,6 +64,6 @@ def test_ranks_whose_launcher_was_killed_keep_their_lock(root: Path, inject: Inj
     while any(Path(f"/proc/{pid}/exe").exists() for pid in orphans):
         assert time.monotonic() < end
         time.sleep(0.05)
-    launch(config, ranks=RANKS)
+    train(config, ranks=RANKS)
     assert_same_end(config, expected)
     print(config.with_name("printed").read_text())

@@ -69,7 +69,7 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
             process.kill()
     assert [process.returncode for process in started] == [0, 0], printed
     assert "layout    2 ranks = data 2 on cpu" in printed[0]
-    launch(expected, ranks=2)
+    train(expected, ranks=2)
     assert summary(config)["world_size"] == 2
     assert losses(config) == losses(expected)
     assert hashes(config) == hashes(expected)

@@ -6,13 +6,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.grids import params
+from tests.support.programs import programs, torch_python
 from tests.support.workflows import (
     CONFIG,
     MINE,
@@ -182,7 +182,7 @@ def test_a_changed_setting_reruns_the_jobs_that_depend_on_it(finished: Path) -> 
 
 
 def progress(folder: Path) -> str:
-    command = [sys.executable, "-m", "tokamake", "status", str(folder)]
+    command = [torch_python(), "-m", "tokamake", "status", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -237,16 +237,16 @@ def test_runs_continue_a_checkpoint_or_take_its_weights(finished: Path) -> None:
 @pytest.mark.grid
 @pytest.mark.fault("stop signal")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.grid)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_lets_training_save(
     finished: Path, number: signal.Signals
 ) -> None:
     name = f"stopped-{number.name}"
     run = run_arguments(finished, name, checkpoint="training", finetune=True, train_steps=5000)
+    # Jobs are clients of a server: in the group of Snakemake, and without imports of seconds.
+    python = programs("tokamake") / "python"
     with subprocess.Popen(
-        [*SNAKEMAKE, *run],
+        [python, *SNAKEMAKE[1:], *run],
         cwd=finished,
         start_new_session=True,
         stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import distributions
 from typing import Any
 
@@ -30,13 +31,20 @@ def environment(variables: Mapping[str, str]) -> dict[str, Any]:
         "changed_files": commit and (_git("status", "--porcelain", "-uno") or "").splitlines(),
         "modules": [each for each in variables.get("LOADEDMODULES", "").split(":") if each],
         "python": platform.python_version(),
-        "packages": dict(sorted((each.name.lower(), each.version) for each in distributions())),
+        "packages": _packages(),
         "variables": {
             name: _CREDENTIALS.sub(r"\1***@", value)
             for name, value in sorted(variables.items())
             if name == "PWD" or not _SECRET.search(name)
         },
     }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Version of each installed package."""
+    texts = [each.metadata for each in distributions()]  # parses the file, a page of text, once
+    return dict(sorted((text["Name"].lower(), text["Version"]) for text in texts))
 
 
 def _git(*arguments: str) -> str | None:
