@@ -68,7 +68,7 @@ check: install  ## format, lint, types, import layers, workflow
 	$(BIN)/lint-imports
 	$(BIN)/snakefmt --check workflow
 	$(BIN)/clang-format --dry-run --Werror lib/csrc/*.cpp lib/csrc/*.hpp
-	.ci/lint $(BIN)/snakemake $(PROFILE)
+	$(SNAKEMAKE) --lint
 	$(BIN)/mkdocs build --quiet
 
 docs: install  ## write the reference pages from code and build the site in build/site

@@ -23,13 +23,13 @@ MISSING = "snakemake_executor_plugin_pbs.personal.missing_in_workflow"
 
 
 def test_shell_commands_find_the_commands_of_this_environment() -> None:
-    command = startup.shell_prefix() + 'echo "${PATH%%:*}"'
+    command = startup.shell_prefix(MagicMock(uses_conda=False)) + 'echo "${PATH%%:*}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(Path(sys.executable).parent)
 
 
 def test_shell_commands_fail_with_any_command_of_a_pipe() -> None:
-    command = startup.shell_prefix() + "false | cat"
+    command = startup.shell_prefix(MagicMock(uses_conda=True)) + "false | cat"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 1
 
 

@@ -14,6 +14,8 @@ if checkpoint_rules.addresses:
         wildcard_constraints:
             weights="|".join(map(re.escape, checkpoint_rules.addresses)),
         localrule: True  # compute nodes have no network
+        conda:
+            "../envs/tokamake.yaml"
         params:
             address=checkpoint_rules.weights_address,
         shell:
@@ -30,6 +32,8 @@ rule import_checkpoint:
         "logs/import_checkpoint/{start}.log",
     benchmark:
         "results/benchmarks/import_checkpoint/{start}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 4
     params:
         checkpoint=checkpoint_rules.import_folder,
@@ -49,6 +53,8 @@ rule convert:
         "logs/{run}/convert/{form}.log",
     benchmark:
         "results/benchmarks/{run}/convert/{form}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
@@ -72,6 +78,8 @@ rule model_card:
     benchmark:
         "results/benchmarks/{run}/model_card.tsv"
     localrule: True  # it takes no time, and the export waits for it
+    conda:
+        "../envs/tokamake.yaml"
     params:
         options=checkpoint_rules.card_options,
         index=subpath(input.index, parent=True),
@@ -93,6 +101,8 @@ rule export_hf:
         "logs/{run}/export_hf.log",
     benchmark:
         "results/benchmarks/{run}/export_hf.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
@@ -114,6 +124,8 @@ rule push:
     benchmark:
         "results/benchmarks/{run}/push.tsv"
     localrule: True  # compute nodes have no network
+    conda:
+        "../envs/tokamake.yaml"
     params:
         address=run_settings.value("export.push"),
         options=run_settings.options("export", only=("private",)),

@@ -10,7 +10,7 @@ from tokamake.workflow.paths import DOCTOR, split_weights
 from tokamake.workflow.report import FINETUNE_FIGURES
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
-shell.prefix(shell_prefix())
+shell.prefix(shell_prefix(SNAKEMAKE))
 
 FUNCTIONS = rule_functions(
     SNAKEMAKE,

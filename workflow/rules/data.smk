@@ -10,6 +10,8 @@ if CONFIG.shared.sample_corpus:
             "logs/sample_corpus.log",
         benchmark:
             "results/benchmarks/sample_corpus.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             settings=run_settings.section("sample_corpus"),
         shell:
@@ -29,6 +31,8 @@ if CONFIG.given_tokenizer is None:
             f"{DATA_SET.logs}/train_tokenizer.log",
         benchmark:
             f"{DATA_SET.benchmarks}/train_tokenizer.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             corpora=CONFIG.tokenizer_stamp,
             kind=CONFIG.shared.tokenizer.kind,
@@ -62,6 +66,8 @@ if CONFIG.shared.tokenizer.sentinels:
             f"{DATA_SET.logs}/extend_tokenizer.log",
         benchmark:
             f"{DATA_SET.benchmarks}/extend_tokenizer.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             sentinels=CONFIG.shared.tokenizer.sentinels,
             folder=subpath(output[0], parent=True),
@@ -85,6 +91,8 @@ if CONFIG.downloads:
             stage="tokenize|hash_documents|train_tokenizer",
             batch="|".join(map(re.escape, [ALL, *CONFIG.batch_names])),
         localrule: True  # compute nodes have no network
+        conda:
+            "../envs/tokamake.yaml"
         params:
             files=data_rules.downloads_digest,
             plan=PLAN,
@@ -106,6 +114,8 @@ if CONFIG.shared.tokenize.deduplicate:
             f"{DATA_SET.logs}/hash_documents/{{batch}}.log",
         benchmark:
             f"{DATA_SET.benchmarks}/hash_documents/{{batch}}.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         params:
             shards=data_rules.shards_digest,
             corpus=data_rules.corpus_options,
@@ -124,6 +134,8 @@ if CONFIG.shared.tokenize.deduplicate:
             f"{DATA_SET.logs}/find_duplicates/{{corpus}}.log",
         benchmark:
             f"{DATA_SET.benchmarks}/find_duplicates/{{corpus}}.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         shell:
             "tokamake find-duplicates {input:q} --output {output:q} > {log:q} 2>&1"
 
@@ -144,6 +156,8 @@ rule tokenize:
         f"{DATA_SET.logs}/tokenize/{{batch}}.log",
     benchmark:
         f"{DATA_SET.benchmarks}/tokenize/{{batch}}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 1
     params:
         shards=data_rules.shards_digest,
@@ -170,6 +184,8 @@ rule merge:
     benchmark:
         f"{DATA_SET.benchmarks}/merge/{{batch}}.tsv"
     priority: 0 if CONFIG.shared.plan.keep_shards else 1  # shards should not wait for their deletion
+    conda:
+        "../envs/tokamake.yaml"
     params:
         pairs=data_rules.merges_digest,
         plan=PLAN,
@@ -193,6 +209,8 @@ rule describe:
         f"{DATA_SET.logs}/describe.log",
     benchmark:
         f"{DATA_SET.benchmarks}/describe.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         pairs=data_rules.datasets_digest(),
         plan=PLAN,
@@ -214,6 +232,8 @@ rule weigh:
         "logs/{run}/weigh.log",
     benchmark:
         "results/benchmarks/{run}/weigh.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         corpora=data_rules.table_options,
         length=data_rules.length_options,
@@ -235,6 +255,8 @@ rule index:
         "logs/{run}/index.log",
     benchmark:
         "results/benchmarks/{run}/index.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         checked=preflight.index,
         samples=data_rules.sample_options,

@@ -11,6 +11,8 @@ rule doctor:
         "results/benchmarks/doctor/{place}.tsv"
     priority: 100
     retries: 0  # a person waits for its report
+    conda:
+        "../envs/tokamake.yaml"
     resources:
         nodes=1,
         tasks=1,

@@ -14,6 +14,8 @@ rule evaluate:
         "logs/{run}/evaluate{segment}.log",
     benchmark:
         "results/benchmarks/{run}/evaluate{segment}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,
@@ -49,6 +51,8 @@ if task_rules.fetched:
         benchmark:
             "results/benchmarks/{run}/fetch_task/{task}.tsv"
         localrule: True  # compute nodes have no network
+        conda:
+            "../envs/tokamake.yaml"
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
@@ -72,6 +76,8 @@ if task_rules.names:
             "logs/{run}/tasks/{task}{segment}.log",
         benchmark:
             "results/benchmarks/{run}/tasks/{task}{segment}.tsv"
+        conda:
+            "../envs/tokamake.yaml"
         threads: 2
         resources:
             nodes=1,
@@ -103,6 +109,8 @@ rule generate:
         "logs/{run}/generate.log",
     benchmark:
         "results/benchmarks/{run}/generate.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,

@@ -18,6 +18,8 @@ if finetune_rules.names:
             "results/benchmarks/{run}/prepare_finetune.tsv"
         wildcard_constraints:
             run=FINETUNED,
+        conda:
+            "../envs/tokamake.yaml"
         params:
             settings=finetune_rules.settings,
             train=finetune_rules.train_settings,
@@ -46,6 +48,8 @@ if finetune_rules.names:
             "results/benchmarks/{run}/finetune.tsv"
         wildcard_constraints:
             run=FINETUNED,
+        conda:
+            "../envs/tokamake.yaml"
         threads: 2
         resources:
             nodes=1,
@@ -73,6 +77,8 @@ if finetune_rules.names:
             "results/benchmarks/{run}/export_finetuned.tsv"
         wildcard_constraints:
             run=FINETUNED,
+        conda:
+            "../envs/tokamake.yaml"
         threads: 4
         shell:
             "tokamake convert --from {input.model:q} --to {output:q} --format hf"
@@ -94,6 +100,8 @@ if finetune_rules.names:
             "results/benchmarks/{run}/evaluate_finetuned.tsv"
         wildcard_constraints:
             run=FINETUNED,
+        conda:
+            "../envs/tokamake.yaml"
         threads: 2
         resources:
             nodes=1,
@@ -131,6 +139,8 @@ if finetune_rules.names:
             "results/benchmarks/{run}/plot_finetuned.tsv"
         wildcard_constraints:
             run=FINETUNED,
+        conda:
+            "../envs/tokamake.yaml"
         params:
             folder=subpath(output[0], parent=True),
         shell:

@@ -39,6 +39,8 @@ rule plot:
         "results/benchmarks/{run}/plot.tsv"
     wildcard_constraints:
         run="|".join(map(re.escape, PLOTTED)) or "(?!)",
+    conda:
+        "../envs/tokamake.yaml"
     params:
         earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
         tasks=lambda wildcards, input: [f"--tasks={path}" for path in input.tasks],
@@ -77,6 +79,8 @@ if ENCODERS:
             "results/benchmarks/{run}/plot_encoder.tsv"
         wildcard_constraints:
             run="|".join(map(re.escape, ENCODERS)),
+        conda:
+            "../envs/tokamake.yaml"
         params:
             run=subpath(input.train, parent=True),
             index=subpath(input.index, parent=True),
@@ -107,6 +111,8 @@ rule compare:
         f"{DATA_SET.logs}/compare.log",
     benchmark:
         f"{DATA_SET.benchmarks}/compare.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         runs=[f"results/{run}" for run in PLOTTED],
         folder=subpath(output[0], parent=True),
@@ -133,6 +139,8 @@ rule report:
         f"{DATA_SET.logs}/report.log",
     benchmark:
         f"{DATA_SET.benchmarks}/report.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         config=report_rules.config_text,
         # A function, since its folder may have braces. A function of the output is not among the

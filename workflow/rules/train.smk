@@ -14,6 +14,8 @@ checkpoint plan_segments:
     wildcard_constraints:
         run="|".join(segments.open_ended) or "(?!)",
     localrule: True  # it takes no time, and all that follows waits for it
+    conda:
+        "../envs/tokamake.yaml"
     params:
         steps=run_settings.value("train.segment_steps"),
     shell:
@@ -35,6 +37,8 @@ rule resolve:
         "logs/{run}/resolve.log",
     benchmark:
         "results/benchmarks/{run}/resolve.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     params:
         settings=run_settings.section("train", leave_out=("on_change", "segment_steps")),
         seed=run_settings.value("seed"),
@@ -65,6 +69,8 @@ rule train:
         "logs/{run}/train{segment}.log",
     benchmark:
         "results/benchmarks/{run}/train{segment}.tsv"
+    conda:
+        "../envs/tokamake.yaml"
     threads: 2
     resources:
         nodes=1,

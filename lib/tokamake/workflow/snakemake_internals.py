@@ -16,6 +16,7 @@ from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
 from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.resources import Resource
+from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from tokamake import files
@@ -38,7 +39,7 @@ class Snakemake:
             workflow: Snakemake's global `workflow`, in workflow/Snakefile.
         """
         self._workflow = workflow
-        self.repository = Path(workflow.current_basedir).parent
+        self.repository = Path(workflow.current_basedir).resolve().parent
         """Folder above the one of this file."""
         # `use rule * from tokamake as tokamake_*` renames rules.
         self._renamed = workflow.modifier.modify_rulename
@@ -47,6 +48,11 @@ class Snakemake:
     def is_main_process(self) -> bool:
         """Whether jobs are planned here; False in the process of a job."""
         return bool(self._workflow.is_main_process)
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether jobs run in the conda environments of their rules."""
+        return DeploymentMethod.CONDA in self._workflow.deployment_settings.deployment_method
 
     @property
     def config_files(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Start of the workflow: checks the config and makes the functions that its rules call."""
 
 import atexit
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -61,14 +62,15 @@ class RuleFunctions:
     report: ReportRules
 
 
-def shell_prefix() -> str:
+def shell_prefix(snakemake: Snakemake) -> str:
     """Start of each shell command, which puts the commands of this Python's environment on PATH.
 
-    Jobs then find them whether the environment is activated or not. Snakemake omits its strict mode
-    where a prefix is set.
+    Jobs then find them whether the environment is activated or not. With `--sdm conda`, Snakemake
+    has activated an environment of its own. Snakemake omits its strict mode where a prefix is set.
     """
     folder = shlex.quote(str(Path(sys.executable).parent))
-    return f'set -euo pipefail; PATH={folder}:"$PATH"; '
+    path = "" if snakemake.uses_conda else f'PATH={folder}:"$PATH"; '
+    return f"set -euo pipefail; {path}"
 
 
 def rule_functions(
@@ -82,6 +84,8 @@ def rule_functions(
             Snakemake run the rule first.
     """
     is_main = snakemake.is_main_process
+    # workflow/envs/tokamake.post-deploy.sh installs it; Snakemake runs a copy of the script.
+    os.environ["TOKAMAKE_REPOSITORY"] = str(snakemake.repository)
     resolve_launch(snakemake, snakemake.repository)
     shorten_changed_params()
     snakemake.keep_records_beside_outputs()
