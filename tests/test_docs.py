@@ -61,6 +61,7 @@ BUILT = {
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
+    "notebook": ("tokamake/losses.svg",),
     "serve": ("tokamake/answers.txt",),
     "tasks": ("tokamake/results/mine/tasks/wiki.json", "tokamake/scores.json"),
     "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),

@@ -75,7 +75,10 @@ TESTED_THROUGH = {
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_training_curves.py": [
-        *("report/length_figure", "report/mixture", "report/style"),
+        *("report/length_figure", "report/style"),
+    ],
+    "results/test_results.py": [
+        *("results/corpora", "results/finished_runs", "results/metrics_file", "results/scores"),
     ],
     "report/test_plot.py": ["report/html_pages", "report/tables"],
     "status/test_status.py": ["status/training"],

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 import yaml
 
 from tests.support.finished_run import TRAINED, make_inputs, metric, scores
 from tokamake.errors import UserError
-from tokamake.report.metrics_history import read_history
-from tokamake.report.plot import plot
+from tokamake.report.plot import best_checkpoint, plot
 
 
 @pytest.fixture
@@ -88,11 +88,6 @@ def test_an_encoder_has_accuracies_in_place_of_scores_and_samples(
     summary = Page(tmp_path / "plots/summary.html").texts
     assert summary[summary.index("validation token accuracy") + 1] == "25.0%"
     assert summary[summary.index("validation sample accuracy") + 1] == "62.5%"
-    history = read_history(inputs["metrics"])
-    assert {name: shares.tolist() for name, (_, shares) in history.accuracies.items()} == {
-        "tokens": [0.25],
-        "order of sentences": [0.625],
-    }
 
 
 def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -193,9 +188,10 @@ def test_old_metadata_is_explained(inputs: dict[str, Path], tmp_path: Path) -> N
     ("text", "message"),
     [
         ("", "no training step"),
-        ('{"step": 1, "lo', "metrics:1: not valid JSON"),
-        ('{"loss": 1.0}', "metrics:1: no key 'step'"),
-        ('{"step": 1, "loss": null}', "metrics:1: loss is None, not a number"),
+        ('{"step": 1, "lo', "metrics:1: not a JSON object with a step; remove the line"),
+        ('{"loss": 1.0}', "metrics:1: not a JSON object with a step; remove the line"),
+        ('{"step": 1, "loss": "low"}', "metrics:1: loss is 'low', not a number"),
+        ('{"step": 1, "loss": null}', "no training step"),
     ],
 )
 def test_broken_metrics_are_explained(
@@ -212,3 +208,24 @@ def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path, name: 
     inputs[name].unlink()
     with pytest.raises(UserError, match=re.escape(str(inputs[name]))):
         plot(**inputs, output=tmp_path / "plots")
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept", "best"),
+    [
+        ({2: 3.0, 4: 1.0, 6: 2.0}, (2, 4, 6), 4),
+        ({2: 3.0, 4: 1.0, 6: 2.0}, (2, 6), 6),
+        ({2: 1.0, 4: 2.0, 6: 1.0}, (2, 4, 6), 6),
+        ({2: 1.0}, (4, 6), 6),
+        ({}, (4, 6), 6),
+    ],
+    ids=["lowest", "lowest of the kept", "later of equals", "none validated", "no validation"],
+)
+def test_the_best_checkpoint_has_the_lowest_loss(
+    tmp_path: Path, losses: dict[int, float], kept: tuple[int, ...], best: int
+) -> None:
+    for step in kept:
+        (tmp_path / f"global_step{step}").mkdir()
+    history = pd.DataFrame({"step": losses.keys(), "validation_loss": losses.values()})
+    chosen = best_checkpoint(history, tmp_path / "global_step6")
+    assert chosen == tmp_path / f"global_step{best}"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
@@ -12,14 +13,27 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.length_histogram import histogram
 from tokamake.report import style, training_curves
 from tokamake.report.length_figure import lengths
-from tokamake.report.metrics_history import read_history, smooth
-from tokamake.report.mixture import Component, largest, read_mixture, total
+from tokamake.report.mixture import largest, total
+from tokamake.report.training_curves import measured, read_history, smooth
+from tokamake.results.corpora import MIXTURE, read_mixture
+from tokamake.results.frames import frame
 
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
     """Arguments of `plot`."""
     return make_inputs(tmp_path)
+
+
+def corpora(shares: dict[str, float], **values: object) -> pd.DataFrame:
+    """Corpora with these shares of tokens and samples; each is read once."""
+    known = {"datasets": 1, "documents": 1, "tokens": 10, "text_bytes": 40, "lengths": ()}
+    known |= {"trained_tokens": 8, "epochs": 1.0, **values}
+    rows = [
+        {"corpus": name, "share_of_tokens": share, "share_of_samples": share, **known}
+        for name, share in shares.items()
+    ]
+    return frame(rows, MIXTURE)
 
 
 def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, Path]) -> None:
@@ -30,8 +44,9 @@ def test_a_mixture_follows_prefixes_and_keeps_unused_corpora(inputs: dict[str, P
     mixture = read_mixture(
         metadata=inputs["metadata"], index=inputs["index"], run=read_run(inputs["config"])
     )
-    shares = {row.name: (row.tokens, row.share_of_tokens, row.share_of_samples) for row in mixture}
-    assert shares == {
+    columns = ["corpus", "tokens", "share_of_tokens", "share_of_samples"]
+    shares = mixture[columns].itertuples(index=False)
+    assert {name: tuple(values) for name, *values in shares} == {
         "code": (4000, 0.75, 0.75),
         "old": (2000, 0.25, 0.25),
         "a&b": (2000, 0.0, 0.0),
@@ -47,7 +62,7 @@ def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[st
     with style.styled():
         axes = training_curves.loss(history, 1000).axes[0]
     drawn = lines_of(axes)
-    np.testing.assert_array_equal(drawn[style.PALE_BLUE][1], history.training["loss"])
+    np.testing.assert_array_equal(drawn[style.PALE_BLUE][1], history["loss"].dropna())
     np.testing.assert_array_equal(drawn[style.ORANGE], [[25, 50], [3.5, 3.25]])
     assert drawn[style.MUTED][1] == pytest.approx([np.log(1000)] * 2)
     texts = [text.get_text() for text in axes.texts]
@@ -55,6 +70,20 @@ def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[st
     assert "uniform guess\nln 1,000 = 6.91" in texts
     low, high = axes.get_ylim()
     assert low < 3 < np.log(1000) < high
+
+
+def test_accuracy_figure_names_predictions_and_splits() -> None:
+    history = pd.DataFrame(
+        {
+            "step": [50],
+            "validation_token_accuracy": [0.25],
+            "validation_sample_accuracy/hard": [0.625],
+        }
+    )
+    with style.styled():
+        axes = training_curves.accuracy(history).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["tokens 25.0%", "order of sentences (hard) 62.5%"]
 
 
 def test_loss_figure_shows_the_corpora_with_the_most_lines(inputs: dict[str, Path]) -> None:
@@ -67,7 +96,7 @@ def test_loss_figure_shows_the_corpora_with_the_most_lines(inputs: dict[str, Pat
         recorded.append(json.dumps(line))
     inputs["metrics"].write_text("\n".join(recorded) + "\n")
     history = read_history(inputs["metrics"])
-    assert {*history.corpora} == {f"c{corpus}" for corpus in range(10)}
+    assert {*measured(history, "loss")} == {"", *(f"c{corpus}" for corpus in range(10))}
     with style.styled():
         axes = training_curves.loss(history, 1000).axes[0]
     texts = [text.get_text() for text in axes.texts]
@@ -94,26 +123,23 @@ def test_end_labels_keep_their_order_and_do_not_overlap() -> None:
 
 
 def test_very_many_corpora_share_a_bar() -> None:
-    many = [Component(f"c{n:03d}", 1, 1, 10, 40, 0.01, 0.01, 1.0, 8) for n in range(100)]
+    many = corpora({f"c{n:03d}": 0.01 for n in range(100)})
     with style.styled():
         axes = training_curves.mixture(many).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert len(names) == 30
     assert names[-1] == "71 others"
     assert axes.containers[0][-1].get_width() == pytest.approx(0.71)
-    assert total(many).epochs == pytest.approx(1.0)
+    assert total(many)["epochs"].tolist() == pytest.approx([1.0])
 
 
 def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
-    shares = {"a": 0.1, "b": 0.4, "c": 0.1, "d": 0.4}
-    corpora = [
-        Component(name, 1, 1, 10, 40, 0.25, share, share / 0.25, 8)
-        for name, share in shares.items()
-    ]
-    assert largest(corpora, 4) == corpora
-    *kept, others = largest(corpora, 3)
-    assert [row.name for row in kept] == ["b", "d"]
-    assert (others.name, others.tokens, others.share_of_tokens) == ("2 others", 20, 0.5)
+    many = corpora({"a": 0.1, "b": 0.4, "c": 0.1, "d": 0.4}).assign(share_of_tokens=0.25)
+    many["epochs"] = many["share_of_samples"] / 0.25
+    assert largest(many, 4) is many
+    *kept, others = largest(many, 3).itertuples()
+    assert [row.corpus for row in kept] == ["b", "d"]
+    assert (others.corpus, others.tokens, others.share_of_tokens) == ("2 others", 20, 0.5)
     assert (others.share_of_samples, others.epochs) == pytest.approx((0.2, 0.4))
 
 
@@ -125,9 +151,9 @@ def bars(axes: Axes, name: str) -> dict[float, float]:
 
 def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> None:
     run = read_run(inputs["config"])
-    corpora = read_mixture(metadata=inputs["metadata"], index=inputs["index"], run=run)
+    mixture = read_mixture(metadata=inputs["metadata"], index=inputs["index"], run=run)
     with style.styled():
-        code, other = lengths(corpora, 64).axes
+        code, other = lengths(mixture, 64).axes
     # Documents: 9 of 125 tokens, 9 of 250, 1 of 875 and 1 of 1,750.
     assert bars(code, "share of documents") == {6: 0.45, 7: 0.45, 8: 0, 9: 0.05, 10: 0.05}
     assert bars(code, "share of tokens") == pytest.approx(
@@ -145,10 +171,12 @@ def test_lengths_figure_counts_documents_and_tokens(inputs: dict[str, Path]) -> 
 
 def test_lengths_figure_accepts_empty_and_very_many_corpora() -> None:
     short = tuple(histogram([np.array([0, 1, 5])]))
-    many = [Component(f"c{n:03d}", 1, 3, 6, 40, 0.01, 0.01, 1.0, 8, short) for n in range(100)]
+    names = {f"c{n:03d}": 0.01 for n in range(100)}
+    many = corpora({**names, "none": 0.0}, documents=3, tokens=6, lengths=short)
+    many.at[100, "lengths"] = ()
     with style.styled():
-        panels = lengths([*many, Component("none", 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)], 2048).axes
-        assert lengths([], 2048).axes == []
+        panels = lengths(many, 2048).axes
+        assert lengths(corpora({}), 2048).axes == []
     assert len(panels) == 12
     assert panels[-1].get_title(loc="left") == "89 others"
     assert panels[-1].get_title(loc="right").startswith("267 documents")
@@ -173,6 +201,6 @@ def test_smoothing_keeps_lines_straight_and_damps_noise() -> None:
 def test_a_repeated_step_counts_once(inputs: dict[str, Path]) -> None:
     lines = [metric(1, 9.0), metric(2, 8.0), metric(1, 7.0)]
     inputs["metrics"].write_text("".join(json.dumps(line) + "\n" for line in lines))
-    training = read_history(inputs["metrics"]).training
-    assert training["step"].tolist() == [1, 2]
-    assert training["loss"].tolist() == [7.0, 8.0]
+    history = read_history(inputs["metrics"])
+    assert history["step"].tolist() == [1, 2]
+    assert history["loss"].tolist() == [7.0, 8.0]

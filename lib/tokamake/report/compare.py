@@ -1,26 +1,11 @@
 """Stage `compare`: settings and results of finished runs side by side."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
-
-    from tokamake.config.resolved_run import Run
-    from tokamake.report.metrics_history import MetricsHistory
-
-
-class FinishedRun(NamedTuple):
-    """Files of a finished run."""
-
-    run: "Run"
-    history: "MetricsHistory"
-    train_json: dict[str, Any]
-    scores: dict[str, Any]
-    """Overall scores of evaluate.json."""
-    mixture: dict[str, str]
-    """Share of each corpus in the training samples."""
-
 
 _FILES = {"run.yaml": "resolve", "train.json": "train", "evaluate.json": "evaluate"}
 """Files of a finished run, with the stage that writes each."""
@@ -39,15 +24,17 @@ def compare(*runs: Path, output: Path) -> None:
     from tokamake.errors import UserError
     from tokamake.files import atomic_folder
     from tokamake.report import style
+    from tokamake.report.training_curves import read_history
 
     if len(runs) < 2:
         named = runs[0] if runs else "no run"
         raise UserError(f"{named}: nothing to compare with; give the folders of two or more runs")
     _check_finished(runs)
-    finished = [_read(folder) for folder in runs]
+    histories = [read_history(folder / "training/metrics.jsonl") for folder in runs]
+    page = _page(runs)
     with style.styled(), atomic_folder(output) as folder:
-        (folder / "runs.html").write_text(_page(finished), encoding="utf-8")
-        style.save(_losses(finished), folder / "losses.svg")
+        (folder / "runs.html").write_text(page, encoding="utf-8")
+        style.save(_losses([folder.name for folder in runs], histories), folder / "losses.svg")
     print(f"{output}: {len(runs)} runs")
 
 
@@ -68,91 +55,84 @@ def _check_finished(runs: tuple[Path, ...]) -> None:
                 )
 
 
-def _read(folder: Path) -> FinishedRun:
-    from tokamake.config.resolved_run import read_run
-    from tokamake.files import read_json
-    from tokamake.report.metrics_history import read_history
-
-    run = read_run(folder / "run.yaml")
-    index = read_json(run.index / "index.json", "make it with `tokamake index`")
-    samples: dict[str, int] = {}
-    for file in index["splits"]["train"]["files"]:
-        samples[file["corpus"]] = samples.get(file["corpus"], 0) + file["drawn_samples"]
-    return FinishedRun(
-        run,
-        read_history(folder / "training/metrics.jsonl"),
-        read_json(folder / "train.json", "make it with `tokamake train`"),
-        read_json(folder / "evaluate.json", "make it with `tokamake evaluate`")["overall"],
-        {f"share of {name}": f"{n / sum(samples.values()):.1%}" for name, n in samples.items()},
-    )
-
-
-def _page(finished: list[FinishedRun]) -> str:
-    from tokamake.config.fields import dotted
+def _page(folders: tuple[Path, ...]) -> str:
+    from tokamake import results
     from tokamake.report import html_pages
 
-    settings = [dotted(run.run.model_dump(mode="json")) | run.mixture for run in finished]
+    settings = [_settings(folder) for folder in folders]
     keys = dict.fromkeys(key for values in settings for key in values)
     # Paths always differ between runs. A random checkpoint is only such a path.
-    random = all(run.run.train.finetune is None for run in finished)
+    random = all(values.get("train.finetune") is None for values in settings)
     paths = {"run", "index", "output", *(["checkpoint"] if random else [])}
     differing = [
         key for key in keys if key not in paths and len({str(s.get(key)) for s in settings}) > 1
     ]
     rows = [
-        [run.run.run, *(_format(values.get(key)) for key in differing)]
-        for run, values in zip(finished, settings, strict=True)
+        [values["run"], *(_format(values.get(key)) for key in differing)] for values in settings
     ]
     header = ("run", "steps", "tokens", "training loss", "validation loss", "perplexity")
-    results = html_pages.table((*header, "bits per byte"), [_result(run) for run in finished])
-    parts = [("", results), ("What differs", html_pages.table(("run", *differing), rows))]
-    return html_pages.page("Runs", html_pages.sections(parts if differing else parts[:1]))
+    finished = [*map(_result, results.runs(*folders).itertuples())]
+    parts = [("", html_pages.table((*header, "bits per byte"), finished))]
+    if differing:
+        parts.append(("What differs", html_pages.table(("run", *differing), rows)))
+    return html_pages.page("Runs", html_pages.sections(parts))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Settings of a run, and the share of each corpus in its training samples."""
+    from tokamake import results
+
+    (settings,) = results.settings(folder).to_dict("records")
+    shares = results.mixtures(folder)[["corpus", "share_of_samples"]].to_numpy()
+    return settings | {f"share of {corpus}": f"{share:.1%}" for corpus, share in shares}
 
 
 def _format(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _result(run: FinishedRun) -> list[str]:
-    train, measurements = run.train_json, run.train_json["validation_losses"]
-    validation = measurements[-1].get("validation_loss") if measurements else None
-    scores = (run.scores["perplexity"], run.scores["bits_per_byte"])
+def _result(run: Any) -> list[str]:
+    import pandas as pd
+
+    losses, scores = (run.last_loss, run.validation_loss), (run.perplexity, run.bits_per_byte)
     return [
-        run.run.run,
-        f"{train['step']:,}",
-        f"{train['consumed_tokens']:,}",
-        *("–" if loss is None else f"{loss:.4f}" for loss in (train["last_loss"], validation)),
-        *("–" if score is None else f"{score:,.4f}" for score in scores),
+        run.run,
+        f"{run.step:,}",
+        f"{run.consumed_tokens:,}",
+        *("–" if pd.isna(loss) else f"{loss:.4f}" for loss in losses),
+        *("–" if pd.isna(score) else f"{score:,.4f}" for score in scores),
     ]
 
 
-def _losses(finished: list[FinishedRun]) -> "Figure":
+def _losses(names: list[str], histories: "list[pd.DataFrame]") -> "Figure":
     """Draw the losses of all runs over consumed tokens."""
     import numpy as np
     from matplotlib.ticker import EngFormatter
 
     from tokamake.report import style
-    from tokamake.report.metrics_history import smooth
+    from tokamake.report.training_curves import measured, smooth
 
-    common = set.intersection(*(set(run.history.validation) for run in finished))
-    name = "valid" if "valid" in common else min(common, default=None)
-    title = "Training loss" if name is None else "Validation loss"
-    figure, axes = style.over_steps(title, height=max(4.8, 0.24 * len(finished)))
+    validations = [measured(history, "validation_loss") for history in histories]
+    common = set.intersection(*map(set, validations))
+    split = min(common, default=None)  # "" is the validation split of the training data
+    title = "Training loss" if split is None else "Validation loss"
+    figure, axes = style.over_steps(title, height=max(4.8, 0.24 * len(names)))
     axes.set_xlabel("tokens")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylabel("nats per token")
     labels = []
     colors = (style.BLUE, *style.VALIDATION_COLORS)
-    for number, run in enumerate(finished):
+    for number, (name, history) in enumerate(zip(names, histories, strict=True)):
         color = colors[number % len(colors)]
-        if name is None:
-            steps, values = run.history.training["step"], smooth(run.history.training["loss"])
+        if split is None:
+            steps, losses = measured(history, "loss")[""]
+            values = smooth(losses)
         else:
-            steps, values = run.history.validation[name]
-        training = run.history.training
+            steps, values = validations[number][split]
         # Validation steps need not be logged training steps.
-        tokens = np.interp(steps, [0, *training["step"]], [0, *training["consumed_tokens"]])
+        logged, consumed = measured(history, "consumed_tokens")[""]
+        tokens = np.interp(steps, [0, *logged], [0, *consumed])
         axes.plot(tokens, values, "-o", color=color, linewidth=1.6, markersize=3.5)
-        labels.append(style.Label(values[-1], f"{run.run.run} {values[-1]:.3f}", color))
+        labels.append(style.Label(values[-1], f"{name} {values[-1]:.3f}", color))
     style.label_ends(axes, labels)
     return figure

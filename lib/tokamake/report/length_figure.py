@@ -1,7 +1,9 @@
 """Figure of document lengths: for each corpus, the shares of documents and tokens per bin."""
 
 import math
+from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -9,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tokamake.data.indexed import length_histogram
 from tokamake.report import style
-from tokamake.report.mixture import Component, largest
+from tokamake.report.mixture import largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED
 
 _MAX_ROWS = 12
@@ -17,19 +19,19 @@ _MAX_TICKS = 18
 _ROW_INCHES, _HEAD_INCHES = 1.25, 0.5
 
 
-def lengths(corpora: list[Component], sequence_length: int) -> Figure:
+def lengths(corpora: pd.DataFrame, sequence_length: int) -> Figure:
     """Draw bars for each corpus: the shares of its documents and tokens by document length."""
-    rows = largest([corpus for corpus in corpora if corpus.lengths], _MAX_ROWS)
+    rows = largest(corpora[corpora["lengths"].astype(bool)], _MAX_ROWS)
     figure = _titled("Document lengths", _ROW_INCHES * max(2, len(rows)) + 0.6)
-    if not rows:
+    if rows.empty:
         return figure
     panels = figure.subplots(len(rows), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     line = math.log2(sequence_length)
-    for axes, corpus in zip(panels, rows, strict=True):
+    for axes, corpus in zip(panels, rows.itertuples(), strict=True):
         _bars(axes, corpus)
         dashes = axes.axvline(line, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
         dashes.set_label(f"sequence length {sequence_length:,}")
-    all_bins = length_histogram.add(corpus.lengths for corpus in rows)
+    all_bins = length_histogram.add(rows["lengths"])
     first, last = (_place(all_bins[end]["longest"]) for end in (0, -1))
     panels[-1].set_xlim(min(first, line) - 0.4, max(last + 1, line) + 0.4)
     _label(panels[-1], range(first, last + 2))
@@ -55,7 +57,7 @@ def _place(longest: int) -> int:
     return longest.bit_length() - 1
 
 
-def _bars(axes: Axes, corpus: Component) -> None:
+def _bars(axes: Axes, corpus: Any) -> None:
     places = [_place(length_bin["longest"]) for length_bin in corpus.lengths]
     documents = [length_bin["documents"] for length_bin in corpus.lengths]
     tokens = [length_bin["tokens"] for length_bin in corpus.lengths]
@@ -65,7 +67,7 @@ def _bars(axes: Axes, corpus: Component) -> None:
     ):
         shares = [count / max(1, sum(counts)) for count in counts]
         axes.bar([place + offset for place in places], shares, 0.4, color=colour, label=name)
-    axes.set_title(corpus.name, loc="left", fontsize=11, color=INK)
+    axes.set_title(corpus.corpus, loc="left", fontsize=11, color=INK)
     mean = corpus.tokens / corpus.documents if corpus.documents else 0.0
     axes.set_title(
         f"{corpus.documents:,} documents, {mean:,.0f} tokens each on average",

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tokamake.config.resolved_run import Run
-    from tokamake.report.mixture import Component
 
 
 def model_card(
@@ -38,7 +39,7 @@ def model_card(
     from tokamake.checkpoint import model_tensors
     from tokamake.config.resolved_run import read_run
     from tokamake.files import read_json, write_text
-    from tokamake.report.mixture import read_mixture
+    from tokamake.results.corpora import read_mixture
 
     run = read_run(config)
     trained = read_json(train, "make it with `tokamake train`")
@@ -88,18 +89,18 @@ def _introduction(run: "Run", num_parameters: int, *, base_model: str | None) ->
     )
 
 
-def _data(corpora: "list[Component]", sources: dict[str, str]) -> str:
+def _data(corpora: "pd.DataFrame", sources: dict[str, str]) -> str:
     from tokamake.report.mixture import total
 
     rows: list[tuple[str, ...]] = [
         ("corpus", "files", "documents", "tokens", "share of training", "epochs")
     ]
-    for row in [*corpora, total(corpora)]:
+    for row in [*corpora.itertuples(), *total(corpora).itertuples()]:
         is_trained = bool(row.trained_tokens)
         rows.append(
             (
-                row.name,
-                f"`{sources[row.name]}`" if row.name in sources else "",
+                row.corpus,
+                f"`{sources[row.corpus]}`" if row.corpus in sources else "",
                 f"{row.documents:,}",
                 f"{row.tokens:,}",
                 f"{row.share_of_samples:.1%}" if is_trained else "held out",

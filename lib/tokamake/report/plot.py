@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def plot(
@@ -44,15 +47,15 @@ def plot(
     from tokamake.files import atomic_folder, read_json
     from tokamake.report import style, tables, training_curves
     from tokamake.report.length_figure import lengths
-    from tokamake.report.metrics_history import best_checkpoint, read_history
-    from tokamake.report.mixture import read_mixture
+    from tokamake.results.corpora import read_mixture
+    from tokamake.results.scores import read_scores
 
     run = read_run(config)
-    history = read_history(metrics)
+    history = training_curves.read_history(metrics)
     corpora = read_mixture(metadata=metadata, index=index, run=run)
     train_json = read_json(train, "make it with `tokamake train`")
     num_parameters = sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
-    segment_scores = {int(path.suffixes[0][1:]): _scores(path) for path in earlier}
+    segment_scores = {int(path.suffixes[0][1:]): read_scores(path) for path in earlier}
     pages = {
         "summary": tables.summary(
             run,
@@ -63,7 +66,7 @@ def plot(
         "corpora": tables.corpora(corpora),
     }
     if evaluation is not None:
-        scores = _scores(evaluation)
+        scores = read_scores(evaluation)
         pages["evaluation"] = tables.evaluation(scores, segment_scores, tasks=_tasks(tasks))
     if samples is not None:
         generated = read_json(samples, "make it with `tokamake generate`")
@@ -87,18 +90,28 @@ def plot(
 
 def _tasks(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Scores of each task after each step; `last`: at the end."""
-    from tokamake.files import read_json
+    from tokamake.results.scores import read_task
 
     tasks: dict[str, dict[str, Any]] = {}
     for path in paths:
         task, _, step = path.stem.partition(".")
-        read = read_json(path, "make it with `tokamake evaluate-task`")
-        tasks.setdefault(task, {})[f"{int(step):,}" if step else "last"] = read["scores"]
+        tasks.setdefault(task, {})[f"{int(step):,}" if step else "last"] = read_task(path)
     return tasks
 
 
-def _scores(path: Path) -> dict[str, Any]:
-    from tokamake.files import read_json
+def best_checkpoint(history: "pd.DataFrame", last: Path) -> Path:
+    """The kept checkpoint with the lowest validation loss; `last` if none was validated."""
+    import math
 
-    scores: dict[str, Any] = read_json(path, "make it with `tokamake evaluate`")
-    return scores
+    from tokamake.report.training_curves import measured
+
+    splits = measured(history, "validation_loss")
+    steps, losses = splits.get("") or next(iter(splits.values()), ((), ()))
+    loss_of = {
+        last.with_name(f"global_step{int(step)}"): loss
+        for step, loss in zip(steps, losses, strict=True)
+        if math.isfinite(loss)
+    }
+    kept = [folder for folder in loss_of if folder.is_dir()]
+    # Of equal losses, the later step's.
+    return min(reversed(kept), key=lambda folder: loss_of[folder], default=last)

@@ -4,10 +4,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
-from tokamake.report.mixture import DOCUMENT_COUNTS, Component, total
+from tokamake.report.mixture import total
+from tokamake.results.corpora import COUNTS
 from tokamake.units import duration, in_bytes
 
 _STOPPED = {
@@ -20,35 +23,36 @@ _PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
 """Measure of a model → number of decimals in tables."""
 
 
-def corpora(rows: list[Component]) -> str:
+def corpora(rows: pd.DataFrame) -> str:
     """Tables of corpora: sizes, weights, epochs, and statistics of documents."""
     header = ["corpus", "merged datasets", "documents", "tokens", "text", "weight", "epochs"]
-    sizes = html_pages.table(header, [_corpus(row) for row in rows], _corpus(total(rows)))
+    (overall,) = total(rows).itertuples()
+    sizes = html_pages.table(header, [*map(_corpus, rows.itertuples())], _corpus(overall))
     header = ["corpus", "read", "empty", "duplicate", "quarantined"]
     header += ["bytes per token", "mean length", "median length"]
-    documents = html_pages.table(header, [_documents(row) for row in rows], _documents(total(rows)))
+    documents = html_pages.table(header, [*map(_documents, rows.itertuples())], _documents(overall))
     return html_pages.page("Corpora", html_pages.sections([("", sizes), ("Documents", documents)]))
 
 
-def _corpus(row: Component) -> list[str]:
+def _corpus(row: Any) -> list[str]:
     return [
-        row.name,
-        f"{row.files:,}",
+        row.corpus,
+        f"{row.datasets:,}",
         f"{row.documents:,}",
         f"{row.tokens:,}",
-        "–" if row.text_bytes is None else in_bytes(row.text_bytes),
+        "–" if pd.isna(row.text_bytes) else in_bytes(row.text_bytes),
         f"{row.share_of_samples:.1%}" if row.trained_tokens else "held out",
         f"{row.epochs:.2f}" if row.trained_tokens else "–",
     ]
 
 
-def _documents(row: Component) -> list[str]:
+def _documents(row: Any) -> list[str]:
     median = median_bin(row.lengths)
-    counts = (getattr(row, name) for name in DOCUMENT_COUNTS)
+    counts = (getattr(row, name) for name in COUNTS)
     return [
-        row.name,
-        *("–" if count is None else f"{count:,}" for count in counts),
-        f"{row.text_bytes / row.tokens:.2f}" if row.text_bytes is not None and row.tokens else "–",
+        row.corpus,
+        *("–" if pd.isna(count) else f"{count:,}" for count in counts),
+        "–" if pd.isna(row.text_bytes) or not row.tokens else f"{row.text_bytes / row.tokens:.2f}",
         f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
         "–" if median is None else _range(median["shortest"], median["longest"]),
     ]

@@ -1,0 +1,157 @@
+"""Corpora: documents of the datasets of `describe`, and mixtures of runs, from their indexes."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tokamake import files
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.data.indexed import length_histogram
+from tokamake.data.indexed.length_histogram import Bin
+from tokamake.data.samples.index_folder import read_index
+from tokamake.errors import UserError
+from tokamake.results.frames import Row, concat, frame, pick, run_folders
+
+COUNTS = ("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents")
+"""Counts of the documents of raw files, in metadata.json."""
+_SUMS = {
+    **{"documents": "Int64", "tokens": "Int64", "text_bytes": "Int64"},
+    **dict.fromkeys(COUNTS, "Int64"),
+    "lengths": "object",
+}
+_DOCUMENTS = {"data_set": "string", "corpus": "string", "prefix": "string", **_SUMS}
+MIXTURE = {
+    **{"run": "string", "corpus": "string", "datasets": "Int64", **_SUMS},
+    **{"trained_tokens": "Int64", "share_of_tokens": "float64"},
+    **{"share_of_samples": "float64", "epochs": "float64"},
+}
+_NAMES = {"data_prefix": "prefix", "total_num_docs": "documents", "total_num_tokens": "tokens"}
+
+
+def documents(*folders: str | Path) -> pd.DataFrame:
+    """Merged datasets and their documents (metadata.json), a row for each dataset, by prefix.
+
+    | column | dtype | meaning |
+    |---|---|---|
+    | data_set | string | name of the data set |
+    | corpus, prefix | string | corpus, and path below the folder of the data set |
+    | documents, tokens | Int64 | in the dataset |
+    | text_bytes | Int64 | bytes of the raw text in UTF-8; missing: not known |
+    | documents_in | Int64 | documents of the raw files, with all that follow; missing: not known |
+    | empty_documents | Int64 | documents without tokens |
+    | duplicate_documents | Int64 | documents left out, since an earlier one is equal |
+    | quarantined_documents | Int64 | documents that could not be read |
+    | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
+
+    Args:
+        folders: results folders.
+
+    Raises:
+        UserError: a folder does not exist, or a metadata.json is damaged.
+    """
+    frames = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; name a results folder")
+        for path in [folder / "data/metadata.json", *sorted(folder.glob("data/*/metadata.json"))]:
+            if path.is_file():
+                name = "default" if path.parent.name == "data" else path.parent.name
+                frames.append(read_documents(path).assign(data_set=name))
+    return concat(frames, _DOCUMENTS)
+
+
+def read_documents(metadata: Path) -> pd.DataFrame:
+    """The datasets in a file of `describe`, in its order; columns of `documents`."""
+    remedy = "make it with `tokamake describe`"
+    described = files.read_json(metadata, remedy)
+    if not isinstance(described, list):
+        raise UserError(f"{metadata}: not a list of datasets; {remedy}")
+    rows = []
+    for dataset in described:
+        lengths = dataset.get("lengths") if isinstance(dataset, dict) else None
+        if not isinstance(lengths, list) or not all(map(_is_bin, lengths)):
+            raise UserError(f"{metadata}: has no lengths; rerun `tokamake describe`")
+        named = {_NAMES.get(key, key): value for key, value in dataset.items() if key != "lengths"}
+        row = pick(named, _DOCUMENTS, where=str(metadata), remedy=remedy)
+        rows.append({**row, "lengths": tuple(lengths)})
+    return frame(rows, _DOCUMENTS)
+
+
+def mixtures(*folders: str | Path) -> pd.DataFrame:
+    """Corpora in the training samples of runs, a row for each run and corpus.
+
+    | column | dtype | meaning |
+    |---|---|---|
+    | run, corpus | string | name of the run's folder, and of the corpus |
+    | datasets | Int64 | merged datasets |
+    | documents to lengths | | as in `documents`, for the corpus; missing: no metadata.json |
+    | trained_tokens | Int64 | tokens of its training documents |
+    | share_of_tokens | float64 | share of the training tokens of all corpora, 0 to 1 |
+    | share_of_samples | float64 | share of the training samples, 0 to 1 |
+    | epochs | float64 | passes of the run over its training documents |
+
+    Args:
+        folders: results folders, or folders of single runs. Runs without an index are left out.
+
+    Raises:
+        UserError: a folder does not exist, or a file is damaged.
+    """
+    frames = []
+    for folder in run_folders(folders):
+        if (folder / "index/index.json").is_file():
+            run = read_run(folder / "run.yaml")
+            data = folder.parent / "data"
+            metadata = (
+                data if run.data_set == "default" else data / run.data_set
+            ) / "metadata.json"
+            known = metadata if metadata.is_file() else None
+            mixture = read_mixture(metadata=known, index=folder / "index", run=run)
+            frames.append(mixture.assign(run=folder.name))
+    return concat(frames, MIXTURE)
+
+
+def read_mixture(*, metadata: Path | None, index: Path, run: Run) -> pd.DataFrame:
+    """Columns of `mixtures`; corpora in the order of the metadata, then of the index.
+
+    Corpora without training samples have share 0.
+    """
+    drawn = read_index(index)["splits"]["train"]["files"]
+    corpus_of_prefix = {file["prefix"]: file["corpus"] for file in drawn}
+    datasets: dict[str, list[Row]] = {}
+    for row in read_documents(metadata).to_dict("records") if metadata else []:
+        datasets.setdefault(corpus_of_prefix.get(row["prefix"], row["corpus"]), []).append(row)
+    names = dict.fromkeys([*datasets, *corpus_of_prefix.values()])
+    samples, tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for file in drawn:
+        samples[file["corpus"]] += file["drawn_samples"]
+        tokens[file["corpus"]] += file["tokens"]
+    all_samples, all_tokens = sum(samples.values()), sum(tokens.values())
+    consumed = (run.train.num_samples or 0) * run.train.sequence_length
+    rows: list[Row] = []
+    for name in names:
+        share = samples[name] / all_samples
+        own = datasets.get(name, [])
+        known = {"datasets": len(own), **sums(own)} if metadata else {}
+        rows.append(
+            {
+                **{"corpus": name, **known, "trained_tokens": tokens[name]},
+                "share_of_tokens": tokens[name] / all_tokens if all_tokens else 0.0,
+                "share_of_samples": share,
+                "epochs": share * consumed / tokens[name] if tokens[name] else 0.0,
+            }
+        )
+    return frame(rows, MIXTURE)
+
+
+def sums(parts: list[Row]) -> Row:
+    """Documents, tokens and the like of several rows; missing: not known for one of them."""
+    counts: Row = {}
+    for name in (name for name, dtype in _SUMS.items() if dtype == "Int64"):
+        values = [part[name] for part in parts]
+        counts[name] = None if any(map(pd.isna, values)) else sum(values)
+    return {**counts, "lengths": tuple(length_histogram.add(part["lengths"] for part in parts))}
+
+
+def _is_bin(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= Bin.__required_keys__
