@@ -188,7 +188,7 @@ def token_rows() -> np.ndarray:
 
 def masked_rows() -> Any:
     """Samples of random tokens: one of four is short, as documents end; 15 % are masked."""
-    from tokamake.train.masked_rows import MaskedRows
+    from tokamake.train.objectives.masked.rows import MaskedRows
 
     generator = np.random.default_rng(0)
     tokens = generator.integers(1, BERT["vocab_size"], (ROWS, LENGTH))

@@ -342,5 +342,8 @@ def test_each_class_name_means_one_thing() -> None:
 
 def plug_in_kind(path: Path) -> str | None:
     """Pattern of the plug-ins that a module belongs to."""
-    kinds = ("models/*/model.py", "train/backends/*.py", "train/trackers/*.py")
+    kinds = (
+        *("models/*/model.py", "train/backends/*.py", "train/objectives/*/objective.py"),
+        "train/trackers/*.py",
+    )
     return next((kind for kind in kinds if path.match(f"tokamake/{kind}")), None)

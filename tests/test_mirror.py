@@ -124,6 +124,11 @@ TESTED_THROUGH = {
     "train/backends/test_deepspeed_settings.py": [
         *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
     ],
+    # What is in a micro batch shows in the training on it.
+    "train/objectives/masked/test_objective.py": [
+        *("train/objectives/_base", "train/objectives/masked/rows"),
+    ],
+    "train/objectives/span_corruption/test_objective.py": ["train/objectives/span_corruption/rows"],
     "test_cli.py": ["commands"],
     "test_files.py": ["temporary_names"],
     "checkpoint/test_format_protocol.py": ["plugins"],

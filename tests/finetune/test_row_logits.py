@@ -15,7 +15,7 @@ from tokamake.config.finetune import FinetuneTask
 from tokamake.finetune.row_logits import RowBatches, row_logits
 from tokamake.finetune.rows import read_rows
 from tokamake.parallel.axis import Axis
-from tokamake.train.task_rows import TaskRows
+from tokamake.train.objectives.classification.rows import TaskRows
 
 NUM_ROWS = 11
 

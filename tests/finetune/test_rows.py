@@ -13,7 +13,7 @@ from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.finetune.example import Example
 from tokamake.finetune.rows import LabeledRows, RowLimits, read_rows, special_tokens
-from tokamake.train.task_rows import NO_CLASS
+from tokamake.train.objectives.classification.rows import NO_CLASS
 
 PAIRS = [("a b", "x y w1"), ("w1 w2 w3 w4", "a"), ("b", "w5 w6 w7 w8 w9 w10 w11")]
 TASK = FinetuneTask(name="rte")

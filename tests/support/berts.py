@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
-from tokamake.train.masked_rows import MaskedRows
+from tokamake.train.objectives.masked.rows import MaskedRows
 
 PAD = 0
 

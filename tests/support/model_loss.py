@@ -6,7 +6,7 @@ import torch
 
 from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
-from tokamake.train.batch import inputs_and_labels
+from tokamake.train.objectives.causal.objective import inputs_and_labels
 
 
 def mean_loss(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
-from tokamake.train.span_rows import SpanRows
+from tokamake.train.objectives.span_corruption.rows import SpanRows
 
 PAD, BOS = 0, 1
 

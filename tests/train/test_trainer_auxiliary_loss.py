@@ -19,7 +19,6 @@ from tokamake.models.llama import model as llama
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.preflight.run import check_run
-from tokamake.train.batch import to_batch
 from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 
@@ -60,7 +59,7 @@ def test_the_trainer_adds_an_auxiliary_loss_to_the_mean_cross_entropy(run: Run) 
     model, size = stages.modules[0], run.train.sequence_length + 1
     rows = np.random.default_rng(1).integers(run.architecture.vocab_size or 0, size=(2, size))
     rows[1, -5:] = -1  # no tokens, hence no labels
-    batch = to_batch(rows, run, device=CPU)
+    batch = stages.objective.to_batch(rows)
     num_labels = int((batch.labels != NO_LABEL).sum())
     stages.forward_backward([batch], LossFactors(1 / num_labels))
     gradients = [parameter.grad.clone() for parameter in model.parameters()]

@@ -11,7 +11,7 @@ import torch
 from tokamake.errors import UserError
 from tokamake.inference.model import InferenceModel
 from tokamake.runtime.console import progress
-from tokamake.train.batch import inputs_and_labels
+from tokamake.train.objectives.causal.objective import inputs_and_labels
 
 _MAX_NATS = 700.0
 """Maximum loss per token: exp() of a little more overflows 64-bit floats."""

@@ -136,8 +136,7 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
     from tokamake.checkpoint.load_model import verify
     from tokamake.models.common.language_model import predictions
     from tokamake.train.batch import to_device
-    from tokamake.train.masked_rows import inputs_of_encoder
-    from tokamake.train.task_rows import TaskRows
+    from tokamake.train.objectives.classification.rows import TaskRows
 
     rank, world_size = ranks
     verify(opened, rank=rank, world_size=world_size)
@@ -147,8 +146,7 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
 
     def forward(micro_batches: Iterable[TaskRows]) -> Iterator[Tensor]:
         for rows in micro_batches:
-            arrays = inputs_of_encoder(rows.types, rows.padding_mask)
-            further = {name: to_device(array, device) for name, array in arrays.items()}
+            further = {name: to_device(array, device) for name, array in rows.arrays().items()}
             with torch.no_grad():
                 output = model(to_device(rows.tokens, device), **further)
             logits = predictions(output).sample_logits

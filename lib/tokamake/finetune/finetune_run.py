@@ -51,7 +51,7 @@ class FinetuneRun(Settings):
         """The run of the trainer's engine, its length given by epochs of `num_rows` rows."""
         steps = self.finetune.epochs * self.steps_per_epoch(num_rows)
         values = {**used_settings(self.train), "train_steps": steps}
-        return Run(
+        run = Run(
             run=self.run,
             seed=self.seed,
             checkpoint=self.checkpoint,
@@ -62,6 +62,8 @@ class FinetuneRun(Settings):
             architecture=self.architecture,
             train=validate(ResolvedTrainSettings, values, f"{self.run}: train"),
         )
+        train = run.train.model_copy(update={"objective": "classification"})
+        return run.model_copy(update={"train": train})
 
 
 def used_settings(train: TrainSettings) -> dict[str, object]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokamake.finetune.rows import LabeledRows
 from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
-from tokamake.train.task_rows import TaskRows
+from tokamake.train.objectives.classification.rows import TaskRows
 
 Forward = Callable[[Iterable[TaskRows]], Iterator[Tensor]]
 """From micro batches to the logits of each. All ranks have as many micro batches."""

@@ -21,7 +21,7 @@ from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 from tokamake.finetune.example import Example
 from tokamake.runtime.cores import file_workers
-from tokamake.train.task_rows import NO_CLASS, TaskRows
+from tokamake.train.objectives.classification.rows import NO_CLASS, TaskRows
 
 _NUM_AT_ONCE = 8192
 """Examples that are tokenized together."""

@@ -32,8 +32,8 @@ from tokamake.train.checkpoints.loading import load_newest_whole
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.loop import Job, Loop
+from tokamake.train.objectives.classification.rows import TaskRows
 from tokamake.train.step_result import StepResult
-from tokamake.train.task_rows import TaskRows
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
 from tokamake.train.bad_steps import BadStep
-from tokamake.train.batch import StepSamples
+from tokamake.train.batch import SampleIds
 from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.stability.heartbeat import Heartbeat
 from tokamake.train.step_result import NOTHING, StepResult
@@ -137,8 +137,8 @@ class Loop(ABC):
         """Whether this rank has written its files of the checkpoint that is being saved."""
         return False
 
-    def samples_of(self, batch: StepBatch) -> StepSamples:
-        return StepSamples(batch.sample_numbers)
+    def samples_of(self, batch: StepBatch) -> SampleIds:
+        return SampleIds(batch.sample_numbers)
 
     @abstractmethod
     def respond(self, result: StepResult, batch: StepBatch) -> bool:

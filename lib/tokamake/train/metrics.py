@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files, plugins
@@ -29,13 +30,11 @@ class Validation(NamedTuple):
     """A measurement of a validation split; the same on all ranks."""
 
     loss: float | None
-    """Mean over the tokens, plus the mean over the samples of the loss of their classes; None: no
-    token and no sample has a label."""
-    token_accuracy: float | None = None
-    """Share of the tokens with a label that the model predicts; None for causal models."""
-    sample_accuracy: float | None = None
-    """Share of the samples whose class, such as the order of sentences, it predicts; None: they
-    have none."""
+    """Mean over the tokens, plus the mean over the samples of their own loss; None: no token and no
+    sample has a label."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Means that the objective measures, such as token_accuracy: share of the tokens with a label
+    that the model predicts."""
 
 
 FILE = "metrics.jsonl"
@@ -213,8 +212,7 @@ def validation(splits: dict[str, Validation]) -> Record:
     return {
         f"validation_{key}" + f"/{name}" * (name != "valid"): value
         for name, each in splits.items()
-        for key, value in each._asdict().items()
-        if value is not None or key == "loss"
+        for key, value in {"loss": each.loss, **each.metrics}.items()
     }
 
 
@@ -222,10 +220,15 @@ def validation_text(name: str, split: Validation) -> str:
     """A measurement of a validation split for people."""
     if split.loss is None:
         return f"{title(name)} none: no token of the split has a label"
-    accuracies = {"tokens": split.token_accuracy, "samples": split.sample_accuracy}
-    shares = (f"{value:.1%} of {what}" for what, value in accuracies.items() if value is not None)
-    right = ", ".join(shares)
-    return f"{title(name)} {split.loss:.4f}" + f" ({right} right)" * bool(right)
+    shares, texts = [], []
+    for key, value in split.metrics.items():
+        if key.endswith("_accuracy"):
+            shares.append(f"{value:.1%} of {key.removesuffix('_accuracy')}s")
+        else:
+            texts.append(f"{key} {value:.4f}")
+    if shares:
+        texts.insert(0, f"{', '.join(shares)} right")
+    return f"{title(name)} {split.loss:.4f}" + f" ({', '.join(texts)})" * bool(texts)
 
 
 def title(name: str) -> str:

@@ -14,36 +14,37 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
+from tokamake.models.common.language_model import DropoutRates, Output, Predictions
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
-from tokamake.parallel.loss import NO_LABEL, cross_entropy, num_right
+from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline, stages_of_rank
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
+from tokamake.train.objectives._base import Labels, make_objective
 from tokamake.train.sampled_labels import sampled_labels
-from tokamake.train.task_rows import num_labeled, sum_of_losses
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
 
 
 class LossFactors(NamedTuple):
-    """Factors of the sums of losses of a global batch; a reciprocal of its count makes a mean."""
+    """1/labels and 1/samples of a global batch: turn sums of losses into means."""
 
     tokens: float = 1.0
     """Factor of the loss of tokens."""
     samples: float = 1.0
-    """Factor of the loss of classes of samples."""
+    """Factor of the loss of whole samples."""
 
     def times(self, factor: float) -> "LossFactors":
         return LossFactors(self.tokens * factor, self.samples * factor)
 
 
-TOKENS_ALONE = LossFactors(samples=0.0)
+SUM_OF_TOKENS = LossFactors(samples=0.0)
+"""The sum of the losses of tokens, without losses of samples."""
 
 
 class PipelineStages:
@@ -53,10 +54,11 @@ class PipelineStages:
         chunks: this rank's part of each parameter.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
-        sample_losses: (2,) sum of the losses of the classes of samples, and their number, for each
-            micro batch since `take_sample_loss`; without gradients.
-        num_right: (2,) tokens, and samples, that an encoder predicts, for each micro batch of a
-            validation since `take_num_right`.
+        objective: what the model learns.
+        sample_losses: (2,) sum of the losses of whole samples, and their number, for each micro
+            batch since `take_sample_loss`; without gradients.
+        measured: (metrics, 2) what `ObjectiveBase.measure` returns, for each micro batch of a
+            validation since `take_measured`.
 
     Args:
         shard: whether FSDP2 does data parallelism; if not, parameters stay plain, in fp32, and in
@@ -65,7 +67,7 @@ class PipelineStages:
 
     def __init__(self, run: Run, mesh: Mesh, *, device: torch.device, shard: bool = True) -> None:
         self._run, self._mesh, self._train, self._device = run, mesh, run.train, device
-        self._vocab_size = run.architecture.vocab_size
+        self.objective = make_objective(run, mesh, device=device)
         family = plugins.load("models/*/model", run.architecture.family)
         self.embedding_name: str = family.Model.embedding_name
 
@@ -101,7 +103,7 @@ class PipelineStages:
             sharding.keep_master_weights(self.chunks, self._dtype)
         self._factors = LossFactors()
         self.sample_losses: list[Tensor] = []
-        self.num_right: list[Tensor] = []
+        self.measured: list[Tensor] = []
         self.row_losses: list[Tensor] | None = [] if run.train.log_corpus_losses else None
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -163,62 +165,42 @@ class PipelineStages:
         """Whether this rank has the last stage."""
         return self._pipeline is None or self._pipeline.has_last
 
-    def _loss(self, output: Output, labels: Tensor, sample_labels: Tensor | None = None) -> Tensor:
-        assert self._vocab_size is not None
-        logits, auxiliary_loss, sample_logits = predictions(output)
-        if logits.dim() > 1:
-            total = cross_entropy(
-                logits,
-                labels,
-                mesh=self._mesh,
-                size=self._vocab_size,
-                compiled=self._train.compile,
-                row_losses=self.row_losses if torch.is_grad_enabled() else None,
-            )
-        else:  # a model with the head of a task
-            total = torch.zeros((), device=self._device)
-        if auxiliary_loss is not None and torch.is_grad_enabled():
+    def _loss(self, predicted: Predictions, labels: Labels) -> Tensor:
+        trains = torch.is_grad_enabled()
+        row_losses = self.row_losses if trains else None
+        losses = self.objective.losses(predicted, labels, row_losses=row_losses)
+        total = losses.tokens
+        if predicted.auxiliary_loss is not None and trains:
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
-            total = total + auxiliary_loss * (labels != NO_LABEL).sum()
+            total = total + predicted.auxiliary_loss * (labels.tokens != NO_LABEL).sum()
         total = total * self._factors.tokens
-        if self._train.objective != "causal" and not torch.is_grad_enabled():
-            self._count_right(predictions(output), labels, sample_labels=sample_labels)
-        if sample_logits is None or sample_labels is None:
+        if self.objective.metrics and not trains:
+            self.measured.append(self.objective.measure(predicted, labels))
+        if losses.samples is None or losses.num_samples is None:
             return total
-        of_samples = sum_of_losses(sample_logits, sample_labels)
-        count = num_labeled(sample_labels)
-        self.sample_losses.append(torch.stack((of_samples.detach(), count)))
-        return total + of_samples * self._factors.samples
+        self.sample_losses.append(torch.stack((losses.samples.detach(), losses.num_samples)))
+        return total + losses.samples * self._factors.samples
 
     def _pipeline_loss(self, output: Output, targets: Tensor) -> Tensor:
-        """Loss of what `_tensors_alone` returns; for the targets see `_targets`."""
+        """Loss of the output of `_tensors_alone`; for the targets see `_targets`."""
         logits, *of_samples = output if isinstance(output, tuple) else (output,)
-        if self._train.objective == "causal":
-            return self._loss(logits, targets)
+        labels = Labels(targets)
+        if self.objective.has_sample_labels:
+            labels = Labels(targets[:, :-1], targets[:, -1])
         predicted = Predictions(logits, sample_logits=of_samples[0] if of_samples else None)
-        return self._loss(predicted, targets[:, :-1], targets[:, -1])
+        return self._loss(predicted, labels)
 
     def take_sample_loss(self) -> Tensor:
-        """(2,) sum of the losses of classes of samples since the last call, and their number."""
+        """(2,) sum of the losses of whole samples since the last call, and their number."""
         losses, self.sample_losses = self.sample_losses, []
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
-    def _count_right(
-        self, predicted: Predictions, labels: Tensor, *, sample_labels: Tensor | None
-    ) -> None:
-        assert self._vocab_size is not None
-        counts = torch.zeros(2, device=self._device)
-        if predicted.logits.dim() > 1:
-            size = self._vocab_size
-            counts[0] = num_right(predicted.logits, labels, mesh=self._mesh, size=size)
-        if predicted.sample_logits is not None and sample_labels is not None:
-            counts[1] = (predicted.sample_logits.argmax(-1) == sample_labels).sum()
-        self.num_right.append(counts)
-
-    def take_num_right(self) -> Tensor:
-        """(2,) tokens, and samples, that were predicted since the last call."""
-        counts, self.num_right = self.num_right, []
-        return torch.stack(counts).sum(0) if counts else torch.zeros(2, device=self._device)
+    def take_measured(self) -> Tensor:
+        """(metrics, 2) sums of what was measured since the last call."""
+        measured, self.measured = self.measured, []
+        if measured:
+            return torch.stack(measured).sum(0)
+        return torch.zeros((len(self.objective.metrics), 2), device=self._device)
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], factors: LossFactors, *, draws: Sequence[Tensor] = ()
@@ -270,21 +252,21 @@ class PipelineStages:
         """
         self._factors = factors
         (module,) = self.modules.values()
-        output = module(batch.inputs, **batch.further_inputs)
+        predicted = self.objective.forward(module, batch)
         if draws is None:
-            return self._loss(output, batch.labels, batch.sample_labels)
-        assert self._vocab_size is not None
-        logits, size = predictions(output).logits, self._vocab_size
+            return self._loss(predicted, Labels(batch.labels, batch.sample_labels))
+        logits, size = predicted.logits, self._run.architecture.vocab_size
+        assert size is not None
         labels = sampled_labels(logits, batch, draws, mesh=self._mesh, vocab_size=size)
-        return self._loss(logits, labels)
+        return self._loss(Predictions(logits), Labels(labels))
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage.
 
-        `take_sample_loss` has those of the classes of samples.
+        `take_sample_loss` has the losses of whole samples.
         """
-        self._factors = TOKENS_ALONE
+        self._factors = SUM_OF_TOKENS
         if self._pipeline:
             joined = concatenated([*batches])
             return self._pipeline.evaluate(
@@ -295,14 +277,14 @@ class PipelineStages:
                 **joined.further_inputs,
             )
         sharding.round_master_weights(self.chunks)
-        return torch.stack([self.loss(batch, TOKENS_ALONE) for batch in batches]).sum()
+        return torch.stack([self.loss(batch, SUM_OF_TOKENS) for batch in batches]).sum()
 
     @torch.no_grad()
     def sample_logits(self, batch: MicroBatch) -> Tensor:
         """Logits (B, classes) of the samples of a micro batch, fp32; not for pipelines."""
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
-        logits = predictions(module(batch.inputs, **batch.further_inputs)).sample_logits
+        logits = self.objective.forward(module, batch).sample_logits
         assert logits is not None, "the model has a head for samples"
         return logits.float()
 
@@ -323,7 +305,7 @@ class PipelineStages:
 
 
 def _tensors_alone(module: Any, inputs: Any, output: Output) -> Tensor | tuple[Tensor, ...]:
-    """Output of the last stage in the form that torch's schedules take."""
+    """Output of the last stage as torch's schedules take it."""
     if isinstance(output, Tensor):
         return output
     tensors = tuple(tensor for tensor in output if tensor is not None)
@@ -331,7 +313,7 @@ def _tensors_alone(module: Any, inputs: Any, output: Output) -> Tensor | tuple[T
 
 
 def _targets(batch: MicroBatch) -> Tensor:
-    """Labels of tokens, (B, L); of masked samples (B, L + 1), with the class of each sample."""
+    """(B, L) labels of tokens; (B, L + 1), if samples have labels: these are the last column."""
     if batch.sample_labels is None:
         return batch.labels
     return torch.cat((batch.labels, batch.sample_labels[:, None]), dim=1)

@@ -1,7 +1,5 @@
 """Labels sampled from the model, for optimizers that need gradients of them (`prepare`)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,17 +8,23 @@ from torch import Tensor
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL, drawn
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.train.batch import MicroBatch, SampleRows, label_shape
+from tokamake.train.batch import MicroBatch
 
 
 def label_draws(
-    rows: Sequence[SampleRows], *, seed: int, step: int, mesh: Mesh = SINGLE_RANK
+    num_batches: int,
+    label_shape: tuple[int, int],
+    *,
+    seed: int,
+    step: int,
+    mesh: Mesh = SINGLE_RANK,
 ) -> list[Tensor]:
     """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
 
-    A token of a global batch has the same number however ranks share the batch.
+    A token of a global batch has the same number however ranks share the batch. `label_shape` is
+    `ObjectiveBase.label_shape` of its micro batches.
     """
-    shape = (len(rows), mesh.data.size, *label_shape(rows[0]))
+    shape = (num_batches, mesh.data.size, *label_shape)
     # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
     all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
     of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])

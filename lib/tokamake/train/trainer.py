@@ -21,7 +21,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
 from tokamake.train.bad_steps import BadStep
-from tokamake.train.batch import StepSamples, steps_of_rank
+from tokamake.train.batch import SampleIds, steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
 from tokamake.train.checkpoints.resume import ResumePoint
@@ -224,12 +224,12 @@ class Trainer(Loop):
     def is_logged(self, result: StepResult) -> bool:
         return self._due(self.run.train.log_interval) or self.state.step == 1 or result.stop
 
-    def samples_of(self, batch: StepBatch) -> StepSamples:
+    def samples_of(self, batch: StepBatch) -> SampleIds:
         """This rank's samples, with their corpora if losses of these are recorded."""
         numbers = batch.sample_numbers
         if not self.run.train.log_corpus_losses:
-            return StepSamples(numbers)
-        return StepSamples(numbers, self.samples.corpus_numbers(numbers), len(self.samples.corpora))
+            return SampleIds(numbers)
+        return SampleIds(numbers, self.samples.corpus_numbers(numbers), len(self.samples.corpora))
 
     def respond(self, result: StepResult, batch: StepBatch) -> bool:
         """Do what `train.on_bad_step` says; put a checkpoint in place if all ranks wrote it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.index_folder import read_index
@@ -11,7 +11,7 @@ from tokamake.data.samples.open_samples import open_samples
 from tokamake.data.samples.sentence_samples import SentenceSamples
 from tokamake.parallel.mesh import Mesh
 from tokamake.train import metrics
-from tokamake.train.batch import SampleRows, num_micro_batches
+from tokamake.train.batch import num_micro_batches
 
 
 class ValidationSplit(NamedTuple):
@@ -21,7 +21,7 @@ class ValidationSplit(NamedTuple):
     num_steps: int
     """Number of global batches."""
 
-    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[SampleRows]:
+    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[Any]:
         """This rank's micro batches, always the same ones."""
         rows = batches(
             self.samples,

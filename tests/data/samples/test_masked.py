@@ -14,7 +14,7 @@ from tests.support.sentence_data import (
     without_loss,
 )
 from tokamake.data.samples.masked import MaskedSamples, make_sampler, masked_record
-from tokamake.data.samples.objective import Objective
+from tokamake.data.samples.objective import SentenceMasking
 
 PAD, MASK = 0, 4
 
@@ -74,7 +74,7 @@ def test_a_random_pad_is_attended_to_unlike_in_megatron(
         assert reference[sample]["padding_mask"].sum() < ours[sample]["num_tokens"]
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = SentenceMasking(
     name="masked",
     target_tokens=125,
     min_sentences=1,
@@ -87,7 +87,7 @@ OBJECTIVE = Objective(
 )
 
 
-def draw(objective: Objective, num_samples: int, *, length: int = 125) -> np.ndarray:
+def draw(objective: SentenceMasking, num_samples: int, *, length: int = 125) -> np.ndarray:
     """Samples of the tokens from 10 on, each a word."""
     sampler = make_sampler(objective, np.zeros(1000, np.uint8))
     rows = np.empty((num_samples, masked_record(128).itemsize // 8), np.int64)

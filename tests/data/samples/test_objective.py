@@ -15,7 +15,7 @@ from tokamake.data.samples.objective import (
     BOUNDARY,
     CONTINUATION,
     WORD,
-    make_objective,
+    make_masking,
     ngram_probabilities,
     piece_kinds,
 )
@@ -29,10 +29,10 @@ def settings(**train: Any) -> dict[str, Any]:
 
 def test_tokens_are_those_of_the_tokenizer(sentences: SentenceData) -> None:
     opened = open_tokenizer(sentences.extended)
-    masked = make_objective(settings(objective="masked"), opened, path=sentences.extended)
+    masked = make_masking(settings(objective="masked"), opened, path=sentences.extended)
     assert masked.tokens == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
     assert (masked.min_sentences, masked.target_tokens, masked.max_ngram) == (2, 61, 3)
-    spans = make_objective(settings(objective="span_corruption"), opened, path=sentences.extended)
+    spans = make_masking(settings(objective="span_corruption"), opened, path=sentences.extended)
     assert spans.tokens == {**masked.tokens, "bos": 500, "eos": 501}
     assert spans.sentinels == [*range(502, 602)]
     assert (spans.min_sentences, spans.target_tokens, spans.max_ngram) == (1, 62, 10)
@@ -41,13 +41,13 @@ def test_tokens_are_those_of_the_tokenizer(sentences: SentenceData) -> None:
 def test_a_tokenizer_without_sentinels_is_refused_with_the_remedy(sentences: SentenceData) -> None:
     opened = open_tokenizer(sentences.tokenizer)
     with pytest.raises(UserError, match=r"has no \[BOS\], \[EOS\]; append them with tokenizer\.se"):
-        make_objective(settings(objective="span_corruption"), opened, path=sentences.tokenizer)
+        make_masking(settings(objective="span_corruption"), opened, path=sentences.tokenizer)
 
 
 def test_other_tokenizers_are_refused(sampled: Path) -> None:
     opened = open_tokenizer(sampled / "tokenizer")
     with pytest.raises(UserError, match="mask whole words, which only a WordPiece tokenizer"):
-        make_objective(settings(objective="masked"), opened, path=sampled / "tokenizer")
+        make_masking(settings(objective="masked"), opened, path=sampled / "tokenizer")
 
 
 def test_a_vocabulary_without_mask_is_refused(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_vocabulary_without_mask_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     opened = open_tokenizer(tmp_path)
     with pytest.raises(UserError, match=r"has no \[MASK\]; give the tokenizer of a BERT"):
-        make_objective(settings(objective="masked"), opened, path=tmp_path)
+        make_masking(settings(objective="masked"), opened, path=tmp_path)
     kinds = piece_kinds(opened, path=tmp_path)
     assert kinds.tolist() == [WORD, WORD, BOUNDARY, BOUNDARY, WORD, CONTINUATION]
 

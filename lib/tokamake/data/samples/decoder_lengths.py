@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokamake.config.objective import max_masked
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.objective import Objective
+from tokamake.data.samples.objective import SentenceMasking
 from tokamake.data.samples.sentence_mappings import SampleMapping
 from tokamake.data.samples.span_corruption import make_sampler
 from tokamake.data.samples.weighted_datasets import WeightedDataset
@@ -33,7 +33,7 @@ def check_decoder_lengths(
     dataset: WeightedDataset,
     rows: SampleMapping,
     *,
-    objective: Objective,
+    objective: SentenceMasking,
     pieces: npt.NDArray[np.uint8],
     seed: int,
 ) -> None:
@@ -62,7 +62,7 @@ def _measure(
     dataset: IndexedDataset,
     rows: SampleMapping,
     *,
-    objective: Objective,
+    objective: SentenceMasking,
     pieces: npt.NDArray[np.uint8],
     seed: int,
 ) -> _Longest:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from tokamake.data.samples.draw import Blend, Within
-from tokamake.data.samples.objective import KEY, Objective
+from tokamake.data.samples.objective import KEY, SentenceMasking
 
 
 class IndexSettings(NamedTuple):
@@ -15,7 +15,7 @@ class IndexSettings(NamedTuple):
     within_corpus: Within
     separate_last_epoch: bool | None
     drop_last_partial_sequence: bool
-    objective: Objective | None = None
+    objective: SentenceMasking | None = None
     """None: causal."""
 
     def of(self, name: str) -> "IndexSettings":

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.objective import ABSENT, WORD, Objective, ngram_probabilities
+from tokamake.data.samples.objective import ABSENT, WORD, SentenceMasking, ngram_probabilities
 from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
 
 
@@ -50,7 +50,7 @@ class MaskedSamples(SentenceSamples):
         )
 
 
-def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.MaskedSampler:
+def make_sampler(objective: SentenceMasking, pieces: npt.NDArray[np.uint8]) -> _csrc.MaskedSampler:
     """Make a sampler for one thread; `pieces` (vocabulary,) has the kind of each token."""
     tokens = objective.tokens
     return _csrc.MaskedSampler(

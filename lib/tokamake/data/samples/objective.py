@@ -1,6 +1,6 @@
 """Samples of sentence data: what decides them, as `index` notes it in index.json.
 
-`index` makes an `Objective` from the settings of a run and a tokenizer. The classes that read
+`index` makes a `SentenceMasking` from the settings of a run and a tokenizer. The classes that read
 samples (`masked`, `span_corruption`) take it from index.json.
 """
 
@@ -25,8 +25,8 @@ _SPECIAL = {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _OF_DECODER = dict(zip(("bos", "eos"), DECODER_TOKENS, strict=True))
 
 
-class Objective(NamedTuple):
-    """Objective masked or span_corruption, with everything that decides its samples."""
+class SentenceMasking(NamedTuple):
+    """Everything that decides the samples of the objectives masked and span_corruption."""
 
     name: str
     """masked or span_corruption."""
@@ -52,7 +52,7 @@ class Objective(NamedTuple):
     """span_corruption: tokens of the decoder."""
 
 
-def make_objective(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) -> Objective:
+def make_masking(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) -> SentenceMasking:
     """Add the special tokens of a tokenizer to the settings of a run."""
     vocabulary = _vocabulary(tokenizer, path)
     name = settings["name"]
@@ -65,7 +65,7 @@ def make_objective(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path
     if name == "span_corruption" and not sentinels:
         missing = [SENTINEL.format(0)]
         raise UserError(f"tokenizer {path}: has no {missing[0]}; {_remedy(missing)}")
-    return Objective(
+    return SentenceMasking(
         **settings,
         min_sentences=2 if settings.get("sentence_order") else 1,
         tokenizer=tokenizer.fingerprint,

@@ -12,7 +12,7 @@ from tokamake.config.masking import MaskingSettings, ObjectiveName
 from tokamake.config.objective import sample_settings
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.tokenizer_check import check_tokenizer
-from tokamake.data.samples.objective import Objective, make_objective, piece_kinds
+from tokamake.data.samples.objective import SentenceMasking, make_masking, piece_kinds
 from tokamake.data.samples.sentence_data import check_sentences, ends_with_eod
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class ObjectiveVocabulary(NamedTuple):
     """An encoder objective with its vocabulary."""
 
-    objective: Objective
+    objective: SentenceMasking
     pieces: npt.NDArray[np.uint8]
     """(vocabulary,) kind of each token."""
     tokenizer: Tokenizer
@@ -55,7 +55,7 @@ def read_vocabulary(
         raise UserError(f"--tokenizer: missing; objective {objective} needs it")
     opened = open_tokenizer(tokenizer)
     return ObjectiveVocabulary(
-        make_objective(sample_settings(train), opened, path=tokenizer),
+        make_masking(sample_settings(train), opened, path=tokenizer),
         piece_kinds(opened, path=tokenizer),
         opened,
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokamake.data.samples.objective import Objective
+from tokamake.data.samples.objective import SentenceMasking
 from tokamake.data.samples.sentence_mappings import SampleMapping, Sentences, sentence_mapping
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
@@ -32,7 +32,7 @@ class SentenceIndex(NamedTuple):
 class SentenceIndexer:
     """Builds the index of datasets of one split, with a `seed` of 1 to 2**31 - 2."""
 
-    def __init__(self, objective: Objective, *, seed: int) -> None:
+    def __init__(self, objective: SentenceMasking, *, seed: int) -> None:
         if not 1 <= seed <= _MAX_SEED:
             raise UserError(f"seed: {seed}: out of range; give 1 to {_MAX_SEED} for sentence data")
         self._objective, self._seed = objective, seed

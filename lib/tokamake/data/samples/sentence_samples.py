@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index_folder import REMEDY
 from tokamake.data.samples.loader import DocumentSpan, SplitSamples, open_array
-from tokamake.data.samples.objective import KEY, PIECES, Objective
+from tokamake.data.samples.objective import KEY, PIECES, SentenceMasking
 from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.data.samples.sentence_index import SentenceIndex
 from tokamake.errors import UserError
@@ -49,7 +49,7 @@ class SentenceSamples(SplitSamples):
         stated = self._description.get(KEY)
         if stated is None:
             raise UserError(f"{folder}: samples of objective causal; run `tokamake index` again")
-        self.objective = Objective(**stated)
+        self.objective = SentenceMasking(**stated)
         for prefix in self.prefixes if verify else []:
             check_sentences(prefix, objective=self.objective.name)
         self._seed: int = self._description["seed"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.objective import ABSENT, WORD, Objective
+from tokamake.data.samples.objective import ABSENT, WORD, SentenceMasking
 from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
 
 _STOP_PROBABILITY = 0.2
@@ -50,7 +50,7 @@ class SpanCorruptionSamples(SentenceSamples):
         )
 
 
-def make_sampler(objective: Objective, pieces: npt.NDArray[np.uint8]) -> _csrc.SpanSampler:
+def make_sampler(objective: SentenceMasking, pieces: npt.NDArray[np.uint8]) -> _csrc.SpanSampler:
     """Make a sampler for one thread; `pieces` (vocabulary,) has the kind of each token."""
     tokens = objective.tokens
     return _csrc.SpanSampler(

@@ -36,11 +36,8 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import (
     MicroBatch,
-    SampleRows,
-    StepSamples,
-    has_masked_labels,
+    SampleIds,
     num_micro_batches,
-    to_batch,
     to_device,
 )
 from tokamake.train.metrics import Validation
@@ -50,7 +47,7 @@ from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
 
 
-class Sums(NamedTuple):
+class StepSums(NamedTuple):
     """Sums over all ranks after a step, from one collective."""
 
     loss: float
@@ -200,16 +197,12 @@ class EngineBase(ABC):
     def _set_mode(self, mode: str) -> None:
         """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
 
-    def _batches(
-        self, rows: Sequence[SampleRows], samples: StepSamples | None = None
-    ) -> list[MicroBatch]:
+    def _batches(self, rows: Sequence[Any], samples: SampleIds | None = None) -> list[MicroBatch]:
         """Micro batches on the device; without the numbers of samples, nothing is dropped."""
         numbers = [None] * len(rows) if samples is None else samples.numbers
         return [
-            to_batch(
-                array, self._run, device=self._device, mesh=self.mesh, sample_numbers=of_samples
-            )
-            for array, of_samples in zip(rows, numbers, strict=True)
+            self.stages.objective.to_batch(each, sample_numbers=numbers_B)
+            for each, numbers_B in zip(rows, numbers, strict=True)
         ]
 
     def _loss_factors(self, batches: Sequence[MicroBatch]) -> LossFactors:
@@ -226,7 +219,7 @@ class EngineBase(ABC):
         """Number of tokens with a loss, over all ranks; also sets the number of rows."""
         mesh = self.mesh
         num_rows = sum(len(batch.inputs) for batch in batches)
-        if not has_masked_labels(self._run.train):
+        if not self.stages.objective.counts_labels:
             self._num_rows = num_rows * mesh.data.size
             own = sum(batch.labels.numel() for batch in batches)
             return own * mesh.data.size * mesh.context.size
@@ -250,7 +243,7 @@ class EngineBase(ABC):
         saved: bool,
         layers: Tensor | None = None,
         corpora: Tensor | None = None,
-    ) -> Sums:
+    ) -> StepSums:
         """Agree on a step's results in one collective.
 
         Args:
@@ -280,10 +273,10 @@ class EngineBase(ABC):
             sample_loss = of_samples / max(1, num_samples)
         of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
         stops = num_stops > 0
-        return Sums(total, math.sqrt(square), stops, all_saved, norms, of_corpora, sample_loss)
+        return StepSums(total, math.sqrt(square), stops, all_saved, norms, of_corpora, sample_loss)
 
     def _corpus_sums(
-        self, batches: Sequence[MicroBatch], samples: StepSamples | None
+        self, batches: Sequence[MicroBatch], samples: SampleIds | None
     ) -> Tensor | None:
         """Sum of the losses in nats, and number of tokens, of each corpus in this rank's batches.
 
@@ -312,11 +305,12 @@ class EngineBase(ABC):
         dist.all_gather_object(values, own)
         return bad_ranks(values)
 
-    def validate(self, rows: Iterable[SampleRows]) -> Validation:
-        """Mean loss, and accuracy, over all tokens of the micro batches of all ranks."""
+    def validate(self, rows: Iterable[Any]) -> Validation:
+        """Mean loss, and metrics, over all labels of the micro batches of all ranks."""
         self._set_mode("eval")
         self.stages.take_sample_loss()  # of training
-        total = torch.zeros(6, dtype=torch.float64, device=self._device)
+        metrics = self.stages.objective.metrics
+        total = torch.zeros(4 + 2 * len(metrics), dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
         size = num_micro_batches(self._run.train, self.mesh) if self.stages.is_pipelined else 1
         remaining = iter(rows)
@@ -325,20 +319,19 @@ class EngineBase(ABC):
             total[0] += self._losses(batches)
             total[1] += sum((batch.labels != NO_LABEL).sum() for batch in batches)
             total[2:4] += self.stages.take_sample_loss()
-            total[4:] += self.stages.take_num_right()
+            total[4:] += self.stages.take_measured().flatten()
         if not self.stages.has_loss or self.mesh.tensor.rank:
             total.zero_()
         dist.all_reduce(total)
-        of_tokens, num_labels, of_samples, num_samples, *right = total.tolist()
-        is_causal = self._run.train.objective == "causal"
+        of_tokens, num_labels, of_samples, num_samples, *measured = total.tolist()
         loss = of_tokens / max(1, num_labels) + of_samples / max(1, num_samples)
+        sums = zip(metrics, measured[::2], measured[1::2], strict=True)
         return Validation(
             loss if num_labels + num_samples else None,
-            None if is_causal or not num_labels else right[0] / num_labels,
-            right[1] / num_samples if num_samples else None,
+            {name: value / number for name, value, number in sums if number},
         )
 
-    def sample_logits(self, rows: Iterable[SampleRows]) -> Iterator[Tensor]:
+    def sample_logits(self, rows: Iterable[Any]) -> Iterator[Tensor]:
         """Logits (B, classes) of the samples of each micro batch, without training.
 
         All ranks call it with as many micro batches.

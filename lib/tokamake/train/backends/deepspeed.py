@@ -26,8 +26,8 @@ from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
-from tokamake.train.batch import MicroBatch, SampleRows, StepSamples
-from tokamake.train.pipeline_stages import TOKENS_ALONE, LossFactors, PipelineStages
+from tokamake.train.batch import MicroBatch, SampleIds
+from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
 
 
@@ -87,14 +87,14 @@ class Engine(EngineBase):
 
     def train_step(
         self,
-        rows: Sequence[SampleRows],
+        rows: Sequence[Any],
         *,
         learning_rate: float,
         weight_decay: float,
         judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
-        samples: StepSamples | None = None,
+        samples: SampleIds | None = None,
     ) -> StepResult:
         """Do one optimizer step; see `native.Engine.train_step`."""
         self._set_mode("train")
@@ -206,7 +206,7 @@ class Engine(EngineBase):
         if self._zero_stage < 3:
             return self.stages.losses(batches)
         # In stage 3, DeepSpeed gathers weights in the forward pass of its own engine.
-        return torch.stack([self._engine(batch, TOKENS_ALONE) for batch in batches]).sum()
+        return torch.stack([self._engine(batch, SUM_OF_TOKENS) for batch in batches]).sum()
 
     # ---- Checkpoints ----
 

@@ -22,8 +22,8 @@ from tokamake.parallel import sharding
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends._base import EngineBase, Sums
-from tokamake.train.batch import MicroBatch, SampleRows, StepSamples
+from tokamake.train.backends._base import EngineBase, StepSums
+from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import LossFactors
 from tokamake.train.sampled_labels import label_draws
 from tokamake.train.step_result import Judge, Saving, StepResult, accept
@@ -53,14 +53,14 @@ class Engine(EngineBase):
 
     def train_step(
         self,
-        rows: Sequence[SampleRows],
+        rows: Sequence[Any],
         *,
         learning_rate: float,
         weight_decay: float,
         judge: Judge = accept,
         stop: bool = False,
         saved: bool = False,
-        samples: StepSamples | None = None,
+        samples: SampleIds | None = None,
     ) -> StepResult:
         """Do one optimizer step.
 
@@ -102,7 +102,7 @@ class Engine(EngineBase):
         )
 
     def recompute(
-        self, rows: Sequence[SampleRows], *, samples: StepSamples | None = None
+        self, rows: Sequence[Any], *, samples: SampleIds | None = None
     ) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
@@ -116,9 +116,9 @@ class Engine(EngineBase):
         *,
         stop: bool,
         saved: bool,
-        samples: StepSamples | None = None,
-    ) -> Sums:
-        """Compute gradients, times the loss scale; return what `_sum_over_ranks` does."""
+        samples: SampleIds | None = None,
+    ) -> StepSums:
+        """Compute gradients, times the loss scale; return the result of `_sum_over_ranks`."""
         loss_scale = self._loss_scale.value
         factors = self._loss_factors(batches).times(loss_scale)
         total = self.stages.forward_backward(batches, factors)
@@ -147,11 +147,12 @@ class Engine(EngineBase):
         )
 
     def _sampled_gradients(
-        self, rows: Sequence[SampleRows], batches: Sequence[MicroBatch], step: int
+        self, rows: Sequence[Any], batches: Sequence[MicroBatch], step: int
     ) -> int | None:
         """Compute gradients of the mean loss of sampled labels; return the labels' number."""
         num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
-        draws = label_draws(rows, seed=self._run.seed, step=step, mesh=self.mesh)
+        shape = self.stages.objective.label_shape(rows[0])
+        draws = label_draws(len(rows), shape, seed=self._run.seed, step=step, mesh=self.mesh)
         factors = LossFactors(loss_scale / num_labels)
         self.stages.forward_backward(batches, factors, draws=draws)
         self._add_up_gradients()

@@ -10,7 +10,7 @@ from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep, described
-from tokamake.train.batch import StepSamples
+from tokamake.train.batch import SampleIds
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.stability.events import EventLog
 from tokamake.train.stability.spikes import judge
@@ -105,7 +105,7 @@ class StepGuard:
     def _recompute(self, batch: StepBatch) -> str:
         """Whether the same data and weights give bad numbers again."""
         loss, grad_norm = self._engine.recompute(
-            batch.micro_batches, samples=StepSamples(batch.sample_numbers)
+            batch.micro_batches, samples=SampleIds(batch.sample_numbers)
         )
         return "reproducible" if self.judge(loss, grad_norm) else "transient"
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from tokamake.train.task_rows import NO_CLASS, num_labeled, sum_of_losses
+from tokamake.train.objectives.classification.rows import NO_CLASS, num_labeled, sum_of_losses
 
 GENERATOR = torch.Generator().manual_seed(2)
 

@@ -46,12 +46,13 @@ from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.layout import check_layout
 from tokamake.preflight.model import check_sequence_length
 from tokamake.train import trainer, validation
-from tokamake.train.batch import StepSamples, has_masked_labels, label_shape, to_batch
+from tokamake.train.batch import SampleIds
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
+from tokamake.train.objectives._base import make_objective
+from tokamake.train.objectives.span_corruption.rows import SpanRows, span_rows
 from tokamake.train.sampled_labels import label_draws
-from tokamake.train.span_rows import SpanRows, span_rows
 
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 2}
@@ -139,7 +140,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
         result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
         for step in range(NUM_STEPS):
             numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
-            samples = StepSamples(numbers)  # for dropout
+            samples = SampleIds(numbers)  # for dropout
             rates = {"learning_rate": 0.01, "weight_decay": 0.1}
             done = engine.train_step(rows(step), **rates, samples=samples)
             result["losses"].append(done.loss)
@@ -147,8 +148,11 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["layers"].append(done.layer_norms)
             result["rows"].append(done.num_rows)
         measured = engine.validate(iter(rows(NUM_STEPS)))
-        result["validation after"], result["accuracy"] = measured[:2]
-        assert measured.sample_accuracy is None
+        result["validation after"], result["accuracy"] = (
+            measured.loss,
+            measured.metrics["token_accuracy"],
+        )
+        assert measured.metrics.keys() == {"token_accuracy"}
         if engine._run.train.backend == "native":
             result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
         results.append(result)
@@ -248,17 +252,18 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(span_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    objective = make_objective(run)
     for rows in (records, samples):
-        batch = to_batch(rows, run, device=CPU)
-        assert label_shape(rows) == (SIZE, DECODER_LENGTH)
+        batch = objective.to_batch(rows)
+        assert objective.label_shape(rows) == (SIZE, DECODER_LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
         assert torch.equal(batch.labels, torch.from_numpy(samples.labels[samples.labels >= 0]))
         assert batch.further_inputs.keys() == {"decoder_tokens", "document_ids", "label_places"}
         padding = batch.further_inputs["document_ids"]
         assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
         assert batch.sample_labels is None
-    assert has_masked_labels(run.train)
-    (draws,) = label_draws([records], seed=1, step=1)
+    assert objective.counts_labels
+    (draws,) = label_draws(1, objective.label_shape(records), seed=1, step=1)
     assert draws.shape == (SIZE, DECODER_LENGTH)
 
 
@@ -266,10 +271,10 @@ def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
     mesh = Mesh(tensor=Axis(1, 4), sequence_parallel=True)
     samples = samples_of(0)
     by_row = laid_out(run, {"log_corpus_losses": True})
-    batch = to_batch(samples, by_row, device=CPU, mesh=mesh)
+    batch = make_objective(by_row, mesh).to_batch(samples)
     assert batch.labels.shape == batch.further_inputs["decoder_tokens"].shape == (SIZE, 12)
     assert (batch.labels[:, 11] == -100).all()
-    alone = to_batch(samples, run, device=CPU, mesh=mesh)
+    alone = make_objective(run, mesh).to_batch(samples)
     labels = batch.labels.flatten()[alone.further_inputs["label_places"]]
     assert torch.equal(labels, alone.labels)
 

@@ -39,11 +39,11 @@ from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run, read_run, write_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
-from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.preflight.layout import check_layout
 from tokamake.train import trainer, validation
-from tokamake.train.batch import StepSamples, has_masked_labels, label_shape, to_batch
-from tokamake.train.masked_rows import MaskedRows, masked_rows
+from tokamake.train.batch import SampleIds
+from tokamake.train.objectives._base import make_objective
+from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
         result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
         for step in range(NUM_STEPS):
             numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
-            samples = StepSamples(numbers)  # for dropout
+            samples = SampleIds(numbers)  # for dropout
             rates = {"learning_rate": 0.01, "weight_decay": 0.1}
             done = engine.train_step(rows(step), **rates, samples=samples)
             result["losses"].append(done.loss)
@@ -129,7 +129,7 @@ def train(layouts: list[Run]) -> list[dict[str, Any]]:
             result["orders"].append(done.sample_loss)
             result["rows"].append(done.num_rows)
         result["validation after"] = engine.validate(iter(rows(NUM_STEPS))).loss
-        result["accuracies"] = engine.validate(iter(rows(NUM_STEPS)))[1:]
+        result["accuracies"] = (*engine.validate(iter(rows(NUM_STEPS))).metrics.values(),)
         if engine._run.train.backend == "native":
             result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
         results.append(result)
@@ -263,18 +263,19 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(masked_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    batches = [to_batch(rows, run, device=CPU) for rows in (records, samples)]
+    objective = make_objective(run)
+    batches = [objective.to_batch(rows) for rows in (records, samples)]
     assert batches[0].further_inputs.keys() == FURTHER
     for rows, batch in zip((records, samples), batches, strict=True):
-        assert label_shape(rows) == (SIZE, LENGTH)
+        assert objective.label_shape(rows) == (SIZE, LENGTH)
         assert torch.equal(batch.inputs, torch.from_numpy(samples.tokens))
         assert torch.equal(batch.labels, torch.from_numpy(samples.labels[samples.labels >= 0]))
         assert batch.sample_labels is not None
         assert torch.equal(batch.sample_labels, torch.from_numpy(samples.is_random))
         padding = batch.further_inputs["document_ids"]
         assert torch.equal(padding, torch.from_numpy(~samples.padding_mask).long())
-    assert has_masked_labels(run.train)
-    (draws,) = label_draws([records], seed=1, step=1, mesh=SINGLE_RANK)
+    assert objective.counts_labels
+    (draws,) = label_draws(1, objective.label_shape(records), seed=1, step=1)
     assert draws.shape == (SIZE, LENGTH)
 
 
@@ -342,7 +343,7 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
 
 def test_full_samples_need_no_mask(run: Run) -> None:
     first = rows_of(samples_of(0), slice(0, 1))
-    assert to_batch(first, run, device=CPU).further_inputs.keys() == FURTHER - {"document_ids"}
+    assert make_objective(run).to_batch(first).further_inputs.keys() == FURTHER - {"document_ids"}
 
 
 def test_context_parallelism_is_refused(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.train.packing import EncoderInputs, one_per_row, pack
+from tokamake.train.objectives._packing import EncoderInputs, encoder_arrays, one_per_row, pack
 
 Integers = npt.NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class MaskedRows(NamedTuple):
 
     def inputs(self) -> EncoderInputs:
         """Inputs of the model; each row is a sample."""
-        arrays = inputs_of_encoder(self.types, self.padding_mask)
+        arrays = encoder_arrays(self.types, self.padding_mask)
         return EncoderInputs(self.tokens, arrays, one_per_row(*self.tokens.shape))
 
     def packed_inputs(self) -> EncoderInputs:
@@ -58,14 +58,3 @@ def masked_rows(records: npt.NDArray[Any]) -> MaskedRows:
     return MaskedRows(
         tokens, records["types"], records["labels"], padding_mask, records["is_swapped"]
     )
-
-
-def inputs_of_encoder(
-    types: Integers, padding_mask: npt.NDArray[np.bool_]
-) -> dict[str, npt.NDArray[Any]]:
-    """token_types, and document_ids that hide padding (where the (B, L) mask is False)."""
-    arrays: dict[str, npt.NDArray[Any]] = {"token_types": types}
-    if not padding_mask.all():
-        # Padding is a document of its own. Without any, kernels need no mask.
-        arrays["document_ids"] = (~padding_mask).astype(np.int64)
-    return arrays

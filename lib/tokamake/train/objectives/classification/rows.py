@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokamake.train.objectives._packing import encoder_arrays
+
 NO_CLASS = -100
 """Label of rows that only fill up a batch; in a regression, that is NaN."""
 
@@ -29,6 +31,10 @@ class TaskRows(NamedTuple):
     """(B,) int64 class or option, `NO_CLASS` without; or float32 number, NaN without."""
     num_labels: int
     """Rows with a label in the whole step, on all ranks."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Keyword arguments of `Model.forward`."""
+        return encoder_arrays(self.types, self.padding_mask)
 
 
 def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packing: samples of a micro batch share rows, so that fewer tokens are padding.
+"""Inputs of encoders; packing: samples of a micro batch share rows, so that less is padding.
 
 Attention keeps samples apart, and positions begin in each, so losses and gradients stay the same.
 Shape suffixes: B samples of a micro batch, W most tokens of a sample, R rows, L tokens of a row.
@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.train.batch import HostBatch
 
 Integers = npt.NDArray[np.int64]
 
@@ -66,7 +69,38 @@ class EncoderInputs(NamedTuple):
     further: dict[str, npt.NDArray[Any]]
     """Keyword arguments of `Model.forward`."""
     labeled: Packing
-    """Rows of the tokens that have labels: those of the encoder, or of the decoder."""
+    """Rows of the stack that has the labels: encoder or decoder."""
+
+
+def encoder_arrays(
+    types: Integers, padding_mask: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[Any]]:
+    """token_types, and document_ids that hide padding (where the (B, L) mask is False)."""
+    arrays: dict[str, npt.NDArray[Any]] = {"token_types": types}
+    if not padding_mask.all():
+        # Padding is a document of its own. Without any, kernels need no mask.
+        arrays["document_ids"] = (~padding_mask).astype(np.int64)
+    return arrays
+
+
+def labeled_batch(inputs: EncoderInputs, labels: Integers, *, in_rows: bool) -> HostBatch:
+    """Micro batch of an encoder or encoder-decoder.
+
+    Args:
+        labels: (B, W) labels of each sample, `NO_LABEL` where there is no loss.
+        in_rows: whether its labels are rows; if not, the model computes logits of labels alone.
+    """
+    packing, arrays = inputs.labeled, inputs.further
+    if in_rows:
+        return HostBatch(inputs.tokens, packing.rows(labels, padding=NO_LABEL), arrays)
+    numbers = np.flatnonzero(labels != NO_LABEL)
+    places = packing.places_of(numbers, labels.shape[1])
+    return HostBatch(
+        inputs.tokens,
+        labels.flatten()[numbers],
+        {**arrays, "label_places": places},
+        label_numbers=numbers,
+    )
 
 
 def pack(lengths: Sequence[Integers], row_lengths: Sequence[int]) -> list[Packing]:

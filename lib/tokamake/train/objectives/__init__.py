@@ -1,0 +1,1 @@
+"""Objectives that a model learns: a folder each."""

@@ -1,0 +1,170 @@
+"""An objective: how samples become micro batches, and model outputs become losses and metrics.
+
+A loss is a sum over the labels of a micro batch. The back end divides it by their number in the
+global batch, so ranks and micro batches can share the samples in any way.
+Shape suffixes: B rows of a micro batch, each a sample unless samples share rows; L tokens of a row;
+V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tokamake import plugins
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.models.common.language_model import Predictions, predictions
+from tokamake.parallel.context import share
+from tokamake.parallel.loss import cross_entropy, num_right
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.train.batch import HostBatch, MicroBatch, to_device
+
+KIND = "train/objectives/*/objective"
+"""Kind of the plug-ins that are objectives."""
+_CPU = torch.device("cpu")
+
+
+class Labels(NamedTuple):
+    """Labels of a micro batch."""
+
+    tokens: Tensor
+    """(B, L) or (N,) token ids, as in `MicroBatch`."""
+    samples: Tensor | None = None
+    """(samples,) class or number of each sample."""
+
+
+class Losses(NamedTuple):
+    """Sums of the losses of a micro batch, fp32 scalars."""
+
+    tokens: Tensor
+    """Loss of the tokens."""
+    samples: Tensor | None = None
+    """Loss of the samples as a whole; None: they have none."""
+    num_samples: Tensor | None = None
+    """Samples that have such a loss."""
+
+
+class ObjectiveBase(ABC):
+    """An objective of a run; all ranks have one.
+
+    A back end calls `to_batch` for each micro batch, then `forward` and `losses`, in validation
+    also `measure`. With a pipeline, torch's schedules call the model in place of `forward`.
+
+    Attributes:
+        metrics: names of what `measure` returns, in the records of validations.
+        has_sample_labels: whether samples have labels of their own, beside tokens.
+    """
+
+    metrics: tuple[str, ...] = ()
+    has_sample_labels = False
+
+    def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
+        self.run, self.mesh, self.device = run, mesh, device
+
+    # ---- From samples to a micro batch ----
+
+    @abstractmethod
+    def collate(self, rows: Any) -> HostBatch:
+        """Make a micro batch of samples, stacked as the loader does; the same on ranks that share
+        a sequence."""
+
+    def label_shape(self, rows: Any) -> tuple[int, int]:
+        """Samples of a micro batch, and labels of each at most, with or without a loss."""
+        num_samples, length = self.collate(rows).labels.shape
+        return num_samples, length
+
+    def random_rows(self, generator: np.random.Generator) -> Any:  # noqa: ARG002
+        """A micro batch of random tokens, for measurements of speed."""
+        raise UserError(
+            f"train.objective: {self.run.train.objective}: has no random samples; measure without "
+            "--synthetic"
+        )
+
+    def to_batch(
+        self, rows: Any, *, sample_numbers: npt.NDArray[np.int64] | None = None
+    ) -> MicroBatch:
+        """Bring this rank's part of a micro batch to the device.
+
+        Args:
+            sample_numbers: (B,) number of each sample in the run; None: nothing is dropped.
+        """
+        batch = self.collate(rows)
+
+        def rank_tensor(array: npt.NDArray[Any]) -> Tensor:
+            return share(to_device(array, self.device), axis=self.mesh.context)
+
+        def whole(array: npt.NDArray[Any] | None) -> Tensor | None:
+            return None if array is None else to_device(array, self.device)
+
+        further = {name: rank_tensor(array) for name, array in batch.further_inputs.items()}
+        if sample_numbers is not None and any(self.run.train.dropout.rates):
+            further["sample_numbers"] = to_device(sample_numbers, self.device)
+        return MicroBatch(
+            rank_tensor(batch.inputs),
+            rank_tensor(batch.labels),
+            further,
+            whole(batch.sample_labels),
+            batch.num_sample_labels,
+            whole(batch.label_numbers),
+        )
+
+    @property
+    def needs_label_rows(self) -> bool:
+        """Whether labels form (B, L) rows also where few tokens have one: losses of corpora need
+        the loss of each row, and a pipeline needs equal shapes."""
+        return self.run.train.log_corpus_losses or self.mesh.pipeline.size > 1
+
+    # ---- From a micro batch to losses ----
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether ranks count labels in each step, because some of `to_batch` have no loss."""
+        return True
+
+    def forward(self, module: nn.Module, batch: MicroBatch) -> Predictions:
+        """Run the model."""
+        return predictions(module(batch.inputs, **batch.further_inputs))
+
+    def losses(
+        self, predicted: Predictions, labels: Labels, *, row_losses: list[Tensor] | None = None
+    ) -> Losses:
+        """Sums of the losses; for `row_losses` see `parallel.loss.cross_entropy`."""
+        loss = cross_entropy(
+            predicted.logits,
+            labels.tokens,
+            mesh=self.mesh,
+            size=self._vocab_size,
+            compiled=self.run.train.compile,
+            row_losses=row_losses,
+        )
+        return Losses(loss)
+
+    # ---- Validation ----
+
+    def measure(self, predicted: Predictions, labels: Labels) -> Tensor:  # noqa: ARG002
+        """(metrics, 2) fp32: sum of each metric over the labels of a micro batch, and number of
+        these labels. The quotient of the sums over all micro batches is the metric."""
+        return torch.zeros((0, 2), device=self.device)
+
+    def num_right(self, predicted: Predictions, labels: Tensor) -> Tensor:
+        """Labels of tokens that the model predicts, fp32."""
+        return num_right(predicted.logits, labels, mesh=self.mesh, size=self._vocab_size)
+
+    @property
+    def _vocab_size(self) -> int:
+        assert self.run.architecture.vocab_size is not None, "a resolved run has a vocabulary"
+        return self.run.architecture.vocab_size
+
+
+def make_objective(
+    run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU
+) -> ObjectiveBase:
+    """Make the objective of a run."""
+    objective: ObjectiveBase = plugins.load(KIND, run.train.objective).Objective(
+        run, mesh, device=device
+    )
+    return objective

@@ -1,0 +1,1 @@
+"""The objective causal: predict the next token."""

@@ -1,0 +1,81 @@
+"""The next token is the label of each token.
+
+Documents that share a row can be kept apart: train.reset_attention_mask and the like.
+Shapes: B rows of a micro batch, L tokens of a row.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.config.training import PACKING_SETTINGS
+from tokamake.data.samples.document_masks import packed
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.train.batch import HostBatch
+from tokamake.train.objectives._base import ObjectiveBase
+
+TokenRows = npt.NDArray[np.int64]
+"""(B, L + 1) tokens; one below 0 fills up a row and is no token."""
+
+
+class Objective(ObjectiveBase):
+    """Rows are (B, L + 1) tokens."""
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether some tokens may have no loss."""
+        train = self.run.train
+        return train.fim.rate > 0 or any(getattr(train, name) for name in PACKING_SETTINGS)
+
+    def collate(self, rows: TokenRows) -> HostBatch:
+        """Split rows into inputs and labels."""
+        loss_mask, arrays = self._documents(rows)
+        inputs, labels = inputs_and_labels(rows, loss_mask)
+        return HostBatch(inputs, labels, arrays)
+
+    def label_shape(self, rows: TokenRows) -> tuple[int, int]:
+        """Samples, and tokens of each without the last one, which is a label alone."""
+        num_samples, width = rows.shape
+        return num_samples, width - 1
+
+    def random_rows(self, generator: np.random.Generator) -> TokenRows:
+        """Random tokens."""
+        train = self.run.train
+        shape = (train.micro_batch_size, train.sequence_length + 1)
+        return generator.integers(self._vocab_size, size=shape)
+
+    def _documents(
+        self, rows: TokenRows
+    ) -> tuple[npt.NDArray[np.bool_] | None, dict[str, npt.NDArray[Any]]]:
+        """Loss mask, and inputs of the model, that keep the documents of a row apart."""
+        train, eod = self.run.train, self.run.eod
+        options = {name: getattr(train, name) for name in PACKING_SETTINGS}
+        if not any(options.values()):
+            return None, {}
+        assert eod is not None, "resolve looks it up for these settings"
+        samples = packed(rows, eod=eod, **options)
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        if train.reset_position_ids:
+            arrays["position_ids"] = samples.position_ids
+        if train.reset_attention_mask:
+            arrays["document_ids"] = samples.document_ids
+        return samples.loss_mask, arrays
+
+
+def inputs_and_labels(
+    rows: TokenRows, loss_mask: npt.NDArray[np.bool_] | None = None
+) -> tuple[TokenRows, TokenRows]:
+    """Split rows into inputs and labels: the label of a token is the next token.
+
+    Args:
+        rows: (B, L + 1) tokens.
+        loss_mask: (B, L) which inputs have a loss; None: all.
+
+    Returns:
+        (B, L) inputs, 0 where a row is filled up; (B, L) labels, `NO_LABEL` where there is no loss.
+    """
+    labels = np.where(rows[:, 1:] < 0, NO_LABEL, rows[:, 1:])
+    if loss_mask is not None:
+        labels = np.where(loss_mask, labels, NO_LABEL)
+    return np.maximum(rows[:, :-1], 0), labels

@@ -1,0 +1,1 @@
+"""The objective of tasks that `finetune` learns: the labels of rows."""

@@ -1,0 +1,1 @@
+"""The objective masked: restore masked tokens, as BERT does."""
