@@ -36,6 +36,8 @@ MPICH = Path(sys.prefix) / "mpich"
 """Folder of MPICH, installed for tests only: not on PATH, and not where mpi4py searches."""
 MPI = str(MPICH / "lib/libmpi.so.12")
 """Library of MPICH, for mpi4py's variable MPI4PY_LIBMPI."""
+DEEPSPEED = ("-m", "deepspeed.launcher.runner")
+"""Program of the command `deepspeed`."""
 
 ARCHITECTURE = Architecture(
     vocab_size=120,  # not a multiple of Megatron's padding
@@ -163,7 +165,7 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
         return [str(MPICH / "bin/mpiexec"), "-n", str(ranks), sys.executable]
     if launcher == "deepspeed":
         place = ["--master_port", str(free_port()), "--num_gpus", str(ranks)]
-        return [str(Path(sys.executable).with_name("deepspeed")), *place]
+        return [torch_python(), *DEEPSPEED, *place]
     return [*torchrun(ranks), torch_python()]
 
 

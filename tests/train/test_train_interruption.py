@@ -192,7 +192,6 @@ def test_a_kill_at_any_file_operation_of_a_save(own_root: Path, inject: Inject) 
         ("pipeline", "last"),
         ("deepspeed", "first"),
         ("tensor-data", "first"),
-        ("tensor-data", "last"),
     ],
 )
 def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(

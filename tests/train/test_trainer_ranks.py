@@ -51,17 +51,6 @@ def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:
     assert losses(config) == losses(double)
 
 
-@pytest.mark.grid
-@pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_zero_stages_agree(root: Path, single: Path, stage: int) -> None:
-    config = make_run(root, f"zero{stage}", zero_stage=stage)
-    train(config, ranks=2)
-    assert losses(config) == pytest.approx(losses(single), rel=1e-5)
-    assert losses(config, "grad_norm") == pytest.approx(losses(single, "grad_norm"), rel=1e-5)
-    assert_equal_weights(config, single, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.fault("kill in a step")
 @pytest.mark.ranks
 def test_a_killed_run_resumes_bit_by_bit(root: Path, double: Path) -> None:

@@ -15,7 +15,8 @@ from tests.support.forked import train
 from tests.support.grids import params
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
-from tests.support.runs import MPICH, launch, losses, make_run, prepare, summary, weights
+from tests.support.programs import torch_python
+from tests.support.runs import DEEPSPEED, MPICH, launch, losses, make_run, prepare, summary, weights
 from tokamake import cli, files
 from tokamake.config.resolved_run import read_run
 from tokamake.runtime.process_group import free_port
@@ -50,10 +51,10 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# comments and empty lines\n\nip-10-0-0-1 slots=1\nip-10-0-0-2 slots=1\n")
     line = [
-        str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hostfile), "--no_ssh",
+        torch_python(), *DEEPSPEED, "--hostfile", str(hostfile), "--no_ssh",
         "--master_addr", "localhost", "--master_port", str(free_port()),
     ]  # fmt: skip
-    command = [*MODULE, "train", "--config", str(config)]
+    command = ["--no_python", torch_python(), "-m", "tokamake", "train", "--config", str(config)]
     started = [
         subprocess.Popen(
             [*line, "--node_rank", str(number), *command],
