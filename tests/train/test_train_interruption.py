@@ -31,6 +31,8 @@ from tokamake.runtime.exit_status import Stopped
 Settings = dict[str, Any]
 STEPS = 40
 """Steps of a run that is killed in its saves; more than two for each operation of a save."""
+FEW_STEPS = 16
+"""Steps of a run that is killed at some operations of its saves."""
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def assert_survives_each_kill_in_a_save(
         Step of `latest` after each kill, from the first save on; a kill before `latest` moves
         leaves that of the start.
     """
-    settings = {**settings, "train_steps": STEPS}
+    settings = {**settings, "train_steps": STEPS if stride == 1 else FEW_STEPS}
     expected = make_run(root, "whole", **settings)
     train(expected, ranks=ranks)
     config = make_run(root, "killed", **settings)
@@ -201,7 +203,7 @@ def test_a_kill_of_a_rank_at_any_file_operation_of_a_save(
     place = ranks - 1 if rank == "last" else 0
     # The first rank has most operations. A run of one rank is killed at each of them, so here some
     # are enough: each start of several ranks takes long.
-    stride = 1 if place else 2 * ranks
+    stride = 1 if place else 4 * ranks
     assert assert_survives_each_kill_in_a_save(
         own_root, ranks=ranks, rank=place, settings=settings, inject=inject, stride=stride
     )
