@@ -10,8 +10,7 @@ import torch
 
 from tokamake import plugins
 from tokamake.inference.layout import InferenceLayout
-from tokamake.parallel.axis import Axis
-from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.mesh import planned
 from tokamake.units import in_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world
     largest layer and all outside layers, which a pass gathers.
     """
     tensor, pipeline = layout.tensor_parallel_size, layout.pipeline_parallel_size
-    mesh = Mesh(tensor=Axis(0, tensor))
+    mesh = planned(layout.settings)
     shards = world_size // (tensor * pipeline) if layout.fsdp else 1
     family = plugins.load("models/*/model", architecture.family)
     most = 0

@@ -3,8 +3,8 @@
 `build` of an optimizer takes the groups; `set_rates` sets their rates before each step.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,29 +12,47 @@ from torch.nn import Parameter
 
 from tokamake.config.optimization import OptimizerSettings
 
+if TYPE_CHECKING:
+    from tokamake.parallel.tensor import Placement
+
 
 def parameter_groups(
-    parameters: Iterable[tuple[str, Parameter]], weight_decay: float
+    parameters: Iterable[tuple[str, Parameter]],
+    weight_decay: float,
+    *,
+    placements: Mapping[str, "Placement"] | None = None,
 ) -> list[dict[str, Any]]:
     """Split parameters into a group with weight decay and one without; no group is empty.
 
     Matrices and embeddings (two or more dimensions) decay; norms and biases do not, as for GPT-3
-    and Llama. Frozen parameters are in no group. Besides torch's keys, a group has `decays` (bool)
-    and `param_names`.
+    and Llama. A placement may say otherwise. Frozen parameters are in no group. Besides torch's
+    keys, a group has `decays` (bool), `param_names` and `param_hidden` (list of bool): whether
+    each parameter is a hidden matrix.
+
+    Args:
+        placements: of parameters, by name.
     """
-    trained = [(name, each) for name, each in parameters if each.requires_grad]
-    matrices = [pair for pair in trained if pair[1].dim() >= 2]
-    vectors = [pair for pair in trained if pair[1].dim() < 2]
-    groups = [_group(matrices, weight_decay, decays=True), _group(vectors, 0.0, decays=False)]
+    decaying: list[tuple[str, Parameter, bool]] = []
+    plain: list[tuple[str, Parameter, bool]] = []
+    for name, parameter in parameters:
+        placement = (placements or {}).get(name)
+        decays = placement.decays if placement else None
+        hidden = placement.hidden if placement else None
+        if parameter.requires_grad:
+            group = decaying if (parameter.dim() >= 2 if decays is None else decays) else plain
+            is_hidden = _is_hidden(name, parameter) if hidden is None else hidden
+            group.append((name, parameter, is_hidden))
+    groups = [_group(decaying, weight_decay, decays=True), _group(plain, 0.0, decays=False)]
     return [group for group in groups if group["params"]]
 
 
 def _group(
-    named: list[tuple[str, Any]], weight_decay: float, *, decays: bool, **more: Any
+    named: list[tuple[str, Any, bool]], weight_decay: float, *, decays: bool, **more: Any
 ) -> dict[str, Any]:
     return {
-        "params": [parameter for _, parameter in named],
-        "param_names": [name for name, _ in named],
+        "params": [parameter for _, parameter, _ in named],
+        "param_names": [name for name, _, _ in named],
+        "param_hidden": [is_hidden for *_, is_hidden in named],
         "weight_decay": weight_decay,
         "decays": decays,
         **more,
@@ -49,12 +67,12 @@ def part_hidden_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     parted = []
     for group in groups:
-        named = list(zip(group["param_names"], group["params"], strict=True))
+        columns = (group[key] for key in ("param_names", "params", "param_hidden"))
+        named = list(zip(*columns, strict=True))
         for hidden in (True, False):
-            pairs = [pair for pair in named if _is_hidden(*pair) == hidden]
-            if pairs:
+            if chosen := [each for each in named if each[2] == hidden]:
                 decays, weight_decay = group["decays"], group["weight_decay"]
-                parted.append(_group(pairs, weight_decay, decays=decays, hidden=hidden))
+                parted.append(_group(chosen, weight_decay, decays=decays, hidden=hidden))
     return parted
 
 

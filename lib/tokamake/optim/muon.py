@@ -83,7 +83,7 @@ class Muon(Rule):
             batch.parameters, parts, function=lambda matrix: orthogonal(matrix, steps)
         )
         for parameter, value, part in zip(batch.parameters, batch.values, directions, strict=True):
-            longest = max(self.whole.shape(parameter))
+            longest = max(self.whole.shape(parameter)[-2:])
             value.add_(part, alpha=-group["ratio"] * group["lr"] * 0.2 * longest**0.5)
 
 
@@ -91,7 +91,10 @@ def orthogonal(matrix: Tensor, steps: int) -> Tensor:
     """Approximate the nearest matrix with orthonormal rows or columns, in bf16.
 
     Newton-Schulz iteration: X <- a X + (b A + c A A) X with A = X X^T, from X = matrix / |matrix|.
+    Of a stack of matrices, each by itself.
     """
+    if matrix.dim() > 2:
+        return torch.stack([orthogonal(each, steps) for each in matrix])
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]

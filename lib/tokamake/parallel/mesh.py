@@ -44,6 +44,15 @@ SINGLE_RANK = Mesh()
 """The mesh of a single rank."""
 
 
+def planned(settings: "ParallelSettings") -> Mesh:
+    """The mesh of the first rank of a run, without groups: parameters have the shapes of a rank."""
+    return Mesh(
+        tensor=Axis(0, settings.tensor_parallel_size),
+        context=Axis(0, settings.context_parallel_size),
+        sequence_parallel=settings.sequence_parallel,
+    )
+
+
 def build(
     settings: "ParallelSettings", world_size: int, *, device: torch.device, shard: bool = True
 ) -> Mesh:

@@ -24,12 +24,17 @@ _SEQUENCE = 1
 
 @dataclass(frozen=True)
 class Placement:
-    """How tensor-parallel ranks hold a parameter."""
+    """How the ranks hold a parameter, and how optimizers treat it: a family states both."""
 
     dim: int | None = None
-    """Dimension that the ranks divide, as by `torch.chunk`; None: replicated on all ranks."""
+    """Dimension that tensor-parallel ranks divide, as by `torch.chunk`; None: replicated."""
     partial: bool = False
-    """Whether gradients are partial: they must be summed over the ranks."""
+    """Whether gradients are partial: they must be summed over the tensor-parallel ranks."""
+    decays: bool | None = None
+    """Whether it has weight decay; None: if it has two or more dimensions."""
+    hidden: bool | None = None
+    """Whether muon updates it as a matrix, or as a stack of matrices along the first dimensions;
+    None: if it is a matrix of a numbered layer."""
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

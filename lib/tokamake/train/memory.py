@@ -14,8 +14,7 @@ from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.activation_memory import SavedActivations
-from tokamake.parallel.axis import Axis
-from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.mesh import planned
 from tokamake.parallel.pipeline import stages_of_rank
 from tokamake.train.numerics import precision_of
 
@@ -126,11 +125,7 @@ def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
 def _modules(run: Run, rank: int) -> list[Any]:
     """Stages of a pipeline rank, as its first tensor-parallel rank has them, without storage."""
     parallel, architecture = run.train.parallel, run.architecture
-    mesh = Mesh(
-        tensor=Axis(0, parallel.tensor_parallel_size),
-        context=Axis(0, parallel.context_parallel_size),
-        sequence_parallel=parallel.sequence_parallel,
-    )
+    mesh = planned(parallel)
     layers_of_stages = parallel.layers_of_stages(architecture.num_hidden_layers)
     stages = stages_of_rank(
         parallel.pipeline_schedule,

@@ -236,9 +236,7 @@ def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
 def _groups(slices: Mapping[str, TensorSlice]) -> Iterator[_FlatTensor]:
     """Yield the parameters that decay, then the others."""
     for decays in (True, False):
-        group = {
-            name: tensor for name, tensor in slices.items() if (len(tensor.shape) > 1) == decays
-        }
+        group = {name: tensor for name, tensor in slices.items() if tensor.decays == decays}
         if group:
             yield group
 

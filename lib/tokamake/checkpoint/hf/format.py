@@ -217,18 +217,25 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
     """Return the tensors of a model type by name, each with the chunks that it holds."""
     shapes = model_tensors.shapes(architecture)
     members: dict[str, list[str]] = defaultdict(list)
-    for name in shapes:
-        members[model_format.name(name)].append(name)
+    index_of: dict[str, int | None] = {}
+    for name, whole in shapes.items():
+        for stored_name, index in model_format.stored_names(name, whole):
+            members[stored_name].append(name)
+            index_of[stored_name] = index
     stored = {}
     for stored_name, names in members.items():
-        columns = shapes[names[0]][1:]
-        num_rows = sum(shapes[name][0] for name in names)
+        index = index_of[stored_name]
+        parts = {name: shapes[name] if index is None else shapes[name][1:] for name in names}
+        columns = parts[names[0]][1:]
+        num_rows = sum(rows for rows, *_ in parts.values())
         is_transposed = model_format.is_transposed(names[0])
         chunks = [
             _chunk(name, rows, start, columns, num_columns=num_rows if is_transposed else None)
-            for name in names
-            for rows, start in model_format.rows(architecture, name, shapes[name][0])
+            for name, (number, *_) in parts.items()
+            for rows, start in model_format.rows(architecture, name, number)
         ]
+        if index is not None:
+            chunks = [chunk.in_stack(index) for chunk in chunks]
         shape = (*columns, num_rows) if is_transposed else (num_rows, *columns)
         if names[0] in model_format.as_rows:
             shape = (1, *shape)

@@ -49,11 +49,6 @@ class OptimizerParameter(NamedTuple):
     dtype: Dtype
     """Dtype of the weights in the file."""
 
-    @property
-    def decays(self) -> bool:
-        """Whether the parameter has weight decay: norms and biases do not."""
-        return len(self.tensor.shape) > 1
-
 
 class _ParameterStates(NamedTuple):
     """The states of a parameter in a file."""
@@ -173,10 +168,10 @@ def _orders(
     All versions separate weights that decay from norms and biases. With --decoupled-lr, embedding
     and output layer have their own group. The order of the groups has changed several times.
     """
-    decaying = [parameter for parameter in parameters if parameter.decays]
+    decaying = [parameter for parameter in parameters if parameter.tensor.decays]
     matrices = [each for each in decaying if each.tensor.split != "vocabulary"]
     embeddings = [each for each in decaying if each.tensor.split == "vocabulary"]
-    vectors = [parameter for parameter in parameters if not parameter.decays]
+    vectors = [parameter for parameter in parameters if not parameter.tensor.decays]
     groupings: list[tuple[list[OptimizerParameter], ...]] = [(decaying, vectors)]
     if embeddings:
         groupings.append((matrices, vectors, embeddings))
@@ -238,7 +233,7 @@ def _notes(
 ) -> dict[str, Any]:
     """Return the notes with the optimizer's settings and the loss scale."""
     # Only this group has the weight decay.
-    decaying = next((entry for entry in entries if entry.parameter.decays), entries[0])
+    decaying = next((entry for entry in entries if entry.parameter.tensor.decays), entries[0])
     return settings_note([decaying.group]) | _loss_scale_note(file, saved)
 
 

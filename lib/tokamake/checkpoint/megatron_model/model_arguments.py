@@ -115,10 +115,11 @@ def _matches(args: Any, name: str, *, value: Any) -> bool:
 def architecture_fields(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
     """Fields of an `Architecture` that the shapes of its tensors do not show."""
     plug_in = plugins.load(KIND, family)
-    _refuse(args, file, refused=_REFUSED, known=plug_in.ARGUMENTS)
+    known = {*plug_in.ARGUMENTS, *getattr(plug_in, "READ", ())}
+    _refuse(args, file, refused=_REFUSED, known=known)
     fields: dict[str, Any] = {"position_embedding": _positions(args, file)}
     if fields["position_embedding"] == "rotary":
-        _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=plug_in.ARGUMENTS)
+        _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=known)
         fields |= _rotary(args, file)
     return fields | plug_in.fields(args, file, is_core=is_core)
 

@@ -6,8 +6,8 @@ derived from Megatron's spread these tensors over files. Whole tensors have Hugg
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from tokamake import plugins
@@ -33,6 +33,13 @@ class TensorSlice(NamedTuple):
     """Whether a lower rank has the same slice."""
     split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
     """How ranks share the tensor: see `MegatronModule`; the vocabulary is split by padded rows."""
+    of_module: bool | None = None
+    """`MegatronModule.decays`."""
+
+    @property
+    def decays(self) -> bool:
+        """Whether the tensor has weight decay: norms and biases have none."""
+        return len(self.shape) > 1 if self.of_module is None else self.of_module
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class TensorParallelRank:
     """Rows of the embedding on all ranks together."""
     version: float = 3.0
     """Megatron's checkpoint version, which decides the order of queries, keys and values."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    """Shapes of our whole tensors by name; empty: all of the model."""
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
@@ -99,22 +108,42 @@ class TensorParallelRank:
         slices: dict[str, TensorSlice] = {}
         for module in modules:
             ours = [f"{prefix}{name}" for name in module.ours]
-            if module.split == "heads":
-                slices |= self._fused_qkv(module.name, *ours)
-            elif module.split == "vocabulary":
-                names = (f"{ours[0]}.{kind}" for kind in _KINDS)
-                slices |= {
-                    f"{module.name}.{name.rpartition('.')[2]}": self._vocabulary(name)
-                    for name in names
-                    if name in self._shapes
-                }
-            elif module.split == "rows":
-                slices |= self._rows(module.name, ours)
-            elif module.split == "columns":
-                slices |= self._columns(module.name, *ours)
-            else:
-                slices |= self._copied(module.name, *ours)
+            stacked = "{}" in module.name
+            of_module = self._stacked(module, ours) if stacked else self._module(module, ours)
+            slices |= {name: tensor._replace(of_module=module.decays) for name, tensor in of_module}
         return slices
+
+    def _stacked(
+        self, module: MegatronModule, ours: list[str]
+    ) -> Iterator[tuple[str, TensorSlice]]:
+        """Tensors of each of a stack of modules."""
+        names = [f"{name}.{kind}" for name in ours for kind in _KINDS]
+        shapes = {name: self._shapes[name] for name in names if name in self._shapes}
+        number = next(iter(shapes.values()))[0]
+        member = replace(self, shapes={name: shape[1:] for name, shape in shapes.items()})
+        for index in range(number):
+            for name, tensor in member._module(module, ours):
+                chunks = tuple(chunk.in_stack(index) for chunk in tensor.chunks)
+                yield name.format(index), tensor._replace(chunks=chunks)
+
+    def _module(self, module: MegatronModule, ours: list[str]) -> Iterator[tuple[str, TensorSlice]]:
+        """Tensors of a module, by name."""
+        match module.split:
+            case "heads":
+                slices = self._fused_qkv(module.name, *ours)
+            case "vocabulary":
+                slices = {
+                    f"{module.name}.{kind}": self._vocabulary(f"{ours[0]}.{kind}")
+                    for kind in _KINDS
+                    if f"{ours[0]}.{kind}" in self._shapes
+                }
+            case "rows":
+                slices = self._rows(module.name, ours)
+            case "columns":
+                slices = self._columns(module.name, *ours)
+            case _:
+                slices = self._copied(module.name, *ours)
+        yield from slices.items()
 
     def norm(self, stack: Stack = "encoder") -> dict[str, TensorSlice]:
         """Tensors of the norm after the last layer of a stack."""
@@ -131,8 +160,8 @@ class TensorParallelRank:
         return {"weight": self._vocabulary("lm_head.weight")}
 
     @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return _shapes(self.architecture.model_dump_json())
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.shapes or _shapes(self.architecture.model_dump_json())
 
     def _copied(self, name: str, ours: str) -> dict[str, TensorSlice]:
         """A module that every rank has whole."""
@@ -226,7 +255,7 @@ class TensorParallelRank:
             if not names:
                 continue
             num_rows, *columns = self._shapes[names[0]]
-            rows = part(num_rows, self.axis)
+            rows = self._part(num_rows, names[0])
             width = columns[0] if columns else 1
             chunks = tuple(
                 Chunk(f"model.{each}", _slices(rows, (*columns,)), number * len(rows) * width)
@@ -240,11 +269,20 @@ class TensorParallelRank:
     def _columns(self, name: str, ours: str) -> dict[str, TensorSlice]:
         """A projection, some inputs of it on every rank, and its whole bias."""
         rows, width = self._shapes[f"{ours}.weight"]
-        inputs = part(width, self.axis)
+        inputs = self._part(width, f"{ours}.weight")
         slices = (slice(0, rows), slice(inputs.start, inputs.stop))
         chunk = Chunk(f"model.{ours}.weight", slices)
         weight = TensorSlice((rows, len(inputs)), (chunk,), split="columns")
         return self._copied(name, ours) | {f"{name}.weight": weight}
+
+    def _part(self, size: int, ours: str) -> range:
+        """This rank's rows or columns of one of our tensors, as many as another rank's."""
+        if size % self.axis.size:
+            raise UserError(
+                f"tensor_parallel_size: {self.axis.size}: does not divide {size}, the width of "
+                f"{ours}, as Megatron needs; give a divisor"
+            )
+        return part(size, self.axis)
 
     def _vocabulary(self, ours: str) -> TensorSlice:
         """Rows of an embedding, an output layer or its bias; rows of padding are the mean row."""

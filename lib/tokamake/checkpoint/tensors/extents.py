@@ -53,6 +53,11 @@ class Chunk(NamedTuple):
         """Stride in elements, also of a contiguous chunk."""
         return _dense(self.size) if self.stride is None else self.stride
 
+    def in_stack(self, index: int) -> "Chunk":
+        """The chunk of a tensor that is one of a stack of tensors."""
+        stride = None if self.stride is None else (1, *self.stride)
+        return self._replace(slices=(slice(index, index + 1), *self.slices), stride=stride)
+
     def view(self, flat: "Tensor") -> "Tensor":
         """Return the chunk as a view of the flat stored tensor."""
         return flat.as_strided(self.size, self.steps, self.start)

@@ -7,6 +7,7 @@ loads it at any parallel layout.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from tokamake.checkpoint.torch_dist.optimizer_reader import (
 )
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
     ShardedTensor,
+    family_constant,
     match_tensors,
     second_keys,
     sharded_tensors,
@@ -252,17 +254,15 @@ def _planned(
 ) -> Iterator[PlannedArchive]:
     """Plan an archive for each tensor of each layer."""
     for sharded in model:
-        for number, layer in enumerate(sharded.layers):
-            tensor = module_tree.planned_tree(layer, checkpoint, target=target)
+        places = product(*map(range, sharded.stack))
+        for place, member in zip(places, sharded.members, strict=True):
+            tensor = module_tree.planned_tree(member, checkpoint, target=target)
             if with_states and tensor.dtype == FLOAT32:
                 # Training continues from the optimizer's exact values.
                 tensor = adam.planned_master(tensor, checkpoint.source)
-            offset = (0,) * len(tensor.shape)
-            if sharded.is_stacked:
-                shape = (1, *tensor.shape)
-                tensor = PlannedTensor(shape, tensor.dtype, tensor.chunks)
-                offset = (number, *offset)
-            yield PlannedArchive(sharded.key, offset, tensor)
+            shape = (*[1] * len(place), *tensor.shape)
+            planned = PlannedTensor(shape, tensor.dtype, tensor.chunks)
+            yield PlannedArchive(sharded.key, (*place, *[0] * len(tensor.shape)), planned)
 
 
 def _planned_states(
@@ -311,7 +311,8 @@ def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
         for module in ("output_layer", "lm_head.output_layer"):
             yield f"{module}.{_EXTRA_STATE}/shard_0_1"
     for stack, layers in stacks.items():
-        for module in (*_LAYER_MODULES, *further.get(stack, ())):
+        modules = family_constant(architecture, "EXTRA_STATES", _LAYER_MODULES)
+        for module in (*modules, *further.get(stack, ())):
             for number in range(layers):
                 yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
         yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"

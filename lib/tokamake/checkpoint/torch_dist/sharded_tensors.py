@@ -9,8 +9,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokamake import plugins
 from tokamake.checkpoint.megatron_model import module_tree
@@ -20,15 +21,14 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
 )
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, Slices
+from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.flat_ranges import slices_of_range
 from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
-_LAYER = re.compile(r"((?:de|en)coder\.layers)\.(?:\d+\.)?(.+)")
-"""Name of a tensor of layers; with a number, it holds a single layer."""
+_LAYER = re.compile(r"((?:de|en)coder\.layers)\.(\d+)\.(.+)")
 _CORE_NAMES = (
     (r"^language_model\.(embedding|output_layer)\.", r"\1."),
     (r"^language_model\.pooler\.", "pooler."),
@@ -58,47 +58,72 @@ class ShardedTensor(NamedTuple):
     """A sharded tensor of a model."""
 
     key: str
-    layers: tuple[TensorSlice, ...]
-    """Tensors of the layers; a single one if the sharded tensor is not of layers."""
-    is_stacked: bool
-    """Whether its first dimension is that of the layers."""
+    members: tuple[TensorSlice, ...]
+    """Tensors that it stacks: of the layers, or of the modules in each layer."""
+    stack: tuple[int, ...] = ()
+    """First dimensions: the number of layers, and of modules in a layer; empty: no stack."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        layer_shape = self.layers[0].shape
-        return (len(self.layers), *layer_shape) if self.is_stacked else layer_shape
+        return (*self.stack, *self.members[0].shape)
+
+    def of_layer(self, number: int) -> tuple[TensorSlice, ...]:
+        """The tensors of a layer."""
+        size = len(self.members) // self.stack[0]
+        return self.members[number * size : (number + 1) * size]
 
 
 def sharded_tensors(architecture: Architecture, *, padded_vocab_size: int) -> list[ShardedTensor]:
     """Return the sharded tensors of a model, in the order in which Megatron makes them."""
     rank = TensorParallelRank(architecture, Axis(0, 1), padded_vocab_size)
     tree = module_tree.stage_tree(rank, range(architecture.num_hidden_layers))
-    slices: dict[tuple[str, bool], list[TensorSlice]] = {}
+    members: dict[str, dict[tuple[int, ...], TensorSlice]] = {}
     for name, tensor in module_tree.named_slices(tree):
-        key = _core_name(name, stack_of(architecture))
-        match = _LAYER.fullmatch(key)
-        stacked = (f"{match[1]}.{match[2]}", True) if match else (key, False)
-        slices.setdefault(stacked, []).append(tensor)
-    return [ShardedTensor(key, (*layers,), stacked) for (key, stacked), layers in slices.items()]
+        key, place = _key_and_place(_core_name(name, architecture), architecture)
+        members.setdefault(key, {})[place] = tensor
+    return [
+        ShardedTensor(
+            key,
+            (*of_key.values(),),
+            tuple(len({*numbers}) for numbers in zip(*of_key, strict=True)),
+        )
+        for key, of_key in members.items()
+    ]
+
+
+def _key_and_place(name: str, architecture: Architecture) -> tuple[str, tuple[int, ...]]:
+    """Key of the sharded tensor that has a tensor, and the number of the tensor in each stack."""
+    if not (match := _LAYER.fullmatch(name)):
+        return name, ()
+    stack, number, rest = match.groups()
+    for pattern, replacement in family_constant(architecture, "SHARDED_STACKS", ()):
+        if within := re.search(pattern, rest):
+            rest = re.sub(pattern, replacement, rest)
+            return f"{stack}.{rest}", (int(number), int(within[1]))
+    return f"{stack}.{rest}", (int(number),)
+
+
+def family_constant(architecture: Architecture, name: str, default: Any) -> Any:
+    """Constant of a family's megatron.py that most families lack."""
+    return getattr(plugins.load("models/*/megatron", architecture.family), name, default)
 
 
 def stack_of(architecture: Architecture) -> str:
     """Return megatron.core's name of the stack of layers."""
-    family = plugins.load("models/*/megatron", architecture.family)
-    name: str = getattr(family, "STACK", "decoder")
+    name: str = family_constant(architecture, "STACK", "decoder")
     return name
 
 
 def second_keys(architecture: Architecture) -> Mapping[str, str]:
     """Return the further keys of tensors that megatron.core has under two keys, with the first."""
-    family = plugins.load("models/*/megatron", architecture.family)
-    first_keys: Mapping[str, str] = getattr(family, "SECOND_KEYS", {})
+    first_keys: Mapping[str, str] = family_constant(architecture, "SECOND_KEYS", {})
     return first_keys
 
 
-def _core_name(name: str, stack: str) -> str:
-    name = re.sub(r"^language_model\.encoder\.", f"{stack}.", name)
-    for pattern, replacement in (*_CORE_DECODER_NAMES, *_CORE_NAMES):
+def _core_name(name: str, architecture: Architecture) -> str:
+    name = re.sub(r"^language_model\.encoder\.", f"{stack_of(architecture)}.", name)
+    own = family_constant(architecture, "CORE_NAMES", ())
+    for pattern, replacement in (*own, *_CORE_DECODER_NAMES, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name
 
@@ -107,18 +132,18 @@ def match_tensors(
     folder: Path, stored: Mapping[str, WholeTensor], *, model: Iterable[ShardedTensor]
 ) -> dict[str, ShardedTensor]:
     """Return a model's sharded tensors by a checkpoint's keys, which can be of single layers."""
-    expected = {tensor.key: tensor for tensor in model}
+    expected = {_fused_name(tensor.key): tensor for tensor in model}
     # Megatron has no layer axis if its layers differ.
     single = {
-        key: ShardedTensor(key, (layer,), is_stacked=False)
-        for tensor in expected.values()
-        if tensor.is_stacked
-        for number, layer in enumerate(tensor.layers)
-        for key in [re.sub(r"\.layers\.", f".layers.{number}.", tensor.key, count=1)]
+        key: ShardedTensor(key, tensor.of_layer(number), tensor.stack[1:])
+        for fused, tensor in expected.items()
+        if tensor.stack
+        for number in range(tensor.stack[0])
+        for key in [re.sub(r"\.layers\.", f".layers.{number}.", fused, count=1)]
     }
-    if stored.keys() & single.keys():
-        expected = {key: each for key, each in expected.items() if not each.is_stacked} | single
     names = {_fused_name(key): key for key in stored}
+    if names.keys() & single.keys():
+        expected = {key: each for key, each in expected.items() if not each.stack} | single
     for problem, keys in (
         ("is missing", [key for key in expected if key not in names]),
         ("is not part of the model", [key for name, key in names.items() if name not in expected]),
@@ -184,14 +209,15 @@ def unflattened(extent: Extent, size: Sequence[int], *, tensor: ShardedTensor) -
 
 
 def _whole_chunks(chunk: Chunk, tensor: ShardedTensor, *, prefix: str) -> Iterator[Chunk]:
-    if not tensor.is_stacked:
-        yield from _rows(chunk, tensor.layers[0], prefix=prefix)
-        return
-    (layers, *slices), (step, *steps) = chunk.slices, chunk.steps
-    for layer in range(layers.start, layers.stop):
-        start = chunk.start + (layer - layers.start) * step
-        of_layer = chunk._replace(slices=(*slices,), start=start, stride=(*steps,))
-        yield from _rows(of_layer, tensor.layers[layer], prefix=prefix)
+    depth = len(tensor.stack)
+    numbers, slices = chunk.slices[:depth], chunk.slices[depth:]
+    for place in product(*(range(at.start, at.stop) for at in numbers)):
+        start, member = chunk.start, 0
+        for number, at, step, size in zip(place, numbers, chunk.steps, tensor.stack, strict=False):
+            start += (number - at.start) * step
+            member = member * size + number
+        of_member = chunk._replace(slices=slices, start=start, stride=chunk.steps[depth:])
+        yield from _rows(of_member, tensor.members[member], prefix=prefix)
 
 
 def _rows(chunk: Chunk, tensor: TensorSlice, *, prefix: str) -> Iterator[Chunk]:
@@ -201,10 +227,13 @@ def _rows(chunk: Chunk, tensor: TensorSlice, *, prefix: str) -> Iterator[Chunk]:
     for part in tensor.chunks:
         if part.is_mean:  # padding of the vocabulary
             continue
-        # On a single rank, each part consists of whole rows.
-        first, own = part.start // width, part.slices[0]
+        # On a single rank, each part consists of whole rows; it may be one of our stack.
+        *place, own = part.slices[: len(part.slices) - len(columns)]
+        first = part.start // width
         low, high = max(rows.start, first), min(rows.stop, first + own.stop - own.start)
         if low < high:
-            slices: Slices = (slice(own.start + low - first, own.start + high - first), *columns)
+            of_rows = slice(own.start + low - first, own.start + high - first)
             start = chunk.start + (low - rows.start) * chunk.steps[0]
-            yield Chunk(prefix + parameter_name(part.key), slices, start, chunk.steps)
+            steps = (*[1] * len(place), *chunk.steps)
+            key = prefix + parameter_name(part.key)
+            yield Chunk(key, (*place, of_rows, *columns), start, steps)

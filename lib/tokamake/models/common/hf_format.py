@@ -60,7 +60,8 @@ class HFFormat:
     """Name of the list of layers."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of modules that differ from ours, by ours. Those of a layer may begin with its stack,
-    such as `decoder.mlp.up_proj`."""
+    such as `decoder.mlp.up_proj`. A name with `{}` is of a module that stacks modules along its
+    first dimension, such as experts: each is stored by itself, with its number there."""
     heads: Mapping[str, str] = field(default_factory=dict)
     """Names of modules outside the prefix, by ours without `model.`."""
     copies: Mapping[str, str] = field(
@@ -99,6 +100,16 @@ class HFFormat:
         if module in self.heads:
             return f"{self.heads[module]}.{kind}"
         return f"{self.prefix}{self.names.get(module, module)}.{kind}"
+
+    def stored_names(self, ours: str, shape: Sequence[int]) -> list[tuple[str, int | None]]:
+        """Stored tensors with parts of our tensor: name, and index of the part in the stack.
+
+        None: the tensor is no stack.
+        """
+        name = self.name(ours)
+        if "{}" not in name:
+            return [(name, None)]
+        return [(name.format(index), index) for index in range(shape[0])]
 
     def is_outside(self, name: str) -> bool:
         """Whether a stored tensor has no prefix, even in a whole model."""

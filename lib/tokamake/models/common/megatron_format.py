@@ -16,12 +16,16 @@ class MegatronModule(NamedTuple):
     """A module of one of Megatron's layers, and the modules here whose tensors it holds."""
 
     name: str
-    """In Megatron's layer."""
+    """In Megatron's layer. With `{}`, our tensors are stacks along their first dimension, such as
+    experts; Megatron has a module for each, with its number there."""
     ours: tuple[str, ...]
     """In a layer of Hugging Face's Llama. Those that an architecture lacks are left out."""
     split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
     """How tensor-parallel ranks share it: each has all of it, some outputs, some inputs, some key
     and value heads with their query heads, or some tokens of the padded vocabulary."""
+
+    decays: bool | None = None
+    """Whether its tensors have weight decay; None: if they have two or more dimensions."""
 
 
 ATTENTION = (

@@ -18,7 +18,7 @@ SCHEME = "tiles of 256 x 256"
 """Name of this way to draw weights; a run that drew them in another way is another run."""
 _TILE = (256, 256)
 """Rows and columns of a tile: few enough that a rank draws little beyond its part, and enough that
-the start of a generator takes no time."""
+the start of a generator takes no time. A tile lies in one matrix of a stack."""
 
 Slices = tuple[slice, ...]
 Array = npt.NDArray[np.float32]
@@ -45,19 +45,20 @@ class RandomWeights:
         """Draw a part of a tensor, tile by tile.
 
         Args:
-            shape: of the whole tensor, one or two dimensions.
+            shape: of the whole tensor; matrices may be stacked along the first dimensions.
 
         Yields:
             Slices of the part, and their values in fp32.
         """
-        if len(shape) == 1:
-            size = place[0].stop - place[0].start
+        if len(shape) == 1 or name.endswith(".bias"):
+            size = [at.stop - at.start for at in place]
             value = 0.0 if name.endswith("bias") else 1.0
-            yield (slice(0, size),), np.full(size, value, np.float32)
+            yield tuple(slice(0, each) for each in size), np.full(size, value, np.float32)
             return
         depth = self._depth if name.endswith(self._into_residual) else 1.0
         deviation = np.float32(self._deviation / depth)
-        for tile in product(*map(_starts, place, shape, _TILE)):
+        widths = (*[1] * (len(shape) - len(_TILE)), *_TILE)
+        for tile in product(*map(_starts, place, shape, widths)):
             # numpy draws: torch's normal depends on the vector units of the processor.
             digest = hashlib.sha256(self._source(name, *tile).encode()).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "little"))
@@ -66,10 +67,10 @@ class RandomWeights:
             common = [*map(_overlap, tile, place)]
             yield _within(common, place), drawn[_within(common, tile)]
 
-    def _source(self, name: str, rows: slice, columns: slice) -> str:
+    def _source(self, name: str, *tile: slice) -> str:
         """Seed of a tile. The first tile has the numbers of versions without tiles."""
-        source = f"{self._seed} {name.removeprefix('model.')}"
-        return f"{source} {rows.start} {columns.start}" if rows.start or columns.start else source
+        source, starts = f"{self._seed} {name.removeprefix('model.')}", [at.start for at in tile]
+        return " ".join([source, *map(str, starts)]) if any(starts) else source
 
 
 def _starts(place: slice, size: int, width: int) -> Iterator[slice]:

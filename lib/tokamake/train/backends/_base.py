@@ -170,7 +170,9 @@ class EngineBase(ABC):
             chunk.local: ParameterShard(tuple(chunk.shape), chunk.place, chunk.groups)
             for chunk in self._chunks
         }
-        groups = parameter_groups(named, settings.used("weight_decay"))
+        placements = {chunk.name: chunk.placement for chunk in self._chunks}
+        decay = settings.used("weight_decay")
+        groups = parameter_groups(named, decay, placements=placements)
         plug_in = plugins.load("optim", settings.name)
         self._state_kinds = plug_in.STATE
         view = WholeParameters(parts.__getitem__) if whole else UNSHARDED
