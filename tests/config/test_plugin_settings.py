@@ -1,23 +1,28 @@
 """A new optimizer or schedule is one file, also if it has settings of its own."""
 
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
-from tests.support.runs import losses, make_run, prepare, train_here
-from tokamake import optim, plugins, schedules
+from tests.support.plug_ins import add
+from tests.support.runs import losses, make_run, prepare, train_here, weights
+from tokamake.checkpoint.detect import open_any
 from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import read_run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
+from tokamake.train.memory import estimate
+from tokamake.train.numerics import with_precision
 from tokamake.validation import validate
 
 OPTIMIZER = """
-import torch
+from tokamake.optim._optimizer_base import Rule
 
 SETTINGS = {
     "weight_decay": 0.0,
@@ -25,27 +30,24 @@ SETTINGS = {
     "norm": ("sign", "none"),
 }
 ELEMENTWISE = True
-STATE = {}
+STATE = {"step": "replicated", "sums": "like_parameter"}
 STATE_BYTES = 2
 FLAT_BUFFERS = False
 
 
-class Signs(torch.optim.SGD):
-    def __init__(self, groups, settings):
-        super().__init__(groups, lr=settings.learning_rate)
-        self.sharpness, self.norm = settings.own["sharpness"], settings.own["norm"]
+class Signs(Rule):
+    zeros = ("sums",)
 
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if self.norm == "sign":
-                    parameter.grad.sign_()
-                parameter.grad.mul_(self.sharpness)
-        return super().step(closure)
+    def update(self, batch, group):
+        batch.tick()
+        for value, gradient, sums in zip(batch.values, batch.gradients, batch.state("sums")):
+            sums.add_(gradient)
+            direction = sums.sign() if group["norm"] == "sign" else sums
+            value.add_(direction, alpha=-group["lr"] * group["sharpness"])
 
 
-def build(groups, settings, whole=None):
-    return Signs(groups, settings)
+def build(groups, settings, whole):
+    return Signs(groups, whole=whole, lr=settings.learning_rate, **settings.own)
 """
 SCHEDULE = """
 SETTINGS = {"warmup_steps": 0, "period": {"default": 4, "ge": 1}}
@@ -58,19 +60,9 @@ def factor(position, *, warmup, length, period):
 
 @pytest.fixture(autouse=True)
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two new files beside the plug-ins of tokamake: optim/signs.py and schedules/square.py."""
-    library = plugins._ROOT
-    root = tmp_path / "library"
-    for package, name, text in ((optim, "signs", OPTIMIZER), (schedules, "square", SCHEDULE)):
-        folder = Path(package.__path__[0])
-        (root / folder.name).mkdir(parents=True)
-        for file in folder.glob("*.py"):
-            (root / folder.name / file.name).symlink_to(file)
-        (root / folder.name / f"{name}.py").write_text(text)
-        monkeypatch.setattr(package, "__path__", [str(root / folder.name), str(folder)])
-    for name in ("checkpoint", "models", "train"):
-        (root / name).symlink_to(library / name)
-    monkeypatch.setattr(plugins, "_ROOT", root)
+    """Two new files beside the plug-ins of tokamake."""
+    new: dict[str, str | Path] = {"optim/signs.py": OPTIMIZER, "schedules/square.py": SCHEDULE}
+    add(tmp_path / "library", monkeypatch, new)
 
 
 @pytest.mark.usefixtures("lone_rank")
@@ -96,6 +88,29 @@ def test_a_run_trains_with_a_new_optimizer_and_a_new_schedule(tmp_path: Path) ->
     assert train.schedule.own == {"period": 2}
     written = yaml.safe_load(config.read_text())["train"]
     assert (written["optimizer"]["sharpness"], written["schedule"]["period"]) == (2.0, 2)
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_a_new_optimizer_resumes_from_its_states_and_its_memory_is_estimated(
+    tmp_path: Path,
+) -> None:
+    optimizer = {"name": "signs", "learning_rate": 0.001}
+    config = make_run(prepare(tmp_path), "signs", optimizer=optimizer)
+    assert train_here(config) == 0
+    expected, output = weights(config), read_run(config).output
+    source = open_any(output).source
+    sums = [key for key in source if key.startswith("optimizer.sums.")]
+    assert len(sums) == len(expected)
+    assert all(source.read(key).any() for key in sums)
+    for step in (4, 6):
+        rmtree(output / f"global_step{step}")
+    (output / "latest").write_text("global_step2")
+    assert train_here(config) == 0
+    for name, tensor in weights(config).items():
+        assert torch.equal(tensor, expected[name]), name
+    device = torch.device("cpu")
+    needed = estimate(with_precision(read_run(config), device), 1, device)
+    assert needed.optimizer == 2 * sum(tensor.numel() for tensor in expected.values())
 
 
 MISTAKES = {

@@ -311,7 +311,7 @@ def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
         for module in ("output_layer", "lm_head.output_layer"):
             yield f"{module}.{_EXTRA_STATE}/shard_0_1"
     for stack, layers in stacks.items():
-        modules = family_constant(architecture, "EXTRA_STATES", _LAYER_MODULES)
+        modules = family_constant(architecture, "EXTRA_STATES", default=_LAYER_MODULES)
         for module in (*modules, *further.get(stack, ())):
             for number in range(layers):
                 yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"

@@ -96,33 +96,33 @@ def _key_and_place(name: str, architecture: Architecture) -> tuple[str, tuple[in
     if not (match := _LAYER.fullmatch(name)):
         return name, ()
     stack, number, rest = match.groups()
-    for pattern, replacement in family_constant(architecture, "SHARDED_STACKS", ()):
+    for pattern, replacement in family_constant(architecture, "SHARDED_STACKS", default=()):
         if within := re.search(pattern, rest):
             rest = re.sub(pattern, replacement, rest)
             return f"{stack}.{rest}", (int(number), int(within[1]))
     return f"{stack}.{rest}", (int(number),)
 
 
-def family_constant(architecture: Architecture, name: str, default: Any) -> Any:
+def family_constant(architecture: Architecture, name: str, *, default: Any) -> Any:
     """Constant of a family's megatron.py that most families lack."""
     return getattr(plugins.load("models/*/megatron", architecture.family), name, default)
 
 
 def stack_of(architecture: Architecture) -> str:
     """Return megatron.core's name of the stack of layers."""
-    name: str = family_constant(architecture, "STACK", "decoder")
+    name: str = family_constant(architecture, "STACK", default="decoder")
     return name
 
 
 def second_keys(architecture: Architecture) -> Mapping[str, str]:
     """Return the further keys of tensors that megatron.core has under two keys, with the first."""
-    first_keys: Mapping[str, str] = family_constant(architecture, "SECOND_KEYS", {})
+    first_keys: Mapping[str, str] = family_constant(architecture, "SECOND_KEYS", default={})
     return first_keys
 
 
 def _core_name(name: str, architecture: Architecture) -> str:
     name = re.sub(r"^language_model\.encoder\.", f"{stack_of(architecture)}.", name)
-    own = family_constant(architecture, "CORE_NAMES", ())
+    own = family_constant(architecture, "CORE_NAMES", default=())
     for pattern, replacement in (*own, *_CORE_DECODER_NAMES, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name

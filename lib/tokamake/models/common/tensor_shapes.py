@@ -21,14 +21,21 @@ def shapes(
     gated: bool,
     biased_norms: bool,
     of_attention: Callable[[Architecture], Shapes] = _none,
+    of_mlp: Callable[[Architecture], Shapes] | None = None,
     of_embeddings: Callable[[Architecture], Shapes] = _none,
     of_heads: Callable[[Architecture], Shapes] = _none,
 ) -> Shapes:
-    """Shape of every tensor by its name."""
+    """Shape of every tensor by its name.
+
+    Args:
+        of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one.
+    """
     hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
     assert vocabulary is not None, "fill in vocab_size before asking for shapes"
     attention = _attention(architecture, biased_norms=biased_norms) | of_attention(architecture)
-    layer = attention | _mlp(architecture, gated=gated, biased_norms=biased_norms)
+    norm = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
+    mlp = of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)
+    layer = attention | norm | mlp
     tensors = _layers("model", layer, number=architecture.num_hidden_layers)
     tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
     tensors |= of_embeddings(architecture)
@@ -54,7 +61,8 @@ def encoder_decoder_shapes(
     cross = {
         re.sub("^(input|self_attn)", "cross_attn", name): shape for name, shape in attention.items()
     }
-    mlp = _mlp(architecture, gated=gated, biased_norms=biased_norms)
+    mlp = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
+    mlp |= _mlp(architecture, gated=gated)
     norm = with_bias("norm", (hidden,), has_bias=biased_norms)
     tensors: Shapes = {}
     for stack, layer, number in (
@@ -89,11 +97,11 @@ def _attention(architecture: Architecture, *, biased_norms: bool) -> Shapes:
     return tensors
 
 
-def _mlp(architecture: Architecture, *, gated: bool, biased_norms: bool) -> Shapes:
+def _mlp(architecture: Architecture, *, gated: bool) -> Shapes:
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     projections = {"gate": (inner, hidden)} if gated else {}
     projections |= {"up": (inner, hidden), "down": (hidden, inner)}
-    tensors = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
+    tensors: Shapes = {}
     for name, shape in projections.items():
         tensors |= with_bias(f"mlp.{name}_proj", shape, has_bias=architecture.mlp_bias)
     return tensors
