@@ -21,11 +21,11 @@ from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
 from tests.support.programs import worker_python
 from tests.support.sentence_data import SentenceData, at, make_sentences
 from tests.support.shared_folders import made_once
+from tests.support.tokenized import tokenized
 from tests.support.web_server import Server, serving
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.merge import merge
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 
@@ -176,7 +176,7 @@ def shards(workspace: Path) -> list[Path]:
     raw = sorted((workspace / "raw/code").iterdir())
     prefixes = [workspace / f"shards/code-{number}" for number in range(len(raw))]
     for prefix, path in zip(prefixes, raw, strict=True):
-        tokenize((str(path),), output=prefix, tokenizer=workspace / "tokenizer")
+        tokenized(workspace, path, name=prefix)
     return prefixes
 
 

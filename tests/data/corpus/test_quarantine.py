@@ -10,6 +10,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.support.tokenized import QUARANTINE, tokenized
 from tokamake.config.data import TokenizeSettings
 from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.manifest import find_fault, read_manifest
@@ -48,13 +49,7 @@ def test_every_document_is_written_or_empty_or_quarantined(workspace: Path) -> N
             lines.append(json.dumps({"text": text}).encode() + b"\r\n")
     raw = workspace / "some.jsonl"
     raw.write_bytes(b"".join(lines)[:-1])
-    tokenize(
-        (str(raw),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-        max_bad_fraction=1,
-    )
+    tokenized(workspace, raw, **QUARANTINE)
     manifest = read_manifest(workspace / "pair")
     assert {key: manifest[key] for key in expected} == expected
     assert manifest["documents_in"] == sum(expected.values())
@@ -69,7 +64,7 @@ def test_every_document_is_written_or_empty_or_quarantined(workspace: Path) -> N
     assert any("raw_base64" in entry for entry in entries)
     # Without bad documents, the old quarantine file is removed.
     raw.write_text('{"text": "good"}\n')
-    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw)
     assert not (workspace / "pair.quarantine.jsonl").exists()
 
 
@@ -80,14 +75,7 @@ def test_far_into_a_file_lines_count_from_the_start_of_the_range(
     raw.write_text('{"text": "a"}\n' * 3 + "bad\n")
     for counted, unit, number in ((1 << 34, "line", 4), (2, "line_in_range", 2)):
         monkeypatch.setattr(_input, "_COUNTED_BYTES", counted)
-        tokenize(
-            (str(raw),),
-            output=workspace / "pair",
-            tokenizer=workspace / "tokenizer",
-            on_bad_document="quarantine",
-            max_bad_fraction=1,
-            byte_range="15:",
-        )
+        tokenized(workspace, raw, **QUARANTINE, byte_range="15:")
         entry = json.loads((workspace / "pair.quarantine.jsonl").read_text())
         assert (entry[unit], entry["byte"]) == (number, 42)
 
@@ -98,12 +86,8 @@ def test_too_many_bad_documents_stop_the_stage(workspace: Path) -> None:
     with pytest.raises(
         UserError, match=r"2 of 10 documents of the file are bad, more than max_bad_fraction"
     ):
-        tokenize(
-            (str(raw),),
-            output=workspace / "out/pair",
-            tokenizer=workspace / "tokenizer",
-            on_bad_document="quarantine",
-            max_bad_fraction=0.19,
+        tokenized(
+            workspace, raw, name="out/pair", on_bad_document="quarantine", max_bad_fraction=0.19
         )
     assert not list((workspace / "out").iterdir())
 
@@ -112,20 +96,14 @@ def test_a_bad_document_leaves_no_file(workspace: Path) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": "a"}\n{"text": 1}\n')
     with pytest.raises(UserError, match=r"some\.jsonl:2"):
-        tokenize((str(raw),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer")
+        tokenized(workspace, raw, name="out/pair")
     assert not list((workspace / "out").iterdir())
 
 
 def test_a_file_name_may_be_invalid_utf8(workspace: Path) -> None:
     raw = workspace / "n\udcff.jsonl"
     raw.write_text('{"text": "one"}\nbad\n')
-    tokenize(
-        (str(raw),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-        max_bad_fraction=1,
-    )
+    tokenized(workspace, raw, **QUARANTINE)
     assert read_manifest(workspace / "pair")["inputs"][0]["path"] == str(raw)
     assert find_fault(workspace / "pair") is None
     quarantine_path(workspace / "pair").unlink()
@@ -135,13 +113,7 @@ def test_a_file_name_may_be_invalid_utf8(workspace: Path) -> None:
 def test_bad_values_of_tables_are_quarantined(workspace: Path) -> None:
     table = arrow.table({"text": arrow.array([b"good", b"\xff\xfe"], arrow.binary())})
     parquet.write_table(table, workspace / "some.parquet")
-    tokenize(
-        (str(workspace / "some.parquet"),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-        max_bad_fraction=1,
-    )
+    tokenized(workspace, "some.parquet", **QUARANTINE)
     (line,) = quarantine_path(workspace / "pair").read_text().splitlines()
     entry = json.loads(line)
     assert (entry["row"], base64.b64decode(entry["raw_base64"])) == (1, b"\xff\xfe")
@@ -153,14 +125,7 @@ def test_a_file_without_good_documents_is_damaged(workspace: Path, bad: str) -> 
     for name, content in zip(names, ('{"text": "a"}\n' * 1000, bad), strict=True):
         Path(name).write_text(content)
     with pytest.raises(UserError, match=r"bad\.jsonl.*no document of the file is good"):
-        tokenize(
-            tuple(names),
-            output=workspace / "pair",
-            tokenizer=workspace / "tokenizer",
-            on_bad_document="quarantine",
-            max_bad_fraction=1,
-            format="jsonl",
-        )
+        tokenized(workspace, *tuple(names), **QUARANTINE, format="jsonl")
 
 
 def test_the_fraction_counts_for_each_file(workspace: Path) -> None:
@@ -169,13 +134,7 @@ def test_the_fraction_counts_for_each_file(workspace: Path) -> None:
     (workspace / "latin.txt").write_bytes(b"\xe9")  # each text file is one document
 
     def run(name: str, **options: float) -> None:
-        tokenize(
-            (str(workspace / "good.jsonl"), str(workspace / name)),
-            output=workspace / "pair",
-            tokenizer=workspace / "tokenizer",
-            on_bad_document="quarantine",
-            **options,
-        )
+        tokenized(workspace, "good.jsonl", name, on_bad_document="quarantine", **options)
 
     with pytest.raises(
         UserError, match=r"bad\.jsonl:2.*; 1 of 2 documents of the file are bad, more than"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
+from tests.support.tokenized import tokenized
 from tokamake.data.indexed import kernel_copy
 from tokamake.data.indexed.dataset import IndexWriter
 from tokamake.data.indexed.manifest import find_fault, raw_inputs, read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path
 from tokamake.data.indexed.trace import trace
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -26,11 +26,7 @@ def test_merging_shards_equals_concatenating_them_and_tokenizing_all_files_at_on
     merge(shards, output=workspace / "merged", corpus="code")
     joined = b"".join(bin_path(prefix).read_bytes() for prefix in shards)
     assert (workspace / "merged.bin").read_bytes() == joined
-    tokenize(
-        tuple(map(str, sorted((workspace / "raw/code").iterdir()))),
-        output=workspace / "whole",
-        tokenizer=workspace / "tokenizer",
-    )
+    tokenized(workspace, *tuple(map(str, sorted((workspace / "raw/code").iterdir()))), name="whole")
     for suffix in (".bin", ".idx"):
         assert (workspace / f"merged{suffix}").read_bytes() == (
             workspace / f"whole{suffix}"
@@ -55,12 +51,7 @@ def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) 
 def test_datasets_of_several_text_keys_are_merged(workspace: Path) -> None:
     for key in ("text", "title"):
         (workspace / f"{key}.jsonl").write_text(f'{{"{key}": "def run"}}\n' * 2)
-        tokenize(
-            (str(workspace / f"{key}.jsonl"),),
-            output=workspace / key,
-            tokenizer=workspace / "tokenizer",
-            text_key=(key,),
-        )
+        tokenized(workspace, f"{key}.jsonl", name=key, text_key=(key,))
     # A prefix may have the end of one of its files.
     merge([workspace / "text.idx", workspace / "title.bin"], output=workspace / "both")
     manifest = read_manifest(workspace / "both")
@@ -76,7 +67,7 @@ def test_a_folder_is_no_prefix_to_write(workspace: Path, shards: list[Path]) -> 
         merge(shards, output=workspace / "out")
     raw = str(next((workspace / "raw/code").iterdir()))
     with pytest.raises(UserError, match=r"out: is a folder; give a prefix"):
-        tokenize((raw,), output=workspace / "out", tokenizer=workspace / "tokenizer")
+        tokenized(workspace, raw, name="out")
     assert not list(workspace.glob("out*.bin"))
 
 
@@ -113,7 +104,7 @@ def test_errors_name_damaged_shards(
 
 def test_shards_of_another_tokenizer_are_refused(workspace: Path, shards: list[Path]) -> None:
     raw = sorted((workspace / "raw/code").iterdir())
-    tokenize((str(raw[0]),), output=shards[1], tokenizer=workspace / "tokenizer", append_eod=False)
+    tokenized(workspace, raw[0], name=shards[1], append_eod=False)
     with pytest.raises(UserError, match="append_eod is False, but True"):
         merge(shards, output=workspace / "merged")
     with pytest.raises(UserError, match="no dataset given"):

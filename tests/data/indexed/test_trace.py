@@ -9,11 +9,11 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.support.tokenized import tokenized
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.document_sources import locate_document
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.trace import trace
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -53,7 +53,7 @@ def test_finds_each_document_of_merged_shards(
             path.write_text("".join(line + "\n" for line in raw_lines))
             expected += [(path, number, line) for number, line in non_empty(raw_lines)]
         prefixes.append(workspace / f"shard{seed}")
-        tokenize(tuple(map(str, raw)), output=prefixes[-1], tokenizer=workspace / "tokenizer")
+        tokenized(workspace, *tuple(map(str, raw)), name=prefixes[-1])
     merge(prefixes, output=workspace / "merged")
     capsys.readouterr()
     for number, (path, line_number, line) in enumerate(expected):
@@ -71,7 +71,7 @@ def test_says_that_a_long_line_is_cut(workspace: Path, capsys: pytest.CaptureFix
     line = json.dumps({"text": "word " * 99})
     size, prefix = len(line), workspace / "data"
     (workspace / "a.jsonl").write_text(line + "\n")
-    tokenize((str(workspace / "a.jsonl"),), output=prefix, tokenizer=workspace / "tokenizer")
+    tokenized(workspace, "a.jsonl", name=prefix)
     capsys.readouterr()
     cut = f"(300 of {size} characters; --max-characters {size} shows all)"
     assert traced(prefix, capsys, document=0)[1] == f"{line[:300]}\n{cut}"
@@ -85,10 +85,7 @@ def test_finds_documents_of_a_byte_range(
     raw_lines = [json.dumps({"text": f"number {n}"}) for n in range(100)]
     raw = workspace / "some.jsonl"
     raw.write_text("\n".join(raw_lines))
-    tokenize(
-        (str(raw),), output=workspace / "data", tokenizer=workspace / "tokenizer",
-        byte_range="900:1500",
-    )  # fmt: skip
+    tokenized(workspace, raw, name='data', byte_range="900:1500")  # fmt: skip
     capsys.readouterr()
     location, text = traced(workspace / "data", capsys, document=3)
     before = len(raw.read_text()[:900].split("\n")) - 1
@@ -104,9 +101,7 @@ def test_finds_rows_and_compressed_lines(
     parquet.write_table(arrow.table({"text": texts}), table, row_group_size=6)
     zipped = workspace / "some.jsonl.gz"
     zipped.write_bytes(gzip.compress(b'{"text": "first"}\n\n{"text": "second"}\n'))
-    tokenize(
-        (str(table), str(zipped)), output=workspace / "data", tokenizer=workspace / "tokenizer"
-    )
+    tokenized(workspace, table, zipped, name="data")
     capsys.readouterr()
     location, text = traced(workspace / "data", capsys, document=13)
     assert (location[-7:], json.loads(text)) == (": row 13"[-7:], {"text": "row 13"})
@@ -117,7 +112,7 @@ def test_finds_rows_and_compressed_lines(
 
 def test_invalid_arguments_and_missing_sources_are_refused(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "data", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw, name="data")
     for arguments in ((10_000_000,), (-10_000_000,)):
         with pytest.raises(UserError, match="no document"):
             trace(workspace / "data", *arguments)
@@ -148,12 +143,7 @@ def test_reports_a_table_without_the_row(
 
     table = workspace / f"some.{suffix}"
     before = write(list("abcdefghijklmnopq"))
-    tokenize(
-        (str(table),),
-        output=workspace / "data",
-        tokenizer=workspace / "tokenizer",
-        byte_range=byte_range,
-    )
+    tokenized(workspace, table, name="data", byte_range=byte_range)
     capsys.readouterr()
     assert json.loads(traced(workspace / "data", capsys, document=16)[1]) == {"text": "q"}
     # Of a whole file, `trace` would report another size first.
@@ -166,7 +156,7 @@ def test_reports_a_table_without_the_row(
 def test_reports_a_changed_raw_file(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = workspace / "some.jsonl"
     raw.write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(9)))
-    tokenize((str(raw),), output=workspace / "data", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw, name="data")
     raw.write_text(raw.read_text()[30:])
     capsys.readouterr()
     _, text = traced(workspace / "data", capsys, document=5)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
+from tests.support.tokenized import tokenized
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, read_plan, write_plan
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.merge import merge
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -27,7 +27,7 @@ def merged(workspace: Path) -> list[Path]:
     for corpus in ("code", "docs"):
         for number, raw in enumerate(sorted((workspace / "raw" / corpus).iterdir())):
             shard = workspace / f"shards/{corpus}{number}"
-            tokenize([raw], output=shard, tokenizer=workspace / "tokenizer")
+            tokenized(workspace, raw, name=shard)
             prefixes.append(workspace / f"merged/{corpus}-{number:04d}_text_document")
             merge([shard], output=prefixes[-1], corpus=corpus)
     return prefixes

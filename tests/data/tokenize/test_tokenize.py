@@ -20,6 +20,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from tests.conftest import documents
 from tests.support.megatron_datasets import assert_same_dataset
+from tests.support.tokenized import tokenized
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.merge_inputs import check_consistent, open_merge_input
@@ -52,7 +53,7 @@ def write_lines(path: Path, records: list[object]) -> tuple[str]:
 
 def test_the_bytes_equal_those_of_megatron(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw)
     eod = oracle.token_to_id("<|endoftext|>")
     megatron = builder(workspace / "megatron")
     expected = [[*oracle.encode(text).ids, eod] for text in documents(raw)]
@@ -70,13 +71,7 @@ def test_the_bytes_equal_those_of_megatron(workspace: Path, oracle: tokenizers.T
 
 def test_prepend_bos_begins_each_document(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize(
-        (str(raw),),
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        prepend_bos=True,
-        append_eod=False,
-    )
+    tokenized(workspace, raw, prepend_bos=True, append_eod=False)
     bos = oracle.token_to_id("<|endoftext|>")
     expected = [[bos, *oracle.encode(text).ids] for text in documents(raw)]
     assert read(workspace / "pair") == expected
@@ -90,12 +85,7 @@ def test_special_tokens_in_text_can_stay_text(
     tokens = {}
     for choice in ("special", "plain"):
         prefix = workspace / choice
-        tokenize(
-            files,
-            output=prefix,
-            tokenizer=workspace / "tokenizer",
-            special_tokens_in_text=choice,  # type: ignore[arg-type]
-        )
+        tokenized(workspace, *files, name=prefix, special_tokens_in_text=choice)
         tokens[choice] = read(prefix)[0][:-1]
         assert read_manifest(prefix)["special_tokens_in_text"] == choice
     assert tokens["special"] == oracle.encode(text).ids
@@ -125,13 +115,7 @@ def test_sentences_become_sequences(
         ["It cost 3.50 dollars.", "Yes."],
     ]
     files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
-    tokenize(
-        files,
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        split_sentences=True,
-        append_eod=append_eod,
-    )
+    tokenized(workspace, *files, split_sentences=True, append_eod=append_eod)
     megatron = builder(workspace / "megatron")
     for document in sentences:
         encoded = [oracle.encode(sentence).ids for sentence in document]
@@ -151,13 +135,7 @@ def test_empty_documents_are_kept_as_megatron_keeps_them(
 ) -> None:
     texts = ["one", "", "three", ""]
     files = write_lines(workspace / "some.jsonl", [{"text": text} for text in texts])
-    tokenize(
-        files,
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        empty_documents="keep",
-        append_eod=False,
-    )
+    tokenized(workspace, *files, empty_documents="keep", append_eod=False)
     megatron = builder(workspace / "megatron")
     for text in texts:
         ids = oracle.encode(text).ids
@@ -171,12 +149,12 @@ def test_empty_documents_are_kept_as_megatron_keeps_them(
 def test_empty_documents_are_counted_and_skipped(workspace: Path) -> None:
     records = [{"text": text} for text in ("one", "", "three")]
     files = write_lines(workspace / "some.jsonl", records)
-    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer", append_eod=False)
+    tokenized(workspace, *files, append_eod=False)
     manifest = read_manifest(workspace / "pair")
     assert (manifest["documents"], manifest["empty_documents"]) == (2, 1)
     assert len(MegatronDataset(str(workspace / "pair"))) == 2
     Path(files[0]).write_text("")
-    tokenize(files, output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, *files)
     assert read_manifest(workspace / "pair")["documents"] == 0
     assert len(MegatronDataset(str(workspace / "pair"), mmap=False)) == 0
 
@@ -188,9 +166,7 @@ def test_the_bytes_do_not_depend_on_workers_and_compression(workspace: Path) -> 
     for number, workers in enumerate((1, 2, 3, 7)):
         for path in (raw, workspace / "docs.gz"):
             prefix = workspace / f"pair{number}{path.suffix}"
-            tokenize(
-                (str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=workers
-            )
+            tokenized(workspace, path, name=prefix, workers=workers)
             written.add((bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()))
     assert len(written) == 1
 
@@ -209,14 +185,14 @@ def test_json_arrays_and_archives_give_the_bytes_of_jsonl(workspace: Path) -> No
     written = set()
     for path in (raw, *(workspace / f"a.{suffix}" for suffix in ("json", "zip", "tar"))):
         prefix = workspace / f"out-{path.name}"
-        tokenize((str(path),), output=prefix, tokenizer=workspace / "tokenizer", workers=2)
+        tokenized(workspace, path, name=prefix, workers=2)
         written.add((bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()))
     assert len(written) == 1
 
 
 def test_shards_of_any_byte_ranges_merge_to_the_same_bytes(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "whole", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw, name="whole")
     size = raw.stat().st_size
     random_numbers = random.Random(3)
     for trial in range(4):
@@ -225,12 +201,7 @@ def test_shards_of_any_byte_ranges_merge_to_the_same_bytes(workspace: Path) -> N
         shards = []
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
             shards.append(workspace / f"cut{trial}/{number}")
-            tokenize(
-                (str(raw),),
-                output=shards[-1],
-                tokenizer=workspace / "tokenizer",
-                byte_range=f"{start}:{end}",
-            )
+            tokenized(workspace, raw, name=shards[-1], byte_range=f"{start}:{end}")
         merge(shards, output=workspace / f"merged{trial}")
         assert_same_dataset(workspace / f"merged{trial}", workspace / "whole")
         manifests = [read_manifest(shard) for shard in shards]
@@ -242,13 +213,7 @@ def test_each_of_several_keys_gives_a_dataset(
 ) -> None:
     records = [{"title": f"t{n}", "body": "words " * n} for n in range(5)]
     files = write_lines(workspace / "some.jsonl", records)
-    tokenize(
-        files,
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        text_key=("title", "body"),
-        append_eod=False,
-    )
+    tokenized(workspace, *files, text_key=("title", "body"), append_eod=False)
     titles, bodies = read(workspace / "pair_title"), read(workspace / "pair_body")
     assert titles == [oracle.encode(record["title"]).ids for record in records]
     assert bodies == [oracle.encode(record["body"]).ids for record in records[1:]]
@@ -257,13 +222,7 @@ def test_each_of_several_keys_gives_a_dataset(
 
 def test_a_template_joins_keys(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     files = write_lines(workspace / "some.jsonl", [{"title": "A", "body": "b {x}"}])
-    tokenize(
-        files,
-        output=workspace / "pair",
-        tokenizer=workspace / "tokenizer",
-        template=r"{title}:\n{body}",
-        append_eod=False,
-    )
+    tokenized(workspace, *files, template=r"{title}:\n{body}", append_eod=False)
     assert read(workspace / "pair") == [oracle.encode("A:\nb {x}").ids]
 
 
@@ -281,12 +240,7 @@ def test_a_corpus_is_found_by_name(workspace: Path) -> None:
 @pytest.mark.parametrize("byte_range", ["x", "5", "1:b", "-1:4"])
 def test_bad_byte_ranges_are_user_errors(workspace: Path, byte_range: str) -> None:
     with pytest.raises(UserError, match="START:END"):
-        tokenize(
-            (str(workspace / "raw/docs/docs-00.jsonl"),),
-            output=workspace / "p",
-            tokenizer=workspace / "tokenizer",
-            byte_range=byte_range,
-        )
+        tokenized(workspace, "raw/docs/docs-00.jsonl", name="p", byte_range=byte_range)
 
 
 def test_large_vocabularies_use_four_bytes_per_token(workspace: Path) -> None:
@@ -305,7 +259,7 @@ def test_large_vocabularies_use_four_bytes_per_token(workspace: Path) -> None:
 def test_wrong_options_are_user_errors(workspace: Path, options: dict) -> None:
     raw = str(workspace / "raw/docs/docs-00.jsonl")
     with pytest.raises(UserError, match=r"--text-key|--workers"):
-        tokenize((raw,), output=workspace / "pair", tokenizer=workspace / "tokenizer", **options)
+        tokenized(workspace, raw, **options)
 
 
 def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
@@ -325,7 +279,7 @@ def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(document_batch, "_concatenate", joined)
         patched.setattr(document_batch, "_BATCH_CHARACTERS", 64 * 1000)
-        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+        tokenized(workspace, raw)
     assert sum(sizes) == 300_000
     assert len(sizes) > 1
 
@@ -341,10 +295,10 @@ def test_datasets_may_have_the_names_of_megatron(
         ("text,title", True, {"my-gpt2_text_sentence", "my-gpt2_title_sentence"}),
     ):
         output = workspace / f"named-{split}/my-gpt2"
-        tokenize(
-            (str(raw),),
-            output=output,
-            tokenizer=workspace / "tokenizer",
+        tokenized(
+            workspace,
+            raw,
+            name=output,
             text_key=(keys,),
             split_sentences=split,
             megatron_names=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
+from tests.support.tokenized import tokenized
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
@@ -62,13 +63,8 @@ CASES: dict[str, tuple[bytes, tuple[int, int, int] | str]] = {
 
 
 def run(workspace: Path, path: Path, policy: str) -> dict[str, int]:
-    tokenize(
-        (str(path),),
-        output=workspace / "out/pair",
-        tokenizer=workspace / "tokenizer",
-        on_bad_document=policy,  # type: ignore[arg-type]
-        max_bad_fraction=1,
-        workers=2,
+    tokenized(
+        workspace, path, name="out/pair", on_bad_document=policy, max_bad_fraction=1, workers=2
     )
     return read_manifest(workspace / "out/pair")
 

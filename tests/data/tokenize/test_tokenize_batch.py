@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.megatron_datasets import assert_same_dataset
+from tests.support.tokenized import tokenized
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus import stamps
 from tokamake.data.corpus.corpora import Corpus
@@ -17,7 +18,6 @@ from tokamake.data.corpus.plan_file import read_plan, write_plan
 from tokamake.data.readers import open_input
 from tokamake.data.tokenize import shard_tokenizer
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError
 
@@ -114,9 +114,9 @@ def test_a_wrong_fast_encoder_is_replaced(
             self.fast = fast
 
     raw = workspace / "raw/docs/docs-00.jsonl"
-    tokenize((str(raw),), output=workspace / "expected", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw, name="expected")
     monkeypatch.setattr(shard_tokenizer, "Encoder", WrongEncoder)
-    tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+    tokenized(workspace, raw)
     assert_same_dataset(workspace / "pair", workspace / "expected")
     assert "gigatoken differs" in capsys.readouterr().err
 
@@ -159,12 +159,7 @@ def test_a_raw_file_that_changes_while_it_is_read_is_an_error(
     monkeypatch.setattr(stamps, "open_input", change_after_opening)
     word = "changed" if time == "new time" else "written"
     with pytest.raises(UserError, match=rf"changing\.jsonl: {word} while it was read"):
-        tokenize(
-            (str(raw),),
-            output=workspace / "pair",
-            tokenizer=workspace / "tokenizer",
-            byte_range=byte_range,
-        )
+        tokenized(workspace, raw, byte_range=byte_range)
     assert not list(workspace.glob("pair*"))
 
 
@@ -192,7 +187,7 @@ def test_raw_files_are_not_overwritten(workspace: Path, name: str) -> None:
     raw = workspace / name
     raw.write_text('{"text": "one"}\n')
     with pytest.raises(UserError, match="is both input and output; name another --output"):
-        tokenize((str(raw),), output=workspace / "pair", tokenizer=workspace / "tokenizer")
+        tokenized(workspace, raw)
     assert raw.read_text() == '{"text": "one"}\n'
 
 

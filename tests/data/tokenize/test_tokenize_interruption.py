@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.faults import Inject
 from tests.support.paths import SUPPORT
+from tests.support.tokenized import QUARANTINE, tokenized
 from tokamake.data.indexed.manifest import find_fault
 from tokamake.data.indexed.paths import manifest_path
-from tokamake.data.tokenize.tokenize import tokenize
 
 FAULTY = SUPPORT / "faulty.py"
 
@@ -34,14 +34,7 @@ def expected(workspace: Path) -> dict[str, bytes]:
 
 
 def make(workspace: Path, output: Path) -> None:
-    tokenize(
-        (str(workspace / "raw/docs/docs-00.jsonl"),),
-        output=output,
-        tokenizer=workspace / "tokenizer",
-        on_bad_document="quarantine",
-        max_bad_fraction=1.0,
-        workers=1,
-    )
+    tokenized(workspace, "raw/docs/docs-00.jsonl", name=output, **QUARANTINE, workers=1)
 
 
 def command(workspace: Path, when: str) -> list[str]:
@@ -91,9 +84,7 @@ def test_a_kill_at_any_file_operation_leaves_no_false_manifest(
     return_codes = []
     for step in range(1, 40):
         if existing == "an older dataset":  # its manifest must not vouch for the new files
-            tokenize(
-                (str(older),), output=workspace / "out/pair", tokenizer=workspace / "tokenizer"
-            )
+            tokenized(workspace, older, name="out/pair")
             old = content(workspace / "out/pair")
         inject()
         process = subprocess.run(command(workspace, str(step)), capture_output=True, check=False)
