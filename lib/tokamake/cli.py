@@ -44,7 +44,7 @@ _NEAR = 0.6
 EXTRAS = {
     "serve": ("fastapi", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": ("deepspeed", "jinja2", "mpi4py", "tensorboard", "torch"),
-    "workflow": ("matplotlib", "snakemake"),
+    "workflow": ("matplotlib", "pandas", "snakemake"),
 }
 """Packages that only some subcommands need, by the extra that installs them."""
 

@@ -34,7 +34,7 @@ def lines(results: list[Result]) -> list[str]:
 
 
 def test_equal_hosts_are_ok() -> None:
-    results = hosts.judge_hosts(FACTS)
+    results = hosts.host_results(FACTS)
     assert lines(results)[0] == "ok       ranks: 4 on 2 hosts (n1: 2, n2: 2)"
     assert {result.state for result in results} == {"ok"}
 
@@ -44,7 +44,7 @@ def test_hosts_that_differ_are_named(name: str) -> None:
     odd = [replace(facts, **{name: "another"}) if facts.rank == 2 else facts for facts in FACTS]
     if name != "tokamake":
         odd[3] = replace(odd[3], **{name: "another"})
-    (result,) = (result for result in hosts.judge_hosts(odd) if result.state == "wrong")
+    (result,) = (result for result in hosts.host_results(odd) if result.state == "wrong")
     assert "another on n2" in result.value
     assert "on n1" in result.value
 
@@ -53,9 +53,9 @@ def test_a_low_limit_of_locked_memory() -> None:
     poor = [
         replace(facts, locked=(65536, 65536)) if facts.host == "n2" else facts for facts in FACTS
     ]
-    assert hosts.judge_hosts(poor)[-1].line.startswith("warning  locked memory, on n2: 65,536")
+    assert hosts.host_results(poor)[-1].line.startswith("warning  locked memory, on n2: 65,536")
     endless = [replace(facts, locked=(-1, -1)) if facts.host == "n2" else facts for facts in FACTS]
-    assert hosts.judge_hosts(endless)[-1].state == "ok"
+    assert hosts.host_results(endless)[-1].state == "ok"
 
 
 def test_changed_sources_change_the_version(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_changed_sources_change_the_version(tmp_path: Path) -> None:
 
 
 def test_ranks_and_hosts_that_are_missing() -> None:
-    result = hosts.judge_missing(
+    result = hosts.missing_result(
         {0: "n1.site", 2: "n3"}, 4, expected=["n1", "n2", "n3", "n4"], seconds=120
     )
     assert result.value == (
         "2 of 4 connected within 120 s, rank 1, 3 did not; no rank of n2, n4 connected"
     )
-    assert "no rank of" not in hosts.judge_missing({0: "n1"}, 2, expected=[], seconds=5).value
+    assert "no rank of" not in hosts.missing_result({0: "n1"}, 2, expected=[], seconds=5).value
 
 
 def test_hosts_are_read_from_the_environment_of_the_job(tmp_path: Path) -> None:
@@ -88,30 +88,30 @@ def test_a_host_is_slow_if_all_its_ranks_are() -> None:
     # A single slow rank may be the neighbour of a slow host. On a slow host, all ranks are slow.
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
     assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
-    result = hosts.judge_slow("links", "1 GB/s", slow={"n3": 2.7})
+    result = hosts.slowness_result("links", "1 GB/s", slow={"n3": 2.7})
     assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
 
 
 def test_slow_and_wrong_measurements_are_reported() -> None:
     cpu = torch.device("cpu")
-    results = communication.judge_measured(MEASURED, cpu)
+    results = communication.measured_results(MEASURED, cpu)
     assert {result.state for result in results} == {"ok"}
     assert "100 µs for 4 bytes; 0.63 GB/s per rank for 4 MB" in results[1].value
     slow = [
         replace(times, link=5e-3, device=2e-3) if times.host == "n2" else times
         for times in MEASURED
     ]
-    states = {result.name: result.state for result in communication.judge_measured(slow, cpu)}
+    states = {result.name: result.state for result in communication.measured_results(slow, cpu)}
     assert states["links"] == states["speed of devices"] == "warning"
     wrong = [replace(times, right=times.host == "n1") for times in MEASURED]
-    assert lines(communication.judge_measured(wrong, cpu))[0].startswith(
+    assert lines(communication.measured_results(wrong, cpu))[0].startswith(
         "wrong    sums of the all-reduce: wrong on n2"
     )
 
 
 def test_a_folder_that_a_host_does_not_see(tmp_path: Path) -> None:
-    assert communication.judge_folder(tmp_path, []).state == "ok"
-    result = communication.judge_folder(tmp_path, ["n2"])
+    assert communication.folder_result(tmp_path, []).state == "ok"
+    result = communication.folder_result(tmp_path, ["n2"])
     assert (result.state, f"{tmp_path} is not visible on n2") == ("wrong", result.value)
 
 

@@ -23,7 +23,7 @@ from tokamake.doctor.result import Result
     ],
 )
 def test_space_on_a_disk(free: float, files: int, all_files: int, state: str) -> None:
-    assert disk.judge_free("disk", int(free), files=files, all_files=all_files).state == state
+    assert disk.free_result("disk", int(free), files=files, all_files=all_files).state == state
 
 
 def test_measuring_a_disk_leaves_no_files(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_slow_disks_and_disks_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, slow = disk.Speed(1e8, 1e9, ""), disk.Speed(1e6, 1e9, "")
-    assert [result.state for result in disk.judge_speed("disk", good)] == ["ok", "ok"]
-    assert [result.state for result in disk.judge_speed("disk", slow)] == ["warning", "ok"]
+    assert [result.state for result in disk.speed_results("disk", good)] == ["ok", "ok"]
+    assert [result.state for result in disk.speed_results("disk", slow)] == ["warning", "ok"]
 
     def refuse(*_: object) -> None:
         raise OSError(38, "Function not implemented")
@@ -88,16 +88,16 @@ def test_results_in_a_home_get_a_warning_on_clusters(tmp_path: Path) -> None:
     (project / "link").symlink_to(home)
     (tmp_path / "homes").symlink_to(tmp_path / "home")
 
-    def judge(directory: Path, own: Path = home) -> Result | None:
+    def checked(directory: Path, own: Path = home) -> Result | None:
         result = disk.check_disks(directory, [], cluster=True, home=own)[-1]
         return result if result.name == "place" else None
 
     for inside in (home, home / "work", home / "new/folder", project / "link/work"):
-        assert (result := judge(inside)) is not None
+        assert (result := checked(inside)) is not None
         assert (result.state, result.value) == ("warning", f"{inside.resolve()} is in your home")
-    assert judge(home / "work", tmp_path / "homes/me")
+    assert checked(home / "work", tmp_path / "homes/me")
     # All of these lie on one file system, as on a machine with one disk.
     for elsewhere in (project, home.parent, tmp_path / "home/me2"):
-        assert judge(elsewhere) is None
-    assert judge(project, tmp_path / "no-home") is None
+        assert checked(elsewhere) is None
+    assert checked(project, tmp_path / "no-home") is None
     assert "place" not in states(disk.check_disks(home, [], cluster=False, home=home))

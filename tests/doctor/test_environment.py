@@ -41,21 +41,21 @@ def test_an_old_python_and_the_environment_of_another_user(
 
 
 def test_torch_device_and_communication_back_end() -> None:
-    results = environment.judge_torch(FACTS, {})
+    results = environment.torch_results(FACTS, {})
     assert set(states(results).values()) == {"ok"}
-    results = environment.judge_torch(CUDA, {})
+    results = environment.torch_results(CUDA, {})
     assert "ok       device: cuda, 4 × A100" in [result.line for result in results]
     assert "ok       communication back end: nccl (also available: gloo)" in [
         result.line for result in results
     ]
-    old = environment.judge_torch({**FACTS, "torch": "2.3.1"}, {})
+    old = environment.torch_results({**FACTS, "torch": "2.3.1"}, {})
     assert states(old)["torch"] == "warning"
-    deaf = environment.judge_torch({**CUDA, "backends": ["gloo"]}, {})
+    deaf = environment.torch_results({**CUDA, "backends": ["gloo"]}, {})
     assert states(deaf)["communication back end"] == "wrong"
-    assert states(environment.judge_torch({**CUDA, "bf16": False}, {}))["bf16"] == "warning"
+    assert states(environment.torch_results({**CUDA, "bf16": False}, {}))["bf16"] == "warning"
     blind = {**FACTS, "seen": "an NVIDIA GPU"}
-    assert states(environment.judge_torch(blind, {}))["device"] == "warning"
-    hidden = environment.judge_torch(blind, {"CUDA_VISIBLE_DEVICES": ""})
+    assert states(environment.torch_results(blind, {}))["device"] == "warning"
+    hidden = environment.torch_results(blind, {"CUDA_VISIBLE_DEVICES": ""})
     assert states(hidden)["device"] == "ok"
 
 
@@ -67,9 +67,9 @@ def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_old_or_broken_deepspeed_is_reported() -> None:
-    assert environment.judge_deepspeed("0.19.2", "").state == "ok"
+    assert environment.deepspeed_result("0.19.2", "").state == "ok"
     for version, fault in (("0.12.0", ""), ("", "ImportError: no libaio")):
-        result = environment.judge_deepspeed(version, fault)
+        result = environment.deepspeed_result(version, fault)
         assert result.state == "warning"
         assert "pip install 'deepspeed" in result.remedy
 
@@ -127,13 +127,13 @@ def test_an_old_snakemake_or_a_missing_executor_is_reported(
 def test_limits_of_the_system() -> None:
     endless, name = resource.RLIM_INFINITY, "locked memory"
 
-    def judge(*limit: int) -> Result:
-        return environment.judge_limit(name, limit, minimum=2**26, command="ulimit -l", unit=1024)
+    def checked(*limit: int) -> Result:
+        return environment.limit_result(name, limit, minimum=2**26, command="ulimit -l", unit=1024)
 
-    assert judge(endless, endless).line == "ok       locked memory: unlimited"
-    assert judge(2**30, 2**30).state == "ok"
-    assert "`ulimit -l unlimited`" in judge(65536, endless).remedy
-    assert "`ulimit -l 1048576`" in judge(65536, 2**30).remedy
-    assert "only your site" in judge(65536, 65536).remedy
+    assert checked(endless, endless).line == "ok       locked memory: unlimited"
+    assert checked(2**30, 2**30).state == "ok"
+    assert "`ulimit -l unlimited`" in checked(65536, endless).remedy
+    assert "`ulimit -l 1048576`" in checked(65536, 2**30).remedy
+    assert "only your site" in checked(65536, 65536).remedy
     assert len(environment.check_limits(cluster=True)) == 2
     assert len(environment.check_limits(cluster=False)) == 1

@@ -170,6 +170,6 @@ def test_other_launchers_are_not_checked() -> None:
 def test_refused_options_are_wrong(listed: str, answer: str, state: str, message: str) -> None:
     parsed = Launcher("mpiexec", ("--envall", "--cpu-bind"), Path("launch.sh"))
     answers = {"--envall": "", "--cpu-bind": answer}
-    result = launcher.judge_mpiexec(parsed, "mpiexec, 1.0", help_text=listed, responses=answers)
+    result = launcher.mpiexec_result(parsed, "mpiexec, 1.0", help_text=listed, responses=answers)
     assert result.state == state
     assert f"mpiexec, 1.0; {message}" in result.value

@@ -67,20 +67,20 @@ def test_spare_nodes_are_requested_too(site: Path) -> None:
 def test_mistakes_in_a_profile_are_reported(site: Path) -> None:
     path, script = site / "site/profile.yaml", site / "site/launch.sh"
     path.write_text(path.read_text() + "latency-wiat: 5\n")
-    result = profile.judge_keys(read(site), {"executor", "jobs", "latency-wait"})
+    result = profile.keys_result(read(site), {"executor", "jobs", "latency-wait"})
     assert result.state == "wrong"
     known = set(read(site).values) - {"latency-wiat"} | {"latency-wait"}
-    result = profile.judge_keys(read(site), known)
+    result = profile.keys_result(read(site), known)
     assert result.line == (
         "wrong    keys of the profile: latency-wiat: unknown to Snakemake "
         "(did you mean latency-wait?)"
     )
     script.chmod(0o644)
-    assert f"{script}: not executable (chmod +x" in profile.judge_launch(read(site)).line
+    assert f"{script}: not executable (chmod +x" in profile.launch_result(read(site)).line
     script.unlink()
-    assert "no such file" in profile.judge_launch(read(site)).value
+    assert "no such file" in profile.launch_result(read(site)).value
     path.write_text("executor: pbs\n")
-    assert profile.judge_launch(read(site)).value == "none"
+    assert profile.launch_result(read(site)).value == "none"
     path.write_text("- executor\n")
     with pytest.raises(UserError, match="not a mapping of keys"):
         read(site)
@@ -98,7 +98,7 @@ def test_values_that_the_doctor_cannot_read_are_not_known(site: Path) -> None:
     path = site / "site/profile.yaml"
     path.write_text(path.read_text().replace("runtime: 60}", "runtime: 2h}"))
     assert read(site).requests[0] == ResourceRequest("train", 2, None, "debug")
-    result = scheduler.judge_request(read(site).requests[0], QUEUES)
+    result = scheduler.request_result(read(site).requests[0], QUEUES)
     assert result.value.startswith("2 nodes, time not known in debug; ")
 
 

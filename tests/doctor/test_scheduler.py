@@ -71,7 +71,7 @@ def test_a_machine_without_the_schedulers_commands(site: Path) -> None:
     ],
 )
 def test_limits_of_queues(queue: str, nodes: int, minutes: int, state: str, message: str) -> None:
-    result = scheduler.judge_request(ResourceRequest("train", nodes, minutes, queue), QUEUES)
+    result = scheduler.request_result(ResourceRequest("train", nodes, minutes, queue), QUEUES)
     assert result.state == state, result.line
     assert message in result.line
 
@@ -87,11 +87,11 @@ def test_requests_are_compared_with_partitions_of_slurm() -> None:
             allowed=("physics", "biology"),
         ),
     }  # fmt: skip
-    result = scheduler.judge_request(ResourceRequest("train", 9, 30, ""), partitions)
+    result = scheduler.request_result(ResourceRequest("train", 9, 30, ""), partitions)
     assert result.value == "9 nodes, 30 min in short; any number of nodes, at most 60 min"
-    assert scheduler.judge_partition_account("physics", "long", queues=partitions) is None
-    assert scheduler.judge_partition_account("Physics", "long", queues=partitions) is None
-    refused = scheduler.judge_partition_account("arts", "long", queues=partitions)
+    assert scheduler.partition_account_fault("physics", "long", queues=partitions) is None
+    assert scheduler.partition_account_fault("Physics", "long", queues=partitions) is None
+    refused = scheduler.partition_account_fault("arts", "long", queues=partitions)
     assert refused is not None
     assert refused.remedy == "it accepts physics, biology"
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of training and of the workflow, whose runs these checks judge."""
+"""Fixtures of the tests of training and of the workflow, whose runs these checks compare."""
 
 from tests.train.conftest import root, single
 from tests.workflow.conftest import built, workspace_here

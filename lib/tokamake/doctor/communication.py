@@ -18,11 +18,11 @@ import torch.distributed as dist
 from tokamake.doctor.hosts import (
     Facts,
     expected_hosts,
-    judge_hosts,
-    judge_missing,
-    judge_slow,
+    host_results,
+    missing_result,
     own_facts,
     slow_hosts,
+    slowness_result,
 )
 from tokamake.doctor.result import Result, ok, wrong
 from tokamake.doctor.torch_facts import torch_facts
@@ -73,10 +73,14 @@ def check_ranks(ranks: Ranks, directory: Path, *, watch: Watch, seconds: float) 
         present = roll_call(store, ranks.world_size, seconds=seconds)
         if missing := len(present) < ranks.world_size:
             results = [
-                judge_missing(present, ranks.world_size, expected=expected_hosts(), seconds=seconds)
+                missing_result(
+                    present, ranks.world_size, expected=expected_hosts(), seconds=seconds
+                )
             ]
         else:
-            results = judge_hosts(_gather(store, "facts", world_size=ranks.world_size, make=_facts))
+            results = host_results(
+                _gather(store, "facts", world_size=ranks.world_size, make=_facts)
+            )
         # Different versions of torch may hang or crash in a process group.
         versions = next((r for r in results if r.name == "torch on hosts"), None)
         proceed = not missing and versions is not None and versions.state == "ok"
@@ -157,7 +161,7 @@ def _communicate(ranks: Ranks, store: dist.Store, *, directory: Path, host: str)
     finally:
         mark.unlink()
     blind = list(dict.fromkeys(s["host"] for s in sightings if not s["seen"]))
-    return [judge_folder(directory, blind), *judge_measured(measurements, device)]
+    return [folder_result(directory, blind), *measured_results(measurements, device)]
 
 
 def measure(device: torch.device, host: str) -> Measured:
@@ -209,7 +213,7 @@ def _synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def judge_folder(directory: Path, blind: list[str]) -> Result:
+def folder_result(directory: Path, blind: list[str]) -> Result:
     """Return the result for hosts that do not see the folder of rank 0."""
     if not blind:
         return ok("folder", f"all hosts see {directory.resolve()}")
@@ -217,7 +221,7 @@ def judge_folder(directory: Path, blind: list[str]) -> Result:
     return wrong("folder", f"{directory.resolve()} is not visible on {', '.join(blind)}", remedy)
 
 
-def judge_measured(measurements: list[Measured], device: torch.device) -> list[Result]:
+def measured_results(measurements: list[Measured], device: torch.device) -> list[Result]:
     """Return the results for the measurements of all ranks."""
     size, num_bytes = len(measurements), measurements[0].num_bytes
     bad = list(dict.fromkeys(m.host for m in measurements if not m.right))
@@ -240,7 +244,7 @@ def judge_measured(measurements: list[Measured], device: torch.device) -> list[R
         links = slow_hosts([(m.host, m.link) for m in measurements], _LINK_FACTOR)
         slowest = max(m.link for m in measurements)
         value = f"at least {num_bytes / slowest / 1e9:,.2f} GB/s from rank to rank"
-        results.append(judge_slow("links", value, slow=links))
+        results.append(slowness_result("links", value, slow=links))
     devices = slow_hosts([(m.host, m.device) for m in measurements], _DEVICE_FACTOR)
     value = f"at most {max(m.device for m in measurements) * 1e3:,.2f} ms for a matrix product"
-    return [*results, judge_slow("speed of devices", value, slow=devices)]
+    return [*results, slowness_result("speed of devices", value, slow=devices)]

@@ -72,7 +72,7 @@ def is_within(folder: Path, parent: Path) -> bool:
 
 def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:
     """Check space, speed and locks of a file system."""
-    results = [judge_space(name, folder)]
+    results = [space_result(name, folder)]
     try:
         speed = measure(folder)
     except OSError as error:
@@ -80,18 +80,18 @@ def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:
             return [*results, ok(f"{name}, speed", "not known: read-only, which data may be")]
         remedy = "work in a writable folder with free space"
         return [*results, wrong(f"{name}, speed", of_system(error), remedy)]
-    return [*results, *judge_speed(name, speed)]
+    return [*results, *speed_results(name, speed)]
 
 
-def judge_space(name: str, folder: Path) -> Result:
+def space_result(name: str, folder: Path) -> Result:
     """Check free bytes and files. Some file systems report no limit of files (0)."""
     space = os.statvfs(folder)
-    return judge_free(
+    return free_result(
         name, space.f_bavail * space.f_frsize, files=space.f_favail, all_files=space.f_files
     )
 
 
-def judge_free(name: str, free: int, *, files: int, all_files: int) -> Result:
+def free_result(name: str, free: int, *, files: int, all_files: int) -> Result:
     """Return the result for free bytes and free files; `all_files` 0 means no limit."""
     free_files = f", {files:,} more files" if all_files else ""
     value = f"{free / 1e9:,.1f} GB free{free_files}"
@@ -130,7 +130,7 @@ def _locks(descriptor: int) -> str:
     return ""
 
 
-def judge_speed(name: str, speed: Speed) -> list[Result]:
+def speed_results(name: str, speed: Speed) -> list[Result]:
     """Return the results for a measured speed."""
     value = f"writes {speed.write / 1e6:,.0f} MB/s, reads {speed.read / 1e6:,.0f} MB/s"
     slow = min(speed.write, speed.read) < _SLOW

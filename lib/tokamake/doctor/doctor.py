@@ -108,7 +108,7 @@ def _on_ranks(directory: Path, timeout: float, *, output: Path | None) -> None:
             watch.begin(f"{prefix} the disk of {directory} hangs")
             results = [
                 *environment.check_python(),
-                *environment.judge_torch(torch_facts.torch_facts(), os.environ),
+                *environment.torch_results(torch_facts.torch_facts(), os.environ),
                 *environment.check_limits(cluster=False),
                 *disk.check_disks(directory, (), cluster=False),
                 *results,

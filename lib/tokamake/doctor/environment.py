@@ -79,10 +79,10 @@ def check_torch() -> list[Result]:
     # Imports may print to stdout before the last line.
     facts = json.loads(answer.output.splitlines()[-1])
     version, fault = facts.get("deepspeed", ""), facts.get("fault", "")
-    return [*judge_torch(facts["torch"], os.environ), judge_deepspeed(version, fault)]
+    return [*torch_results(facts["torch"], os.environ), deepspeed_result(version, fault)]
 
 
-def judge_torch(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Result]:
+def torch_results(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Result]:
     """Return the results for the facts of `torch_facts`."""
     supported, kind = required("torch"), facts["device"]
     backend = BACKENDS[kind]
@@ -113,7 +113,7 @@ def judge_torch(facts: Mapping[str, Any], environment: Mapping[str, str]) -> lis
     return [*results, warning("bf16", f"not supported by {name or kind}", remedy)]
 
 
-def judge_deepspeed(version: str, fault: str) -> Result:
+def deepspeed_result(version: str, fault: str) -> Result:
     """Return the result for a DeepSpeed version, or for the `fault` of its import."""
     supported = required("deepspeed")
     remedy = f"pip install 'deepspeed{supported}'; needed only for train.backend: deepspeed"
@@ -174,16 +174,16 @@ def check_snakemake(executor: str) -> list[Result]:
 def check_limits(*, cluster: bool) -> list[Result]:
     """Check limits of open files and, on clusters, of locked memory, which networks need."""
     files, locked = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK))
-    results = [judge_limit("open files", files, minimum=_OPEN_FILES, command="ulimit -n")]
+    results = [limit_result("open files", files, minimum=_OPEN_FILES, command="ulimit -n")]
     if not cluster:
         return results
-    kibibytes = judge_limit(
+    kibibytes = limit_result(
         "locked memory", locked, minimum=LOCKED_BYTES, command="ulimit -l", unit=1024
     )
     return [*results, kibibytes]
 
 
-def judge_limit(
+def limit_result(
     name: str, limit: tuple[int, int], *, minimum: int, command: str, unit: int = 1
 ) -> Result:
     """Return the result for a soft and hard limit; `unit`: of the command's argument."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.batch_systems import hosts_of
-from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, judge_limit
+from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, limit_result
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.console import counted
 from tokamake.runtime.ranks import Ranks
@@ -65,19 +65,19 @@ def sources(folder: Path = Path(__file__).parent.parent) -> str:
     return f"{metadata.version('tokamake')} ({digest[:8]})"
 
 
-def judge_hosts(facts: Sequence[Facts]) -> list[Result]:
+def host_results(facts: Sequence[Facts]) -> list[Result]:
     """Return the results for the facts of all ranks."""
     counts = Counter(fact.host for fact in facts)
     ranks_of_hosts = shorten([f"{host}: {number}" for host, number in counts.items()])
     results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({ranks_of_hosts})")]
     for name, title in _SAME.items():
         remedy = f"use the same environment on all hosts; {RECIPE}"
-        results.append(judge_same(title, _by_value(facts, name), remedy=remedy))
+        results.append(equality_result(title, _by_value(facts, name), remedy=remedy))
     least = min(facts, key=lambda fact: fact.locked[0] % 2**64)  # RLIM_INFINITY is -1
     if len(counts) > 1:
         title = f"locked memory, on {least.host}"
         results.append(
-            judge_limit(title, least.locked, minimum=LOCKED_BYTES, command="ulimit -l", unit=1024)
+            limit_result(title, least.locked, minimum=LOCKED_BYTES, command="ulimit -l", unit=1024)
         )
     return results
 
@@ -91,7 +91,7 @@ def _by_value(facts: Iterable[Facts], name: str) -> dict[str, list[str]]:
     return {value: list(hosts) for value, hosts in hosts_of_value.items()}
 
 
-def judge_same(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: str) -> Result:
+def equality_result(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: str) -> Result:
     """Return the result for a value that all hosts should share; the rarest value is first."""
     if len(hosts) == 1:
         return ok(title, next(iter(hosts)))
@@ -100,7 +100,7 @@ def judge_same(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: str) -
     return wrong(title, message, remedy)
 
 
-def judge_missing(
+def missing_result(
     present: Mapping[int, str], world_size: int, *, expected: Iterable[str], seconds: float
 ) -> Result:
     """Return the result for ranks that did not connect in time; `present`: host of each that did.
@@ -142,7 +142,7 @@ def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str,
     return {host: time / median for host, time in times.items() if time > factor * median}
 
 
-def judge_slow(title: str, value: str, *, slow: Mapping[str, float]) -> Result:
+def slowness_result(title: str, value: str, *, slow: Mapping[str, float]) -> Result:
     if not slow:
         return ok(title, value)
     worst = sorted(slow.items(), key=lambda item: -item[1])

@@ -77,13 +77,13 @@ def check_launcher(launcher: Launcher, *, seconds: float = SECONDS) -> list[Resu
     path, version, listed, *answers = answer.output.split("\0")[1:]
     responses = dict(zip(launcher.options, answers, strict=True))
     return [
-        judge_mpiexec(
+        mpiexec_result(
             launcher, f"{path}, {_first_line(version)}", help_text=listed, responses=responses
         )
     ]
 
 
-def judge_mpiexec(
+def mpiexec_result(
     launcher: Launcher, value: str, *, help_text: str, responses: Mapping[str, str]
 ) -> Result:
     """Return the result for the mpiexec of a launch script; `value`: its path and version.

@@ -173,12 +173,12 @@ def check_profile(profile: Profile) -> list[Result]:
     assert profile.path is not None
     answer = ask_python(_HELP, seconds=60)
     known = set(re.findall(r"--([a-z][a-z0-9-]+)", answer.output))
-    keys = judge_keys(profile, known) if known else None
+    keys = keys_result(profile, known) if known else None
     fault = warning("keys of the profile", f"not known: {answer.fault}", "fix snakemake first")
-    return [ok("profile", str(profile.path)), judge_launch(profile), keys or fault]
+    return [ok("profile", str(profile.path)), launch_result(profile), keys or fault]
 
 
-def judge_launch(profile: Profile) -> Result:
+def launch_result(profile: Profile) -> Result:
     """Check that the launch script exists and is executable."""
     name, script, launcher = "launch script", profile.launch, profile.launcher.name
     if script is None:
@@ -192,7 +192,7 @@ def judge_launch(profile: Profile) -> Result:
     return ok(name, f"{script}{f', {launcher}' * bool(launcher)}")
 
 
-def judge_keys(profile: Profile, known: Collection[str]) -> Result:
+def keys_result(profile: Profile, known: Collection[str]) -> Result:
     """Check that each key is an option of Snakemake or of an executor that is not installed."""
     prefix = f"{profile.executor}-"
     # `snakemake --help` lists the options of installed executors only.
@@ -222,7 +222,7 @@ def check_personal(profile: Profile) -> list[Result]:
     for name in dict.fromkeys([*required, *optional]):
         value = profile.personal(name, "train")
         if value and name in ("queue", "partition"):
-            value = f"{value} in your file"  # the checks of the scheduler judge it
+            value = f"{value} in your file"  # the checks of the scheduler compare it
         if value or name not in required:
             results.append(ok(name, value or "none, so Slurm uses your default"))
         else:

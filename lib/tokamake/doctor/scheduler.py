@@ -77,7 +77,7 @@ def check_scheduler(profile: Profile, seconds: float = SECONDS) -> list[Result]:
     return [
         ok("scheduler", value),
         _account(profile, queues),
-        *judge_requests(profile.requests, queues),
+        *request_results(profile.requests, queues),
     ]
 
 
@@ -154,7 +154,7 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
     if profile.scheduler != "slurm" or not account:
         return ok(name, "not known: the scheduler checks it only at submission")
     partition = profile.personal("partition", "train")
-    if fault := judge_partition_account(account, partition, queues=queues):
+    if fault := partition_account_fault(account, partition, queues=queues):
         return fault
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
     answer = ask([*command, f"user={getuser()}", "format=account"], seconds=SECONDS)
@@ -166,7 +166,7 @@ def _account(profile: Profile, queues: Mapping[str, Queue]) -> Result:
     return ok(name, account)
 
 
-def judge_partition_account(
+def partition_account_fault(
     account: str, partition: str, *, queues: Mapping[str, Queue]
 ) -> Result | None:
     """Return the fault if a partition does not accept an account."""
@@ -182,17 +182,17 @@ def judge_partition_account(
     return wrong("account is valid", value, remedy)
 
 
-def judge_requests(
+def request_results(
     requests: Iterable[ResourceRequest], queues: Mapping[str, Queue]
 ) -> list[Result]:
     """Compare requests of rules with the limits of their queues; report equal requests once."""
     first: dict[tuple[object, ...], ResourceRequest] = {}
     for request in requests:
         first.setdefault((request.queue, request.nodes, request.minutes), request)
-    return [judge_request(request, queues) for request in first.values()]
+    return [request_result(request, queues) for request in first.values()]
 
 
-def judge_request(request: ResourceRequest, queues: Mapping[str, Queue]) -> Result:
+def request_result(request: ResourceRequest, queues: Mapping[str, Queue]) -> Result:
     """Compare the request of a rule with the limits of its queue."""
     name = f"limits for {request.rule or 'other rules'}"
     time = "time not known" if request.minutes is None else f"{request.minutes:g} min"

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tokamake.inference.beams import Beam, search
+from tokamake.inference.beams import Beam, TokenRules, search
 from tokamake.inference.choice import Chooser, biased, check_finite, choose_unfiltered
 from tokamake.inference.driven_model import DrivenModel
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
 """Why a sequence ended: an end token, the caller's `accept`, a limit, nobody wants it, or an error.
@@ -135,11 +135,27 @@ class InferenceEngine:
         if generation.finish is None:
             generation.finish = "cancelled"
 
-    def search(self, prompt: Sequence[int], **options: Any) -> list[Beam]:
-        """Search beams, while no sequence is active; see `beams.search` for the options."""
+    def search(
+        self,
+        prompt: Sequence[int],
+        beams: BeamSettings,
+        *,
+        max_new_tokens: int,
+        rules: TokenRules,
+        is_wanted: Callable[[], bool],
+    ) -> list[Beam]:
+        """Search beams with `beams.search`, while no sequence is active."""
         assert not self._active
         try:
-            return search(self._model, prompt, vocab_size=self._vocab_size, **options)
+            return search(
+                self._model,
+                prompt,
+                beams=beams,
+                max_new_tokens=max_new_tokens,
+                rules=rules,
+                vocab_size=self._vocab_size,
+                is_wanted=is_wanted,
+            )
         finally:
             self.renew_cache()
 

@@ -27,7 +27,7 @@ _NO_MEMORY = (
 )
 
 
-class Awaited:
+class EngineWork:
     """Work that a request waits for. Only the thread of the HTTP server calls its methods.
 
     Attributes:
@@ -63,7 +63,7 @@ class Awaited:
         self.on_change()
 
 
-class Continuation(Awaited):
+class Continuation(EngineWork):
     """A sequence that an engine continues.
 
     Attributes:
@@ -97,7 +97,7 @@ class Continuation(Awaited):
         self.published = len(self.text.text), num_tokens
 
 
-class BeamSearch(Awaited):
+class BeamSearch(EngineWork):
     """A beam search, which runs alone: sequences that came earlier end, later ones wait.
 
     `run` searches, and asks its argument whether to go on.
@@ -116,13 +116,13 @@ class EngineLoop:
     def __init__(self, engines: Sequence[InferenceEngine], metrics: ServerMetrics) -> None:
         self._engines, self._metrics = engines, metrics
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._queue: deque[Awaited] = deque()
+        self._queue: deque[EngineWork] = deque()
         self._continued: dict[Generation, Continuation] = {}
         self._is_stopped, self._lock = False, threading.Lock()
 
     # ---- Called by the thread of the HTTP server ----
 
-    def submit(self, work: Awaited) -> None:
+    def submit(self, work: EngineWork) -> None:
         """Begin work, or end it at once if the loop is stopped."""
         with self._lock:
             if not self._is_stopped:
@@ -131,7 +131,7 @@ class EngineLoop:
         work.failure = "the server stops"
         work.wake(is_ended=True)
 
-    def cancel(self, work: Awaited) -> None:
+    def cancel(self, work: EngineWork) -> None:
         """End work that nobody waits for any more."""
         if isinstance(work, BeamSearch):
             work.is_wanted = False
@@ -164,7 +164,7 @@ class EngineLoop:
         with self._lock:
             self._is_stopped = True
 
-    def _cancel(self, work: Awaited) -> None:
+    def _cancel(self, work: EngineWork) -> None:
         if isinstance(work, Continuation):
             work.model.engine.cancel(work.generation)
         if work in self._queue:
@@ -220,7 +220,7 @@ class EngineLoop:
 
     def _report(self, advanced: Sequence[Generation]) -> None:
         """Wake the requests of sequences that ended or got a token."""
-        ended, changed = list[Awaited](), list[Awaited]()
+        ended, changed = list[EngineWork](), list[EngineWork]()
         for generation in advanced:
             work = self._continued[generation]
             number = len(generation.tokens)
@@ -237,7 +237,7 @@ class EngineLoop:
         _wake(ended, is_ended=True)
 
 
-def _wake(works: Iterable[Awaited], *, is_ended: bool) -> None:
+def _wake(works: Iterable[EngineWork], *, is_ended: bool) -> None:
     """Wake requests with one message to the thread of the HTTP server."""
     works = [*works]
     # After the time of grace, the loop of the other thread is closed.
@@ -246,6 +246,6 @@ def _wake(works: Iterable[Awaited], *, is_ended: bool) -> None:
             works[0].loop.call_soon_threadsafe(_wake_here, works, is_ended)
 
 
-def _wake_here(works: Sequence[Awaited], is_ended: bool) -> None:
+def _wake_here(works: Sequence[EngineWork], is_ended: bool) -> None:
     for work in works:
         work.wake(is_ended=is_ended)

@@ -179,7 +179,7 @@ class _MegatronAnswer:
             self._model,
             lambda is_wanted: self._model.engine.search(
                 prompt,
-                beams=beams,
+                beams,
                 max_new_tokens=body.tokens_to_generate,
                 rules=TokenRules(self._ends, self._newline_after_colon()),
                 is_wanted=is_wanted,

@@ -7,7 +7,7 @@ from functools import partial
 
 from fastapi import Request
 
-from tokamake.serve.engine_loop import Awaited, Continuation, EngineLoop
+from tokamake.serve.engine_loop import Continuation, EngineLoop, EngineWork
 from tokamake.serve.limits import Limits
 from tokamake.serve.request_error import RequestError
 from tokamake.serve.served_model import ServedModel
@@ -47,7 +47,7 @@ class ModelServer:
             message = "the server is busy; try again later"
             raise RequestError(message, status=429, code="rate_limit_exceeded")
 
-    def submit(self, request: Request, works: Sequence[Awaited], *, field: str) -> "Submission":
+    def submit(self, request: Request, works: Sequence[EngineWork], *, field: str) -> "Submission":
         """Begin the work of a request; `field` says how many works there are."""
         self.check_number(len(works), field=field)
         return Submission(self, request, works=works)
@@ -56,7 +56,9 @@ class ModelServer:
 class Submission:
     """The work of one request. It ends early if the client leaves, or if it takes too long."""
 
-    def __init__(self, server: ModelServer, request: Request, *, works: Sequence[Awaited]) -> None:
+    def __init__(
+        self, server: ModelServer, request: Request, *, works: Sequence[EngineWork]
+    ) -> None:
         self._server, self._request, self._works = server, request, works
         self._is_late = False
         self._changed, self._is_changed = set[int](), asyncio.Event()
@@ -99,7 +101,7 @@ class Submission:
         self._changed.add(number)
         self._is_changed.set()
 
-    def _check(self, work: Awaited) -> None:
+    def _check(self, work: EngineWork) -> None:
         if self._is_late:
             seconds = self._server.limits.max_seconds
             message = f"the request takes longer than {seconds:g} s; ask for less"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tokamake.inference.sampling import Sampling
-from tokamake.serve.request_fields import AddsBos, Body, Flag, ModelName, TokenIds
+from tokamake.serve.request_fields import Body, Flag, ModelName, TokenIds
 
 _MAX_CHOICES = 128
 _STOPS = "a text, or a list of at most 16; each has 1 to 1000 characters"
@@ -139,7 +139,9 @@ class CompletionRequest(OpenAIRequest):
     logprobs: Annotated[int | None, Field(ge=0, le=20, description="an integer from 0 to 20")] = (
         None
     )
-    add_special_tokens: AddsBos = True
+    add_special_tokens: Annotated[
+        bool | None, Field(description="true, for the token that begins texts, or false")
+    ] = True
     best_of: Annotated[int | None, Field(description="the value of n, or nothing")] = None
     suffix: Annotated[None, Field(description="nothing: the model only continues")] = None
 

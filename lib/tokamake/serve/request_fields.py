@@ -7,9 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 """Token ids. An error for each of a million would take seconds."""
 Flag = Annotated[bool | None, Field(description="true or false")]
-AddsBos = Annotated[
-    bool | None, Field(description="true, for the token that begins texts, or false")
-]
 ModelName = Annotated[str | None, Field(description="the name of a model of /v1/models")]
 
 
