@@ -160,7 +160,7 @@ NO_MODULE = [
     "pbs_executor/test_packages.py",
     # All families; two hosts.
     *("models/test_family_formats.py", "models/test_packed_documents.py"),
-    "models/test_new_family.py",
+    *("models/test_families.py", "models/test_new_family.py"),
     "train/test_two_hosts.py",
     # Each layout, with both back ends.
     "train/backends/test_traffic.py",

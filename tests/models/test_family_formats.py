@@ -1,16 +1,23 @@
 """Every format that has a family's model keeps it: bits, config.json, logits of transformers."""
 
+import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support import berts, hf_folder, qwens, t5s
+from tests.support import berts, gpts, hf_folder, megatron_names, qwens, t5s
+from tests.support.hf_tensors import from_hf
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
 
 SHAPES = {
     "bert": berts.ARCHITECTURES["bert"],
@@ -62,3 +69,183 @@ def test_transformers_computes_the_logits_of_a_converted_model(
     convert(source=write_hf(tmp_path, family), target=tmp_path / "there", **CONVERTED[family])
     convert(source=tmp_path / "there", target=tmp_path / "back", format="hf", compare_logits=True)
     assert "logits: as those of the source, by transformers" in capsys.readouterr().out
+
+
+STORED = {
+    **berts.ARCHITECTURES,
+    **t5s.ARCHITECTURES,
+    **t5s.HF_ARCHITECTURES,
+    **qwens.ARCHITECTURES,
+}
+
+
+def reference_of(architecture: Architecture) -> tuple[Any, dict[str, torch.Tensor]]:
+    """transformers' model, and its tensors by the names of its files."""
+    if architecture.family == "t5":
+        model = t5s.reference(architecture)
+        model.model.decoder.embed_positions = deepcopy(model.model.encoder.embed_positions)
+        return model, t5s.named_parameters(model)
+    if architecture.family == "hf_t5":
+        model = t5s.hf_reference(architecture)
+        return model, dict(model.named_parameters())
+    if architecture.family == "bert":
+        model = berts.reference(architecture)
+        return model, berts.tensors_of(model)
+    model = qwens.reference(architecture)
+    return model, dict(model.named_parameters())
+
+
+def their_outputs(architecture: Architecture, model: Any) -> list[torch.Tensor]:
+    """Logits of transformers' model."""
+    if architecture.has_decoder:
+        samples = t5s.span_samples(architecture, number=2, length=20, decoder_length=10)
+        return [t5s.their_logits(model, samples)]
+    if architecture.family == "bert":
+        masked = berts.masked_samples(architecture, number=2, length=20)
+        return [each for each in berts.their_output(model, masked) if each is not None]
+    return [model(torch.arange(40).view(2, 20)).logits]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path) -> None:
+    model, named = reference_of(STORED[name])
+    model.save_pretrained(tmp_path / "theirs")
+    architecture, tensors = hf_folder.read(tmp_path / "theirs")
+    assert architecture == STORED[name]
+    expected = from_hf(architecture, named)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+    hf_folder.write(tmp_path / "ours", architecture, tensors)
+    config = json.loads((tmp_path / "ours/config.json").read_text())
+    assert config["architectures"] == [type(model).__name__]
+    if architecture.family == "bert":
+        assert config["layer_norm_eps"] == architecture.layer_norm_epsilon  # theirs is 1e-12
+    again = type(model).from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        before, after = (their_outputs(architecture, each) for each in (model, again))
+    assert len(before) == len(after) > 0
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+GPT, BERT, T5, HF_T5, QWEN3 = gpts.LEARNED, *SHAPES.values()
+BLOOM = {"apply_residual_connection_post_layernorm": True}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        (GPT, {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx: True is not"),
+        (GPT, {"scale_attn_weights": False}, "False is not supported; choose a model with T"),
+        (GPT, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (GPT, {"activation_function": "gelu_fast"}, "hidden_act: 'gelu_fast': gpt has gelu_new"),
+        (GPT, {"n_head": "absent"}, "num_attention_heads: missing"),
+        (GPT, {"n_embd": "absent"}, "hidden_size: missing"),
+        (gpts.MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (gpts.ROTARY, {"sliding_window": 8}, "sliding_window: 8 is not supported; choose a model"),
+        (GPT, {"head_dim": 32}, r"head_dim: 32: models of type gpt2 have .* \(16\); set that"),
+        (gpts.ALIBI, BLOOM, "post_layernorm: True is not"),
+        (gpts.ALIBI, {"quantization_config": {"bits": 4}}, "quantization_config: the folder holds"),
+        (BERT, {"is_decoder": True}, "is_decoder: True is not supported; choose a model with Fal"),
+        (BERT, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
+        (BERT, {"position_embedding_type": "relative_key"}, "position_embedding_type: 'relative_"),
+        (BERT, {"hidden_act": "silu"}, "'silu': bert has gelu or"),
+        (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
+        (BERT, {"model_type": "bert"}, "model_type: 'bert' is not supported: it norms after atte"),
+        (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
+        (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
+        (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),
+        (T5, {"decoder_attention_heads": 2}, "decoder_attention_heads: 2 is not supported"),
+        (T5, {"activation_function": "silu"}, "'silu': t5 has gelu or"),
+        (T5, {"tie_word_embeddings": False}, "tie_word_embeddings: False: t5 has True only"),
+        (T5, {"model_type": "bart"}, "model_type: 'bart' is not supported: it norms after attent"),
+        (HF_T5, {"feed_forward_proj": "relu"}, "hidden_act: 'relu': hf_t5 has gelu_new or"),
+        (HF_T5, {"feed_forward_proj": "gated-relu"}, "hidden_act: 'gated-relu': hf_t5 has gelu_n"),
+        (HF_T5, {"feed_forward_proj": "absent"}, "hidden_act: 'relu': hf_t5 has gelu_new or"),
+        (QWEN3, {"attention_bias": True}, "attention_bias: True is not supported; choose a model"),
+        (QWEN3, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
+        (
+            QWEN3,
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: 'sliding_att",
+        ),
+        (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),
+        (QWEN3, {"head_dim": 7}, "head_dim 7 is odd; rotary needs pairs"),
+    ],
+    ids=lambda value: value.family if isinstance(value, Architecture) else "",
+)
+def test_configs_beyond_the_family_are_refused(
+    architecture: Architecture, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
+    path = tmp_path / "a/config.json"
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.read(tmp_path / "a")
+    assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (gpts.gpt(head_dim=32), "head_dim: 32: .*; gpt2, the nearest, has 16: set that"),
+        (gpts.gpt(num_key_value_heads=2), "num_key_value_heads: 2: .*; gpt2, .* has 4: set"),
+        (gpts.gpt(attention_bias=False), "attention_bias: False: .* has True: set that"),
+        (gpts.gpt(embedding_layernorm=True), "embedding_layernorm: True: .*; gpt2, the nearest"),
+        (gpts.gpt(position_embedding="alibi"), "layernorm: False: .*; bloom, .* True: set"),
+        (
+            gpts.gpt(position_embedding="rotary", mlp_bias=False),
+            "attention_bias: True: .*; starcoder2, the nearest, has False",
+        ),
+        (berts.MIXED, "hidden_act: 'gelu_new': .* megatron-bert, the nearest, has 'gelu': set"),
+        (berts.bert(type_vocab_size=0), "type_vocab_size: 0: .* has 2"),
+        (berts.bert(num_key_value_heads=2), "num_key_value_heads: 2: .* has 4"),
+        (berts.bert(mlp_bias=False), "mlp_bias: False"),
+        (t5s.t5(layer_norm_epsilon=1e-6), "layer_norm_epsilon: 1e-06: .* blenderbot, .* has 1e-05"),
+        (t5s.t5(num_key_value_heads=2), "num_key_value_heads: 2: .* has 4"),
+        (t5s.t5(mlp_bias=False), "mlp_bias: False"),
+    ],
+    ids=lambda value: value.family if isinstance(value, Architecture) else "",
+)
+def test_models_without_a_model_type_are_refused(
+    architecture: Architecture, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
+    assert str(error.value).startswith("model.architecture: ")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "layouts"),
+    [("bert", [(2, 1), (4, 3), (1, 1)]), ("t5", [(2, 1), (4, 1), (1, 1)])],
+    ids=["bert", "t5"],
+)
+def test_a_layout_becomes_another_layout(
+    family: str, layouts: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    first = source = write_hf(tmp_path, family)
+    for size, stages in layouts:
+        target = tmp_path / f"{size}-{stages}"
+        writer.write(target, open_any(source), "megatron", Target(ParallelLayout(size, stages)))
+        source = target
+    writer.write(tmp_path / "back", open_any(source), "hf", Target())
+    weights = [folder / "model.safetensors" for folder in (tmp_path / "back", first)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "bias"), [("bert", "masked_token_head.bias"), ("t5", "head.bias")]
+)
+def test_padding_of_the_vocabulary_is_removed_from_the_bias_too(
+    family: str, bias: str, tmp_path: Path
+) -> None:
+    tensors = random_tensors(SHAPES[family], 3)
+    megatron_names.write(tmp_path / "m", "megatron", SHAPES[family], tensors)
+    megatron_names.remove_tokamake_arguments(tmp_path / "m", vocab_size=None)
+    checkpoint = open_any(tmp_path / "m")
+    assert checkpoint.architecture.vocab_size == 256
+    cut = with_vocab_size(checkpoint, 131)
+    for name in ("embed_tokens.weight", bias):
+        assert torch.equal(cut.source.read(f"model.model.{name}"), tensors[f"model.{name}"])

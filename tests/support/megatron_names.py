@@ -130,3 +130,14 @@ def remove_tokamake_arguments(folder: Path, **changes: Any) -> None:
         args = {name: value for name, value in args.items() if value is not None}
         state["args"] = argparse.Namespace(**args)
         torch.save(state, file)
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of a nested module by their dotted names."""
+    if isinstance(tree, Tensor):
+        return {prefix.removesuffix("."): tree}
+    return {
+        name: leaf
+        for key, value in tree.items()
+        for name, leaf in leaves(value, f"{prefix}{key}.").items()
+    }

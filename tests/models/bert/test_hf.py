@@ -13,43 +13,15 @@ from tests.support.berts import (
     ARCHITECTURES,
     MIXED,
     bert,
-    masked_samples,
-    reference,
-    tensors_of,
-    their_output,
 )
-from tests.support.hf_tensors import from_hf
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
-from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
 
 SHAPE = ARCHITECTURES["bert"]
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path) -> None:
-    model = reference(ARCHITECTURES[name])
-    model.save_pretrained(tmp_path / "theirs")
-    architecture, tensors = hf_folder.read(tmp_path / "theirs")
-    assert architecture == ARCHITECTURES[name]
-    expected = from_hf(architecture, tensors_of(model))
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
-    hf_folder.write(tmp_path / "ours", architecture, tensors)
-    config = json.loads((tmp_path / "ours/config.json").read_text())
-    assert config["layer_norm_eps"] == architecture.layer_norm_epsilon  # theirs is 1e-12
-    assert config["architectures"] == [type(model).__name__]
-    again = type(model).from_pretrained(tmp_path / "ours").eval()
-    samples = masked_samples(architecture, number=2, length=20)
-    with torch.no_grad():
-        for ours, theirs in zip(
-            their_output(again, samples), their_output(model, samples), strict=True
-        ):
-            assert ours is theirs is None or torch.equal(ours, theirs)
 
 
 @pytest.fixture
@@ -57,27 +29,6 @@ def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
     hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"is_decoder": True}, "is_decoder: True is not supported; choose a model with False"),
-        ({"add_cross_attention": True}, "add_cross_attention: True is not supported"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type: 'relative_key'"),
-        ({"hidden_act": "silu"}, "'silu': bert has gelu or"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
-        ({"model_type": "bert"}, "model_type: 'bert' is not supported: it norms after attention"),
-        ({"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of type"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_configs_beyond_the_family_are_refused(
-    values: dict[str, Any], message: str, config: Path
-) -> None:
-    config.write_text(json.dumps(json.loads(config.read_text()) | values))
-    with pytest.raises(UserError, match=message):
-        hf_folder.read(config.parent)
 
 
 def test_a_config_without_an_epsilon_means_that_of_transformers(config: Path) -> None:
@@ -106,34 +57,9 @@ def test_stored_copies_of_tied_tensors_have_to_be_equal(config: Path) -> None:
             hf_folder.read(config.parent)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        (MIXED, "hidden_act: 'gelu_new': .* megatron-bert, the nearest, has 'gelu': set that"),
-        (bert(type_vocab_size=0), "type_vocab_size: 0: .* has 2"),
-        (bert(num_key_value_heads=2), "num_key_value_heads: 2: .* has 4"),
-        (bert(mlp_bias=False), "mlp_bias: False"),
-    ],
-)
-def test_what_transformers_lacks_is_refused(shape: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        config_json.format_for(shape)
-
-
 def test_a_pipeline_of_megatron_deepspeed_is_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no pipeline of a bert; choose mds, megatron or"):
         writer.write(tmp_path / "there", open_any(config.parent), "mds_pipeline", Target())
-
-
-def test_a_layout_becomes_another_layout(config: Path, tmp_path: Path) -> None:
-    source = config.parent
-    for size, stages in ((2, 1), (4, 3), (1, 1)):
-        target = tmp_path / f"{size}-{stages}"
-        writer.write(target, open_any(source), "megatron", Target(ParallelLayout(size, stages)))
-        source = target
-    writer.write(tmp_path / "back", open_any(source), "hf", Target())
-    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def megatron_names_of(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -154,16 +80,6 @@ def megatron_names_of(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {theirs: tensors[ours] for theirs, ours in names.items()}
 
 
-def leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return {prefix.removesuffix("."): tree}
-    return {
-        name: leaf
-        for key, value in tree.items()
-        for name, leaf in leaves(value, f"{prefix}{key}.").items()
-    }
-
-
 @pytest.mark.parametrize(
     "shape", [SHAPE, MIXED, bert(sentence_order_head=False, type_vocab_size=0)], ids=range(3)
 )
@@ -175,7 +91,7 @@ def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None
     state = torch.load(file, weights_only=False)
     model = state["model"]
     assert {*model} <= {"language_model", "lm_head", "binary_head"}
-    stored = leaves(model)
+    stored = megatron_names.leaves(model)
     # Rows of padding have the mean.
     bias = torch.cat((torch.arange(131.0), torch.full((256 - 131,), 65.0)))
     assert torch.equal(stored["lm_head.bias"], bias)
@@ -195,7 +111,7 @@ def test_names_of_megatron_core_are_read(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("*.pt")
     state = torch.load(file, weights_only=False)
     renamed = {}
-    for name, tensor in leaves(state["model"]).items():
+    for name, tensor in megatron_names.leaves(state["model"]).items():
         for old, new in (
             ("language_model.", ""),
             ("lm_head.layernorm.", "lm_head.layer_norm."),
@@ -214,14 +130,3 @@ def test_names_of_megatron_core_are_read(tmp_path: Path) -> None:
     assert checkpoint.architecture == SHAPE
     for name, tensor in tensors.items():
         assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor), name
-
-
-def test_padding_of_the_vocabulary_is_removed_from_the_bias_too(tmp_path: Path) -> None:
-    tensors = random_tensors(SHAPE, 3)
-    megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
-    megatron_names.remove_tokamake_arguments(tmp_path / "m", vocab_size=None)
-    checkpoint = open_any(tmp_path / "m")
-    assert checkpoint.architecture.vocab_size == 256
-    cut = with_vocab_size(checkpoint, 131)
-    for name in ("embed_tokens.weight", "masked_token_head.bias"):
-        assert torch.equal(cut.source.read(f"model.model.{name}"), tensors[f"model.{name}"])

@@ -1,15 +1,11 @@
 """The family bert equals transformers' MegatronBert, on any tensor-parallel ranks."""
 
 import math
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.berts import (
     ARCHITECTURES,
@@ -25,20 +21,11 @@ from tests.support.berts import (
     their_output,
 )
 from tests.support.hf_tensors import from_hf, to_hf
-from tests.support.model_ranks import assert_tensor_parallel_equals_one_process
 from tests.support.model_steps import assert_same_step
-from tests.support.paths import ROOT
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.model_tensors import shapes, to_model
-from tokamake.config.architecture import Architecture, read_architecture
-from tokamake.config.parallel import ParallelSettings
-from tokamake.errors import UserError
-from tokamake.inference.layout import WHOLE_MODEL
-from tokamake.models.bert import memory
-from tokamake.models.bert import model as family
+from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import DropoutRates
-from tokamake.models.common.recompute import Recompute
-from tokamake.validation import validate
 
 PLAIN = ARCHITECTURES["bert"]
 
@@ -119,18 +106,6 @@ def test_packed_samples_equal_samples_alone(length: int) -> None:
     torch.testing.assert_close(together.sample_logits, orders, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["full", "selective"])
-def test_recomputing_changes_nothing(name: Any) -> None:
-    model = to_model(PLAIN, {n: t.clone() for n, t in random_tensors(PLAIN, 1).items()})
-    samples, gradients = masked_samples(PLAIN, number=3, length=33), []
-    for recompute in (Recompute(), Recompute(name)):
-        model.set_recompute(recompute)
-        model.zero_grad()
-        mean_loss(model, samples).backward()
-        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-    assert all(torch.equal(gradients[1][n], gradient) for n, gradient in gradients[0].items())
-
-
 def test_samples_that_mask_nothing_have_the_loss_of_their_order_alone() -> None:
     model = to_model(PLAIN, random_tensors(PLAIN, 1))
     nothing = rows_of(masked_samples(PLAIN, number=3, length=20), slice(1, 2))
@@ -138,102 +113,6 @@ def test_samples_that_mask_nothing_have_the_loss_of_their_order_alone() -> None:
     assert loss.item() == pytest.approx(math.log(2), abs=0.2)
     loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_random_weights_have_the_published_deviations() -> None:
-    wide = bert(hidden_size=512, intermediate_size=512, initializer_range=0.03)
-    for name, tensor in random_tensors(wide, 1).items():
-        if tensor.dim() == 1:
-            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
-        elif len(tensor) > 2:
-            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            deviation = 0.03 / math.sqrt(2 * 3) if into_residual else 0.03
-            assert abs(tensor.std().item() / deviation - 1) < 0.02
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_shapes_are_those_of_parameters_and_flops_those_that_torch_counts(name: str) -> None:
-    architecture = ARCHITECTURES[name]
-    model = family.Model(architecture)
-    parameters = {model.tensor_name(n): (*p.shape,) for n, p in model.named_parameters()}
-    assert list(parameters.items()) == list(shapes(architecture).items())
-    samples = masked_samples(architecture, number=2, length=32)
-    samples.padding_mask[:] = True
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        mean_loss(model, samples).backward()
-    hidden = architecture.hidden_size
-    of_order = 6 * hidden * (hidden + 2) * 2 if hasattr(model, "pooler") else 0
-    of_tokens = memory.flops_per_token(architecture, 32) * 2 * 32
-    assert of_tokens + of_order == counter.get_total_flops()
-
-
-def test_stages_equal_the_whole_model() -> None:
-    weights, samples = random_tensors(PLAIN, 1), masked_samples(PLAIN, number=2, length=20)
-    x, further = inputs_of(samples)
-    with torch.no_grad():
-        whole = to_model(PLAIN, weights)(x, **further)
-        for first, last in pairwise([0, 1, 3]):
-            stage = family.Model(PLAIN, stage=range(first, last))
-            for name, parameter in stage.named_parameters():
-                source = "embed_tokens.weight" if name == "lm_head.weight" else name
-                parameter.copy_(weights[family.Model.tensor_name(source)])
-            x = stage(x, **further)
-    assert torch.equal(x.logits, whole.logits)
-    assert torch.equal(x.sample_logits, whole.sample_logits)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
-def test_tensor_parallel_ranks_equal_one_process(world_size: int) -> None:
-    samples = masked_samples(ARCHITECTURES["bert-tanh"], number=3, length=32)  # fewest tokens
-    shapes_of = {**ARCHITECTURES, "mixed": MIXED}
-    loss_of = partial(mean_loss, samples=samples)
-    assert_tensor_parallel_equals_one_process(shapes_of, world_size, loss_of=loss_of)
-
-
-PUBLISHED = {"bert-345m": 336_226_108, "bert-base": 110_106_428}
-"""Parameters of transformers' BertForPreTraining with 30,522 tokens: its norm of the embeddings has
-as many as our last norm."""
-
-
-def test_published_sizes_have_the_published_number_of_parameters() -> None:
-    for name, number in PUBLISHED.items():
-        shape = read_architecture(ROOT / "config/models" / f"{name}.yaml")
-        shape = shape.model_copy(update={"vocab_size": 30522})
-        assert sum(map(math.prod, shapes(shape).values())) == number
-    files = {path.stem for path in (ROOT / "config/models").glob("bert-*.yaml")}
-    assert files == {*PUBLISHED}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"hidden_act": "silu"}, "hidden_act: 'silu': bert has gelu or gelu_new"),
-        ({"head_act": "tanh"}, "head_act: 'tanh': bert has gelu or gelu_new"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
-        ({"position_embedding": "rotary"}, "position_embedding: 'rotary': bert has learned only"),
-        ({"type_vocab_size": -1}, "type_vocab_size: -1: bert has 2 or 0"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: bert does not know it; remove"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_settings_that_the_family_does_not_know_are_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        validate(Architecture, {**PLAIN.model_dump(), **values}, "x.yaml")
-
-
-def test_split_sequences_are_refused() -> None:
-    settings = ParallelSettings(context_parallel_size=2)
-    with pytest.raises(UserError, match=r"context_parallel_size: 2: .*bert.*; set 1"):
-        settings.check_architecture(PLAIN, 32)
-
-
-def test_text_cannot_be_continued() -> None:
-    assert PLAIN.objectives == ("masked",)
-    with pytest.raises(UserError, match="family bert, an encoder, which cannot continue text"):
-        WHOLE_MODEL.check(PLAIN, world_size=1)
 
 
 @pytest.mark.parametrize(("head", "classes"), [("classes", 3), ("classes", 1), ("choice", 1)])

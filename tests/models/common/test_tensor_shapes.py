@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import gpts, llamas
+from tests.support import berts, gpts, llamas, qwens, t5s
 from tests.support.families import named_tensors
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
@@ -12,7 +12,10 @@ MODELS = [
     llamas.BIASED,
     llamas.WIDE_HEADS,
     *gpts.ARCHITECTURES.values(),
-    gpts.LEARNED,
+    *qwens.ARCHITECTURES.values(),
+    *berts.ARCHITECTURES.values(),
+    *t5s.ARCHITECTURES.values(),
+    *t5s.HF_ARCHITECTURES.values(),
 ]
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.test_init_model import words
 from tests.support import hf_folder, runs
 from tests.support.forked import train
-from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, ROTARY, gpt, reference
+from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, reference
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import config_json
@@ -88,68 +88,6 @@ def test_missing_keys_mean_transformers_defaults(tmp_path: Path) -> None:
         few = config_json.read_config(tmp_path)[0]
         theirs.save_pretrained(tmp_path)
         assert config_json.read_config(tmp_path)[0] == few
-
-
-@pytest.mark.parametrize(
-    ("architecture", "values", "message"),
-    [
-        (LEARNED, {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx: True is not"),
-        (LEARNED, {"scale_attn_weights": False}, "False is not supported; choose a model with T"),
-        (LEARNED, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
-        (
-            LEARNED,
-            {"activation_function": "gelu_fast"},
-            "hidden_act: 'gelu_fast': gpt has gelu_new",
-        ),
-        (LEARNED, {"n_head": "absent"}, "num_attention_heads: missing"),
-        (LEARNED, {"n_embd": "absent"}, "hidden_size: missing"),
-        (MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
-        (
-            ROTARY,
-            {"sliding_window": 8},
-            "sliding_window: 8 is not supported; choose a model with N",
-        ),
-        (LEARNED, {"head_dim": 32}, r"head_dim: 32: models of type gpt2 have .* \(16\); set that"),
-        (ALIBI, {"apply_residual_connection_post_layernorm": True}, "post_layernorm: True is not"),
-        (ALIBI, {"quantization_config": {"bits": 4}}, "quantization_config: the folder holds"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_configs_beyond_the_family_are_refused(
-    tmp_path: Path, architecture: Architecture, values: dict[str, Any], message: str
-) -> None:
-    hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
-    edit(tmp_path / "a" / "config.json", **values)
-    with pytest.raises(UserError, match=message) as error:
-        hf_folder.read(tmp_path / "a")
-    for line in str(error.value).splitlines():
-        assert line.startswith(f"{tmp_path / 'a' / 'config.json'}: ")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"head_dim": 32}, "head_dim: 32: .*; gpt2, the nearest, has 16: set that"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads: 2: .*; gpt2, the nearest, has 4: set"),
-        ({"attention_bias": False}, "attention_bias: False: .* has True: set that"),
-        ({"embedding_layernorm": True}, "embedding_layernorm: True: .*; gpt2, the nearest"),
-        ({"position_embedding": "alibi"}, "embedding_layernorm: False: .*; bloom, .* True: set"),
-        (
-            {"position_embedding": "rotary", "mlp_bias": False},
-            "attention_bias: True: .*; starcoder2, the nearest, has False",
-        ),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_models_without_a_model_type_are_refused(
-    tmp_path: Path, values: dict[str, Any], message: str
-) -> None:
-    architecture = gpt(**({"hidden_act": "gelu_new"} | values))
-    with pytest.raises(UserError, match=message) as error:
-        hf_folder.write(tmp_path / "a", architecture, random_tensors(architecture, 1))
-    assert str(error.value).startswith("model.architecture: ")
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode", "starcoder2", "bloom"])

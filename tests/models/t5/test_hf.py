@@ -1,7 +1,5 @@
 """t5 in transformers' folders and in Megatron's formats: read, written, refused."""
 
-import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +8,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import hf_folder, megatron_names
-from tests.support.hf_tensors import from_hf
 from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (
     ARCHITECTURES,
-    named_parameters,
-    reference,
-    span_samples,
     t5,
-    their_logits,
 )
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.hf import config_json
-from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.errors import UserError
 
 SHAPE = ARCHITECTURES["t5"]
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path) -> None:
-    model = reference(ARCHITECTURES[name])
-    model.model.decoder.embed_positions = deepcopy(model.model.encoder.embed_positions)
-    model.save_pretrained(tmp_path / "theirs")
-    architecture, tensors = hf_folder.read(tmp_path / "theirs")
-    assert architecture == ARCHITECTURES[name]
-    expected = from_hf(architecture, named_parameters(model))
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
-    hf_folder.write(tmp_path / "ours", architecture, tensors)
-    config = json.loads((tmp_path / "ours/config.json").read_text())
-    assert config["architectures"] == [type(model).__name__]
-    again = type(model).from_pretrained(tmp_path / "ours").eval()
-    samples = span_samples(architecture, number=2, length=20, decoder_length=10)
-    with torch.no_grad():
-        assert torch.equal(their_logits(again, samples), their_logits(model, samples))
 
 
 @pytest.fixture
@@ -54,26 +26,6 @@ def config(tmp_path: Path) -> Path:
     """config.json of a folder."""
     hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
     return tmp_path / "hf/config.json"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"scale_embedding": True}, "scale_embedding: True is not supported; choose a model with"),
-        ({"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a model with 256"),
-        ({"decoder_attention_heads": 2}, "decoder_attention_heads: 2 is not supported"),
-        ({"activation_function": "silu"}, "'silu': t5 has gelu or"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings: False: t5 has True only"),
-        ({"model_type": "bart"}, "model_type: 'bart' is not supported: it norms after attention"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_configs_beyond_the_family_are_refused(
-    values: dict[str, Any], message: str, config: Path
-) -> None:
-    config.write_text(json.dumps(json.loads(config.read_text()) | values))
-    with pytest.raises(UserError, match=message):
-        hf_folder.read(config.parent)
 
 
 def test_both_tables_of_positions_have_to_be_equal(config: Path) -> None:
@@ -103,31 +55,6 @@ def test_stored_copies_of_the_embedding_have_to_be_equal(config: Path) -> None:
             hf_folder.read(config.parent)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        (t5(layer_norm_epsilon=1e-6), "layer_norm_epsilon: 1e-06: .* blenderbot, .* has 1e-05"),
-        (t5(num_key_value_heads=2), "num_key_value_heads: 2: .* has 4"),
-        (t5(mlp_bias=False), "mlp_bias: False"),
-    ],
-)
-def test_what_transformers_lacks_is_refused(shape: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        config_json.format_for(shape)
-
-
-def test_a_layout_becomes_another_layout(config: Path, tmp_path: Path) -> None:
-    source = config.parent
-    for size in (2, 4, 1):
-        writer.write(
-            tmp_path / str(size), open_any(source), "megatron", Target(ParallelLayout(size))
-        )
-        source = tmp_path / str(size)
-    writer.write(tmp_path / "back", open_any(source), "hf", Target())
-    weights = [file / "model.safetensors" for file in (tmp_path / "back", config.parent)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
 def test_what_megatron_lacks_is_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no pipeline of a t5; choose mds, megatron or"):
         writer.write(tmp_path / "a", open_any(config.parent), "mds_pipeline", Target())
@@ -137,16 +64,6 @@ def test_what_megatron_lacks_is_refused(config: Path, tmp_path: Path) -> None:
     grouped = t5(num_key_value_heads=2)
     with pytest.raises(UserError, match="num_key_value_heads: 2: Megatron's encoder-decoders have"):
         megatron_names.write(tmp_path / "a", "megatron", grouped, random_tensors(grouped, 1))
-
-
-def leaves(tree: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return {prefix.removesuffix("."): tree}
-    return {
-        name: leaf
-        for key, value in tree.items()
-        for name, leaf in leaves(value, f"{prefix}{key}.").items()
-    }
 
 
 NAMES = {
@@ -179,7 +96,7 @@ def test_tensors_and_arguments_are_megatrons(shape: Any, tmp_path: Path) -> None
     (file,) = tmp_path.rglob("*.pt")
     state = torch.load(file, weights_only=False)
     assert {*state["model"]} == {"language_model", "lm_head"}
-    stored = leaves(state["model"])
+    stored = megatron_names.leaves(state["model"])
     # Rows of padding have the mean.
     bias = torch.cat((torch.arange(131.0), torch.full((256 - 131,), 65.0)))
     assert torch.equal(stored["lm_head.bias"], bias)
@@ -217,14 +134,3 @@ def test_keys_and_values_of_early_versions_are_read(
     checkpoint = open_any(tmp_path / "m")
     for name, tensor in tensors.items():
         assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor), name
-
-
-def test_padding_of_the_vocabulary_is_removed_from_the_bias_too(tmp_path: Path) -> None:
-    tensors = random_tensors(SHAPE, 3)
-    megatron_names.write(tmp_path / "m", "megatron", SHAPE, tensors)
-    megatron_names.remove_tokamake_arguments(tmp_path / "m", vocab_size=None)
-    checkpoint = open_any(tmp_path / "m")
-    assert checkpoint.architecture.vocab_size == 256
-    cut = with_vocab_size(checkpoint, 131)
-    for name in ("embed_tokens.weight", "head.bias"):
-        assert torch.equal(cut.source.read(f"model.model.{name}"), tensors[f"model.{name}"])

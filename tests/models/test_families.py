@@ -1,0 +1,383 @@
+"""Properties that all families have: shapes, FLOPs, random weights, stages, refused settings."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support import berts, gpts, llamas, qwens, t5s
+from tests.support.cached import decoded
+from tests.support.families import named_tensors
+from tests.support.model_loss import mean_loss
+from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
+from tests.support.paths import ROOT
+from tests.support.random_tensors import random_tensors
+from tokamake import plugins
+from tokamake.checkpoint.hf import config_json
+from tokamake.checkpoint.model_tensors import shapes, to_model
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.parallel import ParallelSettings
+from tokamake.errors import UserError
+from tokamake.inference.layout import WHOLE_MODEL
+from tokamake.models.common.language_model import predictions
+from tokamake.models.common.recompute import Recompute
+from tokamake.validation import validate
+
+MODELS = ROOT / "config/models"
+GPTS = [gpts.LEARNED, gpts.MQA, gpts.ROTARY, gpts.ALIBI]
+BERT, T5 = berts.ARCHITECTURES["bert"], t5s.ARCHITECTURES["t5"]
+HF_T5, QWEN3 = t5s.HF_ARCHITECTURES["hf_t5"], qwens.ARCHITECTURES["qwen3"]
+
+
+def family_of(value: Any) -> str | None:
+    """Test id of an architecture; other values have the usual one."""
+    return value.family if isinstance(value, Architecture) else None
+
+
+def changed_settings(value: Any) -> str | None:
+    """Test id of an architecture, or of settings that a row changes."""
+    return "-".join(value) if isinstance(value, dict) else family_of(value) or ""
+
+
+def loss_of(architecture: Architecture, number: int, **lengths: int) -> Callable[[Any], Tensor]:
+    """Loss of a model of random samples, as the trainer computes it."""
+    if architecture.family == "bert":
+        masked = berts.masked_samples(architecture, number=number, **lengths)
+        return partial(berts.mean_loss, samples=masked)
+    if architecture.has_decoder:
+        decoder_length = lengths["length"] // 2 + 1
+        spans = t5s.span_samples(
+            architecture, number=number, decoder_length=decoder_length, **lengths
+        )
+        return partial(t5s.mean_loss, samples=spans)
+    return partial(mean_loss, tokens=tokens_of(architecture, lengths["length"]))
+
+
+@pytest.mark.parametrize("granularity", ["full", "selective"])
+@pytest.mark.parametrize("architecture", [gpts.ALIBI, BERT, T5, HF_T5], ids=family_of)
+def test_recomputing_changes_nothing(architecture: Architecture, granularity: Any) -> None:
+    copies = {name: tensor.clone() for name, tensor in random_tensors(architecture, 1).items()}
+    model, loss, gradients = to_model(architecture, copies), loss_of(architecture, 3, length=33), []
+    for recompute in (Recompute(), Recompute(granularity)):
+        model.set_recompute(recompute)
+        model.zero_grad()
+        loss(model).backward()
+        gradients.append({name: each.grad.clone() for name, each in model.named_parameters()})
+    assert all(torch.equal(gradients[1][name], each) for name, each in gradients[0].items())
+
+
+WIDE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.03}
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        Architecture(**{**llamas.ARCHITECTURES[0].model_dump(), **WIDE}),
+        gpts.gpt(**WIDE),
+        berts.bert(**WIDE),
+        t5s.t5(**WIDE),  # Megatron divides by the layers of the encoder, in both stacks.
+    ],
+    ids=family_of,
+)
+def test_random_weights_have_the_published_deviations(architecture: Architecture) -> None:
+    for name, tensor in random_tensors(architecture, 1).items():
+        if tensor.dim() == 1:
+            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
+        elif len(tensor) > 2:
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            deviation = 0.03 / math.sqrt(2 * 3) if into_residual else 0.03
+            assert abs(tensor.std().item() / deviation - 1) < 0.02
+            assert abs(tensor.mean().item()) < 0.02 * deviation
+
+
+COUNTED = [
+    *GPTS,
+    *(llamas.ARCHITECTURES[4], llamas.WIDE_HEADS, QWEN3),
+    *berts.ARCHITECTURES.values(),
+    *t5s.ARCHITECTURES.values(),
+    *t5s.HF_ARCHITECTURES.values(),
+]
+
+
+@pytest.mark.parametrize("architecture", COUNTED, ids=family_of)
+def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
+    architecture: Architecture,
+) -> None:
+    weights = random_tensors(architecture, 0)
+    model = to_model(architecture, weights)
+    back = named_tensors(model)
+    assert all(back[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
+    lengths, of_sample = [32], 0
+    if architecture.family == "bert":
+        masked = berts.masked_samples(architecture, number=2, length=32)
+        masked.padding_mask[:] = True
+        loss: Callable[[Any], Tensor] = partial(berts.mean_loss, samples=masked)
+        hidden = architecture.hidden_size
+        of_sample = 6 * hidden * (hidden + 2) if hasattr(model, "pooler") else 0
+    elif architecture.has_decoder:
+        spans = t5s.span_samples(architecture, number=2, length=32, decoder_length=16)
+        spans.padding_mask[:] = True
+        loss, lengths = partial(t5s.mean_loss, samples=spans), [32, 16]
+    else:
+        loss = loss_of(architecture, 2, length=33)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss(model).backward()
+    memory = plugins.load("models/*/memory", architecture.family)
+    of_sample += memory.flops_per_token(architecture, *lengths) * 32
+    assert 2 * of_sample == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
+@pytest.mark.parametrize("architecture", [*llamas.ARCHITECTURES[::4], *GPTS, QWEN3], ids=family_of)
+def test_decoding_with_a_cache_equals_the_full_forward(
+    architecture: Architecture, steps: list[int]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in random_tensors(architecture, 1).items()
+    }
+    model, tokens = to_model(architecture, weights), tokens_of(architecture, 20)
+    with torch.no_grad():
+        expected = model(tokens)
+    torch.testing.assert_close(decoded(model, tokens, steps), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize("architecture", [*GPTS, BERT], ids=family_of)
+def test_stages_equal_the_whole_model(architecture: Architecture, cuts: list[int]) -> None:
+    weights, model = random_tensors(architecture, 1), plugins.load("models/*/model", "gpt").Model
+    x, further = tokens_of(architecture, 20), dict[str, Tensor]()
+    if architecture.family == "bert":
+        model = plugins.load("models/*/model", "bert").Model
+        x, further = berts.inputs_of(berts.masked_samples(architecture, number=2, length=20))
+    with torch.no_grad():
+        whole = predictions(to_model(architecture, weights)(x, **further))
+        for first, last in pairwise(cuts):
+            stage = model(architecture, stage=range(first, last))
+            for name, parameter in stage.named_parameters():
+                tied = name == "lm_head.weight" and architecture.tie_word_embeddings
+                source = "embed_tokens.weight" if tied else name
+                parameter.copy_(weights[model.tensor_name(source)])
+            x = stage(x, **further)
+    staged = predictions(x)
+    assert torch.equal(staged.logits, whole.logits)
+    if whole.sample_logits is not None:
+        assert staged.sample_logits is not None
+        assert torch.equal(staged.sample_logits, whole.sample_logits)
+
+
+SHARED = {
+    "gpt": {
+        "learned": gpts.LEARNED,
+        "untied": gpts.gpt(tie_word_embeddings=False),
+        "mqa": gpts.MQA,
+        "gqa-rotary": gpts.ROTARY,
+        "alibi": gpts.ALIBI,
+        "plain": gpts.gpt(attention_bias=False, mlp_bias=False, position_embedding="rotary"),
+    },
+    # An even vocabulary, so that ranks have equal parts of it.
+    "qwen3": {
+        "untied": qwens.qwen3(vocab_size=132),
+        "mqa": qwens.qwen3(vocab_size=132, num_key_value_heads=1),
+    },
+    "bert": {**berts.ARCHITECTURES, "mixed": berts.MIXED},
+    "t5": t5s.ARCHITECTURES,
+    "hf_t5": t5s.HF_ARCHITECTURES,
+}
+FEWEST_TOKENS = {
+    "bert": berts.ARCHITECTURES["bert-tanh"],
+    "t5": t5s.ARCHITECTURES["t5-tanh"],
+    "hf_t5": t5s.HF_ARCHITECTURES["hf_t5-tied"],
+}
+"""Architectures with the smallest vocabulary: all of a family take the samples."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("family", "world_size"),
+    [
+        *((family, 2) for family in SHARED),
+        ("qwen3", 4),
+        *(pytest.param(each, 4, marks=pytest.mark.grid) for each in SHARED if each != "qwen3"),
+    ],
+)
+def test_tensor_parallel_ranks_equal_one_process(family: str, world_size: int) -> None:
+    if family not in FEWEST_TOKENS:
+        assert_tensor_parallel_equals_one_process(SHARED[family], world_size)
+        return
+    # 17 tokens of a decoder: sequence parallelism pads them.
+    loss = loss_of(FEWEST_TOKENS[family], 3, length=32)
+    assert_tensor_parallel_equals_one_process(SHARED[family], world_size, loss_of=loss)
+
+
+PUBLISHED = {
+    "bloom-560m": 559_214_592,
+    "gpt2-345m": 354_823_168,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-8b": 8_030_261_248,
+    "starcoderbase-1b": 1_137_207_296,
+    "starcoder-15b": 15_517_456_384,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "tiny-gpt": 3_451_008,
+    "tiny-llama": 4_769_472,
+    "tiny-qwen3": 4_917_440,
+    # transformers' BertForPreTraining: its norm of the embeddings has as many as our last norm.
+    "bert-345m": 336_226_108,
+    "bert-base": 110_106_428,
+    "t5-v1.1-small": 76_961_152,
+    "t5-v1.1-base": 247_577_856,
+    "t5-220m": 222_421_920,
+}
+"""Number of parameters on the pages of these models, or that transformers counts."""
+VOCABULARIES = {"bert": 30522, "hf_t5": 32128, "t5": 30522 + 102}
+"""By family, where a file states none; 8192 for the others."""
+BILLIONS = {
+    "gpt3-1.7b": "1.7",
+    "gpt3-3.6b": "3.6",
+    "gpt3-7.5b": "7.5",
+    "gpt3-18.4b": "18.4",
+    "gpt3-39.1b": "39.1",
+    "gpt3-76.1b": "76.1",
+    "gpt3-145.6b": "145.6",
+    "gpt3-310.1b": "310.1",
+    "gpt3-175b": "175",
+}
+"""Parameters in table 1 of arXiv 2104.04473; for the last, in arXiv 2005.14165."""
+
+
+def published_shape(name: str) -> Architecture:
+    shape = read_architecture(MODELS / f"{name}.yaml")
+    vocabulary = VOCABULARIES.get(shape.family, 8192)
+    return shape.model_copy(update={"vocab_size": shape.vocab_size or vocabulary})
+
+
+def test_published_sizes_have_the_published_number_of_parameters() -> None:
+    sizes = {}
+    for name in (path.stem for path in MODELS.glob("*.yaml")):
+        shape = published_shape(name)
+        assert config_json.format_for(shape)
+        sizes[name] = sum(map(math.prod, shapes(shape).values()))
+    rounded = {
+        name: f"{sizes.pop(name) / 1e9:.{len(billions.partition('.')[2])}f}"
+        for name, billions in BILLIONS.items()
+    }
+    assert (sizes, rounded) == (PUBLISHED, BILLIONS)
+    with torch.device("meta"):
+        theirs = sum(
+            each.numel() for each in t5s.reference(published_shape("t5-220m")).parameters()
+        )
+    assert theirs == PUBLISHED["t5-220m"]
+
+
+LLAMA = {**gpts.LEARNED.model_dump(include={"vocab_size", "hidden_size", "num_hidden_layers"})}
+LLAMA |= {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+LLAMA_SHAPE = Architecture(**LLAMA)
+LINEAR = {"rope_type": "linear", "factor": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 2,
+    "original_max_position_embeddings": 8,
+    "low_freq_factor": 4,
+    "high_freq_factor": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        (LLAMA_SHAPE, {"position_embedding": "learned"}, "llama has rotary only"),
+        (LLAMA_SHAPE, {"hidden_act": "gelu"}, "hidden_act: 'gelu': llama has silu only"),
+        (LLAMA_SHAPE, {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: 1e-06: llama does"),
+        (LLAMA_SHAPE, {"embedding_layernorm": True}, "embedding_layernorm: True: llama does"),
+        (gpts.LEARNED, {"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: gpt does not know it; rem"),
+        (gpts.LEARNED, {"hidden_act": "silu"}, "'silu': gpt has gelu_new or gelu or gelu_pytorch"),
+        (gpts.LEARNED, {"rope_theta": 5e5}, "rope_theta and rope_scaling belong to position_emb"),
+        (gpts.LEARNED, {"rope_scaling": LINEAR}, "position_embedding rotary, not learned; remove"),
+        (
+            gpts.LEARNED,
+            {"position_embedding": "rotary", "num_attention_heads": 16, "hidden_size": 48},
+            "is odd; rotary needs pairs",
+        ),
+        (
+            gpts.ROTARY,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
+            "rope_type yarn needs original_max_position_embeddings; add it",
+        ),
+        (gpts.ROTARY, {"rope_scaling": LLAMA3}, "high_freq_factor is not greater than low_freq"),
+        *(
+            (QWEN3, {name: True}, f"{name}: True: qwen3 does not know it; remove it")
+            for name in ("attention_bias", "mlp_bias", "embedding_layernorm")
+        ),
+        (BERT, {"hidden_act": "silu"}, "hidden_act: 'silu': bert has gelu or gelu_new"),
+        (BERT, {"head_act": "tanh"}, "head_act: 'tanh': bert has gelu or gelu_new"),
+        (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
+        (BERT, {"position_embedding": "rotary"}, "'rotary': bert has learned only"),
+        (BERT, {"type_vocab_size": -1}, "type_vocab_size: -1: bert has 2 or 0"),
+        (BERT, {"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: bert does not know it; remove"),
+        (T5, {"hidden_act": "silu"}, "hidden_act: 'silu': t5 has gelu or gelu_new"),
+        (T5, {"tie_word_embeddings": False}, "tie_word_embeddings: False: t5 has True only"),
+        (T5, {"position_embedding": "rotary"}, "'rotary': t5 has learned only"),
+        (T5, {"num_decoder_layers": -1}, "num_decoder_layers: -1: too small; give 1 or more"),
+        (T5, {"num_decoder_layers": "two"}, "num_decoder_layers: 'two': needs a value of type int"),
+        (T5, {"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06: t5 does not know it; remove"),
+        (HF_T5, {"hidden_act": "relu"}, "hidden_act: 'relu': hf_t5 has gelu_new or silu only"),
+        (HF_T5, {"position_embedding": "learned"}, "'learned': hf_t5 has relative only"),
+        (HF_T5, {"attention_bias": True}, "attention_bias: True: hf_t5 does not know it; remove"),
+    ],
+    ids=changed_settings,
+)
+def test_settings_that_the_family_does_not_know_are_refused(
+    architecture: Architecture, values: dict[str, Any], message: str
+) -> None:
+    if heads := values.get("num_attention_heads"):
+        values = values | {"num_key_value_heads": heads, "head_dim": None}
+    with pytest.raises(UserError, match=message) as error:
+        validate(Architecture, {**architecture.model_dump(), **values}, "x.yaml")
+    assert str(error.value).startswith("x.yaml: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        (BERT, "context_parallel_size"),
+        *(
+            (each, f"{axis}_parallel_size")
+            for each in (T5, HF_T5)
+            for axis in ("pipeline", "context")
+        ),
+    ],
+    ids=family_of,
+)
+def test_pipelines_and_split_sequences_are_refused(architecture: Architecture, name: str) -> None:
+    settings = ParallelSettings(**{name: 2})
+    with pytest.raises(UserError, match=rf"{name}: 2: .*{architecture.family}.*; set 1"):
+        settings.check_architecture(architecture, 32)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "objective", "kind"),
+    [(BERT, "masked", "encoder"), (T5, "span_corruption", "encoder-decoder")],
+    ids=family_of,
+)
+def test_text_cannot_be_continued(architecture: Architecture, objective: str, kind: str) -> None:
+    assert architecture.objectives == (objective,)
+    family = architecture.family
+    with pytest.raises(UserError, match=f"family {family}, an {kind}, which cannot continue"):
+        WHOLE_MODEL.check(architecture, world_size=1)
