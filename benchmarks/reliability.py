@@ -37,9 +37,9 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.restarts import newest_step
 from tokamake.train import metrics
 from tokamake.train.bad_steps import GuardState
-from tokamake.train.stability.heartbeat import Heartbeat
+from tokamake.train.hooks.heartbeat import Heartbeat
+from tokamake.train.hooks.stragglers import Stragglers, product_seconds
 from tokamake.train.stability.spikes import judge
-from tokamake.train.stability.stragglers import Stragglers, product_seconds
 from tokamake.train.trainer import Trainer, train_run
 
 ROOT = Path(__file__).parents[1]

@@ -111,6 +111,7 @@ TESTED_THROUGH = {
     ],
     "preflight/test_run.py": ["preflight/data", "preflight/layout", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
+    "train/test_loop.py": ["train/hooks/__init__"],
     "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
     "train/trials/test_trial_steps.py": [
         "train/trials/benchmark_train",

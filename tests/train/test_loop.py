@@ -1,13 +1,14 @@
 """The step that loops share: hooks see it, in order, on every way through a run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.runs import make_run, train_here
+from tokamake import plugins
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.train import trainer
-from tokamake.train.hooks import FinishedStep, Hook
+from tokamake.train.hooks import KIND, FinishedStep, Hook
 from tokamake.train.metrics import Validation
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -39,9 +40,15 @@ class Recorder(Hook):
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """A hook in place of the watch for slow ranks."""
-    hook = Recorder()
-    monkeypatch.setattr(trainer, "Stragglers", lambda *_, **__: hook)
+    """A hook whose file is added to the folder of hooks."""
+    hook, names, load = Recorder(), plugins.names, plugins.load
+    added = SimpleNamespace(open_hook=lambda _: hook)
+    monkeypatch.setattr(
+        plugins, "names", lambda kind: [*names(kind), *(["recorder"] if kind == KIND else [])]
+    )
+    monkeypatch.setattr(
+        plugins, "load", lambda kind, name: added if name == "recorder" else load(kind, name)
+    )
     return hook
 
 

@@ -64,9 +64,9 @@ def finetune_run(
     from tokamake.finetune.trainer import FinetuneTrainer
     from tokamake.preflight.run import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.hooks.heartbeat import watched
     from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision
-    from tokamake.train.stability.heartbeat import watched
     from tokamake.train.stopping.deadline import Deadline
 
     # ---- Settings and rows ----

@@ -8,7 +8,7 @@ from tokamake.checkpoint.native.resume_state import newest_state, run_since_chan
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.train import metrics
-from tokamake.train.stability.stragglers import read_slow
+from tokamake.train.hooks.stragglers import read_slow
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"

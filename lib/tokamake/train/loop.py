@@ -21,7 +21,8 @@ from tokamake.train import job_progress
 from tokamake.train.bad_steps import BadStep
 from tokamake.train.batch import SampleIds
 from tokamake.train.hooks import FinishedStep, Hook
-from tokamake.train.stability.heartbeat import Heartbeat
+from tokamake.train.hooks.heartbeat import Heartbeat
+from tokamake.train.metrics import Record
 from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stop_signals import on_signals
@@ -155,6 +156,11 @@ class Loop(ABC):
     @property
     def _progress(self) -> tuple[int, int]:
         return self.state.step, self.state.consumed_samples
+
+    def record(self, record: Record) -> None:
+        """Hand a new record of metrics.jsonl to the hooks."""
+        for hook in self.hooks:
+            hook.recorded(record)
 
     def close(self) -> None:
         """Close the hooks."""

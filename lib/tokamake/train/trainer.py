@@ -28,18 +28,15 @@ from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
 from tokamake.train.data_verification import verify_data
-from tokamake.train.hooks import Hook
+from tokamake.train.hooks import Training, open_hooks
+from tokamake.train.hooks.heartbeat import watched
 from tokamake.train.loop import Job, Loop
 from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.run_environment import write_environment
-from tokamake.train.stability.heartbeat import watched
 from tokamake.train.stability.step_guard import StepGuard
-from tokamake.train.stability.stragglers import Stragglers
 from tokamake.train.startup_log import startup_log
-from tokamake.train.step_profile import StepProfile
 from tokamake.train.step_result import StepResult
 from tokamake.train.stopping.deadline import Deadline
-from tokamake.train.training_log import TrainingLog
 from tokamake.train.validation import open_validation_splits
 
 if TYPE_CHECKING:
@@ -127,15 +124,9 @@ class Trainer(Loop):
             self.validation_splits = open_validation_splits(run, verify=verify)
         verify_data(run, self.ranks, read_index(run.index), beat=self.heartbeat.beat)
 
-        # ---- Model, optimizer and hooks ----
+        # ---- Model and optimizer ----
         checkpoint = resume.checkpoint_to_load(run, self.ranks, start=start)
         self.build_engine(continues=checkpoint is not None)
-        rank, device = self.ranks.rank, job.device
-        self._watches: list[Hook] = [
-            self.heartbeat,
-            StepProfile(run.output, run.train.profile_steps, rank=rank, device=device),
-            Stragglers(run.output, self.heartbeat.hosts, rank=rank, device=device),
-        ]
         if start.resumed:
             start = load_newest_whole(self.engine.load, run, ranks=self.ranks, start=start)
         elif checkpoint:
@@ -153,12 +144,22 @@ class Trainer(Loop):
         self.last_step = self._until_step or self.run.train.train_steps
         self.schedule = Schedule(self.run.train)
 
-        # ---- Checkpoints, metrics and journal ----
+        # ---- Checkpoints, hooks and journal ----
         self.saver = CheckpointSaver(
             run, ranks, engine=self.engine, deadline=self.deadline, start=start
         )
-        log = TrainingLog(self.run, ranks, done=self.state.step, corpora=self.samples.corpora)
-        self.hooks = [*self._watches, log]
+        self.hooks = open_hooks(
+            Training(
+                self.run,
+                self.state,
+                ranks,
+                self.device,
+                hosts=self.heartbeat.hosts,
+                corpora=self.samples.corpora,
+                heartbeat=self.heartbeat,
+                record=self.record,
+            )
+        )
         self.guard = StepGuard(
             self.run, ranks, engine=self.engine, samples=self.samples, start=self.state
         )

@@ -1,4 +1,4 @@
-"""Trackers of a run: rank 0 sends them the records of metrics.jsonl, each in a thread of its own.
+"""Trackers of a run: rank 0 sends records of metrics.jsonl to each tracker in a thread of its own.
 
 A tracker that is slow, unreachable or broken does not delay or end training. trackers.json in the
 output folder has the id of the run for each tracker, so that later jobs continue the same run.
@@ -15,7 +15,9 @@ from tokamake import files, plugins
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.trackers import FOLDER
-from tokamake.train.metrics import Record
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.train.hooks import Hook, Training
+from tokamake.train.metrics import Record, measured
 from tokamake.train.trackers._base import FollowedRun, Tracker
 
 FILE = "trackers.json"
@@ -24,23 +26,25 @@ CLOSE_SECONDS = 20.0
 """Time that trackers have at the end of a job to send what is left."""
 
 
-class Tracking:
-    """The trackers of a run, on rank 0."""
+class Tracking(Hook):
+    """The trackers of a run; all ranks call its methods, rank 0 sends."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, rank: int = 0) -> None:
         self._path = run.output / FILE
-        states = _read(self._path)
-        self._senders = [
-            _Sender(run, name, state=states.get(name, {})) for name in run.train.trackers.names
-        ]
+        states, names = _read(self._path), () if rank else run.train.trackers.names
+        self._senders = [_Sender(run, name, state=states.get(name, {})) for name in names]
 
-    def add(self, record: Record) -> None:
-        """Send a record, soon."""
+    def recorded(self, record: Record) -> None:
+        """Send the measurements of a record, soon."""
         for sender in self._senders:
-            sender.add(record)
+            sender.add(measured(record))
 
     def sync(self) -> None:
-        """Write trackers.json: what later jobs need to continue."""
+        """Write trackers.json, with which later jobs continue."""
+        with raise_on_all_ranks():
+            self._write_states()
+
+    def _write_states(self) -> None:
         if self._senders:
             states = {sender.name: sender.state for sender in self._senders}
             files.write_json(self._path, _read(self._path) | states)
@@ -54,7 +58,11 @@ class Tracking:
             if sender.is_alive():
                 sender.say(f"did not finish in {CLOSE_SECONDS:.0f} s; its last records may be lost")
         with suppress(OSError):  # `sync` before it reported a full disk
-            self.sync()
+            self._write_states()
+
+
+def open_hook(training: Training) -> Tracking:
+    return Tracking(training.run, rank=training.ranks.rank)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -14,8 +14,7 @@ from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.hooks import FinishedStep
-from tokamake.train.stability import heartbeat
-from tokamake.train.stability.heartbeat import (
+from tokamake.train.hooks.heartbeat import (
     FOLDER,
     Beat,
     Heartbeat,
@@ -26,6 +25,7 @@ from tokamake.train.stability.heartbeat import (
     suspects,
     write_report,
 )
+from tokamake.train.stability import heartbeat
 from tokamake.train.step_result import NOTHING
 
 STACKS = "Thread 0x1 (most recent call first):\n"

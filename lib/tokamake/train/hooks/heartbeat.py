@@ -25,7 +25,7 @@ from tokamake.runtime.device_faults import host_name
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import set_group_timeouts
-from tokamake.train.hooks import FinishedStep, Hook
+from tokamake.train.hooks import FinishedStep, Hook, Training
 
 Item = TypeVar("Item")
 
@@ -188,6 +188,11 @@ def _wait(seconds: float, condition: Callable[[], bool]) -> bool:
     while not (holds := condition()) and time.monotonic() < end:
         time.sleep(min(seconds / 20, 1.0))
     return holds
+
+
+def open_hook(training: Training) -> Hook:
+    """Return the heartbeat that `watched` has started."""
+    return training.heartbeat
 
 
 @contextmanager

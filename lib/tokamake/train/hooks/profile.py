@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tokamake import files
-from tokamake.train.hooks import FinishedStep, Hook
+from tokamake.train.hooks import FinishedStep, Hook, Training
 
 MAX_RANKS = 8
 """The first ranks write traces: those of all ranks of a large run would fill its disk."""
@@ -57,3 +57,8 @@ class StepProfile(Hook):
                     shutil.copyfileobj(source, target)
             if self._rank == 0:
                 print(f"{self._path}: trace of the profiled steps", flush=True)
+
+
+def open_hook(training: Training) -> StepProfile:
+    run, rank = training.run, training.ranks.rank
+    return StepProfile(run.output, run.train.profile_steps, rank=rank, device=training.device)

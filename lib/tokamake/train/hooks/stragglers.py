@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
 from tokamake.errors import UserError
-from tokamake.train.hooks import FinishedStep, Hook
+from tokamake.train.hooks import FinishedStep, Hook, Training
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +113,11 @@ class Stragglers(Hook):
             files.write_json(self._path, {"step": step, "slow": named, "ranks": rows})
         except OSError as error:  # training is worth more than the file
             print(f"{self._path}: not written: {error.strerror}", flush=True)
+
+
+def open_hook(training: Training) -> Stragglers:
+    output, rank = training.run.output, training.ranks.rank
+    return Stragglers(output, training.hosts, rank=rank, device=training.device)
 
 
 def read_slow(output: Path) -> list[str]:

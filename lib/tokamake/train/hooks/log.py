@@ -1,7 +1,7 @@
 """Records of training and validation, written and printed by rank 0."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -10,10 +10,9 @@ from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
-from tokamake.train.hooks import FinishedStep, Hook
+from tokamake.train.hooks import FinishedStep, Hook, Training
 from tokamake.train.metrics import Metrics, Record, Validation
 from tokamake.train.step_result import StepResult
-from tokamake.train.tracking import Tracking
 
 
 @dataclass
@@ -69,6 +68,7 @@ class TrainingLog(Hook):
     Args:
         done: finished steps; records of later steps, from before a restart, are dropped.
         corpora: names of the corpora of `StepResult.corpus_losses`.
+        recorded: takes each record.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class TrainingLog(Hook):
         *,
         done: int,
         corpora: Sequence[str] = (),
+        recorded: Callable[[Record], None] = lambda _: None,
     ) -> None:
-        self._corpora = corpora
+        self._corpora, self._recorded = corpora, recorded
         self._train, self._ranks = run.train, ranks
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
@@ -91,7 +92,6 @@ class TrainingLog(Hook):
             self._metrics = None if ranks.rank else Metrics(run.output, done=done, scalars=scalars)
         if self._metrics and done > run.step and not self._metrics.has_records:
             print(f"{self._metrics.path}: has no records of the {done} steps before", flush=True)
-        self._tracking = None if ranks.rank else Tracking(run)
 
     def end_step(self, finished: FinishedStep) -> None:
         """Add a step to the interval since the last record; if one is due, write it.
@@ -182,20 +182,25 @@ class TrainingLog(Hook):
         with raise_on_all_ranks():
             if self._metrics:
                 self._metrics.sync()
-            if self._tracking:
-                self._tracking.sync()
 
     def close(self) -> None:
         if self._metrics:
             self._metrics.close()
-        if self._tracking:
-            self._tracking.close()
 
     def _add(self, record: Record) -> None:
         assert self._metrics
-        assert self._tracking
         self._metrics.add(record)
-        self._tracking.add(metrics.measured(record))
+        self._recorded(record)
+
+
+def open_hook(training: Training) -> TrainingLog:
+    return TrainingLog(
+        training.run,
+        training.ranks,
+        done=training.state.step,
+        corpora=training.corpora,
+        recorded=training.record,
+    )
 
 
 def _corpus_losses(interval: _Interval) -> Record:

@@ -1,14 +1,45 @@
-"""Hooks of a training loop: they watch and record a run, and decide none of its steps.
+"""Hooks of the training loop: they watch and record a run, and decide none of its steps.
 
-The loop calls them on all ranks, in the order of its list `hooks`.
+Each file of this folder is a hook. Its `open_hook(training: Training) -> Hook` opens the hook when
+the loop begins, and again when it has gone back to a checkpoint. The loop calls hooks on all ranks
+together, in the order of their names.
 """
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokamake import plugins
+
 if TYPE_CHECKING:  # `tokamake status` imports a hook, without torch
+    import torch
+
     from tokamake.checkpoint.native.resume_state import ResumeState
-    from tokamake.train.metrics import Validation
+    from tokamake.config.resolved_run import Run
+    from tokamake.runtime.ranks import Ranks
+    from tokamake.train.metrics import Record, Validation
     from tokamake.train.step_result import StepResult
+
+
+KIND = "train/hooks"
+
+
+class Training(NamedTuple):
+    """The training that a hook follows, on this rank."""
+
+    run: "Run"
+    """The run with the steps that are left after its last change."""
+    state: "ResumeState"
+    """State from which the loop begins."""
+    ranks: "Ranks"
+    device: "torch.device"
+    hosts: Sequence[str]
+    """Host of each rank."""
+    corpora: Sequence[str]
+    """Names of the corpora of `StepResult.corpus_losses`."""
+    heartbeat: "Hook"
+    """The watch over the ranks, which began before the model was built."""
+    record: "Callable[[Record], None]"
+    """Calls `recorded` of all hooks."""
 
 
 class FinishedStep(NamedTuple):
@@ -43,8 +74,16 @@ class Hook:
     def validated(self, state: "ResumeState", measured: dict[str, "Validation"]) -> None:
         """Called with the measurements of each validation split."""
 
+    def recorded(self, record: "Record") -> None:
+        """Called on rank 0 with each new record of metrics.jsonl."""
+
     def sync(self) -> None:
         """Bring records to disk: called before a checkpoint is saved, and after the last step."""
 
     def close(self) -> None:
         """Called when the loop ends, also by an error, or goes back to a checkpoint."""
+
+
+def open_hooks(training: Training) -> list[Hook]:
+    """Open all hooks; all ranks call this together."""
+    return [plugins.load(KIND, name).open_hook(training) for name in plugins.names(KIND)]

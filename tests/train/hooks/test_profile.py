@@ -14,7 +14,7 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.train.hooks import FinishedStep
-from tokamake.train.step_profile import MAX_RANKS, StepProfile
+from tokamake.train.hooks.profile import MAX_RANKS, StepProfile
 from tokamake.train.step_result import NOTHING
 
 pytestmark = pytest.mark.usefixtures("lone_rank")

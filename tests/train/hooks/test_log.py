@@ -14,9 +14,9 @@ from tokamake.config.trackers import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.hooks import FinishedStep
+from tokamake.train.hooks.log import TrainingLog
 from tokamake.train.metrics import Validation, read
 from tokamake.train.step_result import NOTHING, StepResult
-from tokamake.train.training_log import TrainingLog
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 RESULT = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False, num_rows=8)

@@ -17,7 +17,7 @@ from tokamake.config.trackers import FOLDER, TrackerSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import packages
-from tokamake.train import tracking
+from tokamake.train.hooks import trackers
 from tokamake.train.trackers._base import FollowedRun
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -144,7 +144,7 @@ def test_a_tracker_that_hangs_or_fails_does_not_end_training(
     load = plugins.load
     plug_in = SimpleNamespace(Tracker=tracker)
     monkeypatch.setattr(plugins, "load", lambda k, n: plug_in if k == FOLDER else load(k, n))
-    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
     config = make_run(root, tracker.__name__, trackers={"names": ["wandb"]}, train_steps=3)
     assert train_here(config) == 0
     Slow.may_go_on.set()
@@ -173,9 +173,9 @@ def test_steps_that_a_job_repeats_are_not_sent_again(
     run.output.mkdir()
 
     def sent(*records: dict[str, float]) -> list[dict[str, float]]:
-        follower = tracking.Tracking(run)
+        follower = trackers.Tracking(run)
         for record in records:
-            follower.add(record)  # type: ignore[arg-type]
+            follower.recorded(record)  # type: ignore[arg-type]
         follower.close()
         return Kept.records
 
@@ -187,9 +187,9 @@ def test_steps_that_a_job_repeats_are_not_sent_again(
         {"step": 3, "loss": 1.0},
     ]
     assert sent(*first, validated) == []
-    states = json.loads((run.output / tracking.FILE).read_text())
+    states = json.loads((run.output / trackers.FILE).read_text())
     assert states == {"wandb": {"id": "first", "step": 3, "names": ["loss"]}}
-    (run.output / tracking.FILE).write_text("{")  # damaged: a new run of the tracker
+    (run.output / trackers.FILE).write_text("{")  # damaged: a new run of the tracker
     assert sent(*first) == first
 
 
