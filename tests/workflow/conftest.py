@@ -1,5 +1,6 @@
 """Fixtures of the workflow's tests."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def build(folder: Path) -> None:
     assert not (folder / "results").exists()
     result = snakemake(folder, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"input: .*results/data/plan\.json", result.stdout + result.stderr)
 
 
 @pytest.fixture(scope="module")

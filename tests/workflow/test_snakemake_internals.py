@@ -61,6 +61,23 @@ rule all:
     assert lines == ["main: True", "main: False"]
 
 
+def test_jobs_are_executed_without_the_option_of_a_dry_run(tmp_path: Path) -> None:
+    snakefile = """
+def inputs(wildcards):
+    print("executes:", SNAKEMAKE.executes_jobs, SNAKEMAKE.uses_conda, file=__import__("sys").stderr)
+    return []
+rule all:
+    input: inputs
+    output: "a.txt"
+    shell: "touch {output}"
+"""
+    for options in (["-n"], ["--summary"], ["--sdm", "env-modules", "-n"]):
+        assert "executes: False False\n" in run(tmp_path, snakefile, *options).stderr
+    assert "executes: False True\n" in run(tmp_path, snakefile, "-n", "--sdm", "conda").stderr
+    assert "executes: True False\n" in run(tmp_path, snakefile).stderr
+    assert "executes: True False\n" in run(tmp_path, snakefile, "--touch").stderr
+
+
 def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: 1")
     expressions = ("SNAKEMAKE.config_files", "SNAKEMAKE.main_config")
@@ -335,6 +352,18 @@ def test_records_beside_outputs_outlive_those_of_snakemake(recorded: Path) -> No
         assert "Params have changed" in reasons(folder, "y")
     assert run(other, f"OPTION = 'y'{RECORDED}").returncode == 0
     assert "Params have changed" in reasons(recorded, "x")
+    assert not reasons(recorded, "y")
+
+
+def test_records_leave_out_the_plan(recorded: Path) -> None:
+    with_plan = RECORDED.replace(
+        "    params", '    input: ancient("results/data/plan.json")\n    params'
+    )
+    (recorded / "results/data").mkdir()
+    (recorded / "results/data/plan.json").touch()
+    done = run(recorded, f"OPTION = 'x'{with_plan}", "-n")
+    assert "Nothing to be done" in done.stdout + done.stderr
+    assert run(recorded, f"OPTION = 'y'{with_plan}").returncode == 0
     assert not reasons(recorded, "y")
 
 

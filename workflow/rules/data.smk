@@ -25,6 +25,7 @@ if CONFIG.given_tokenizer is None:
         input:
             data_rules.tokenizer_corpus(),
             data_rules.tokenizer_downloads(),
+            plan=ancient(data_rules.plan_file),
         output:
             CONFIG.tokenizer_files,
         log:
@@ -80,6 +81,8 @@ if CONFIG.downloads:
 
     rule fetch:
         "Download the raw files of a job batch that are behind addresses."
+        input:
+            plan=ancient(data_rules.plan_file),
         output:
             # Temporary: a job that runs again asks for its files again, wherever they are then.
             temp(DATA_SET.batch_file("fetch/{stage}", "{batch}")),
@@ -108,6 +111,7 @@ if CONFIG.shared.tokenize.deduplicate:
         input:
             data_rules.raw_files,
             data_rules.downloads_for("hash_documents"),
+            plan=ancient(data_rules.plan_file),
         output:
             f"{DATA}/hashes/{{batch}}.rows",
         log:
@@ -147,6 +151,7 @@ rule tokenize:
         downloads=data_rules.downloads_for("tokenize"),
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
+        plan=ancient(data_rules.plan_file),
     output:
         # Temporary if shards are: a merge that runs again then tokenizes them again.
         DATA_SET.batch_file("tokenize", "{batch}")
@@ -177,6 +182,7 @@ rule merge:
     input:
         shards=data_rules.merge_inputs,
         tokenizer=data_rules.links_tokenizer,
+        plan=ancient(data_rules.plan_file),
     output:
         DATA_SET.batch_file("merge", "{batch}"),
     log:
@@ -203,6 +209,7 @@ rule describe:
     "Write the metadata of every merged dataset, and of all of them."
     input:
         data_rules.merge_files(),
+        plan=ancient(data_rules.plan_file),
     output:
         DATA_SET.metadata,
     log:
@@ -225,6 +232,7 @@ rule weigh:
     input:
         metadata=DATA_SET.metadata,
         corpora=data_rules.table_files,
+        plan=ancient(data_rules.weights_plan),
     output:
         weights=WEIGHTS,
         held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],

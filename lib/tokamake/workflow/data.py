@@ -19,17 +19,25 @@ from tokamake.workflow.paths import split_weights
 class DataRules:
     """Input functions and options of the data rules. Wildcards are `batch`, `corpus` and `run`."""
 
-    def __init__(self, config: WorkflowConfig, force_job: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        force_job: Callable[[str], None] | None,
+        *,
+        write_plan: Callable[[], bool] | None = None,
+    ) -> None:
         """Look up which job batch makes which shard.
 
         Args:
             force_job: makes Snakemake run the job that writes a file; None in a job, where
                 nothing is planned.
+            write_plan: writes the first plan of a folder, and returns whether it did.
         """
         self._config = config
         self._data_set = config.data_set
         self._force_job = force_job
         batches, merges = config.tokenize_batches, config.merge_batches
+        self._write_plan, self.has_written_plan = write_plan, False
         self._deleted: dict[str, bool] = {}
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
         self._corpus_batches: dict[str, list[str]] = {}
@@ -41,6 +49,16 @@ class DataRules:
             for merged in merges[name]:
                 for shard in config.merged[merged].shards:
                     self._merge_batches.setdefault(shard, set()).add(name)
+
+    def plan_file(self, wildcards: Any) -> list[str]:  # noqa: ARG002
+        """The plan as an input; a dry run in a new folder has none yet.
+
+        It is ancient: digests in `params` decide which jobs a new plan runs again.
+        """
+        path = Path(self._data_set.plan)
+        if self._write_plan and not path.exists():
+            self.has_written_plan = self._write_plan()
+        return [str(path)] if path.exists() else []
 
     def made_files(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.
@@ -198,6 +216,10 @@ class DataRules:
             *([f"--plan={self._data_set.plan}"] if run.weights else []),
             *(f"--leave-out={corpus}" for corpus in others),
         ]
+
+    def weights_plan(self, wildcards: Any) -> list[str]:
+        """The plan, if a weighting file names datasets by their corpora."""
+        return self.plan_file(wildcards) if self._config.runs[wildcards.run].weights else []
 
     def table_files(self, wildcards: Any) -> list[Path]:
         """The run's table of corpora and its weighting file."""

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokamake.config.data_set import RESERVED_NAMES
+from tokamake.config.data_set import RESERVED_NAMES, data_set_in
 from tokamake.data.mixture.weigh import split_weights_path
 from tokamake.errors import UserError
 
@@ -15,6 +15,12 @@ DOCTOR = "results/doctor"
 def split_weights(weights: str, split: str) -> str:
     """Weighting file of a split other than the training split."""
     return str(split_weights_path(Path(weights), split))
+
+
+def is_plan(path: str) -> bool:
+    """Whether a file is the plan of a data set."""
+    folder, _, name = path.rpartition("/")
+    return name == "plan.json" and data_set_in(folder) is not None
 
 
 def record_path(output: str) -> Path | None:

@@ -23,7 +23,7 @@ from tokamake import files
 from tokamake.config.fields import dotted
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
-from tokamake.workflow.paths import record_path
+from tokamake.workflow.paths import is_plan, record_path
 
 _MAX_VALUE = 100
 """Characters of a changed param that a message shows."""
@@ -48,6 +48,11 @@ class Snakemake:
     def is_main_process(self) -> bool:
         """Whether jobs are planned here; False in the process of a job."""
         return bool(self._workflow.is_main_process)
+
+    @property
+    def executes_jobs(self) -> bool:
+        """Whether jobs are run or touched: no dry run, and no list of files; known with the DAG."""
+        return self._workflow.executor_plugin is not None and not self._workflow.dryrun
 
     @property
     def uses_conda(self) -> bool:
@@ -231,6 +236,10 @@ class _Records(FilePersistence):
             if (record := self._read_record(key)) and record.incomplete:
                 record.incomplete = False
                 self._write_record(key, record)
+
+    def _input(self, job: Any) -> list[str]:
+        # Records of earlier versions have no plan, and a first dry run sees none.
+        return [path for path in super()._input(job) if not is_plan(path)]
 
     def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
         keys = list(keys)

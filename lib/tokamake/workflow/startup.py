@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,11 @@ def rule_functions(
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
-            data=DataRules(checked, force_job),
+            data=DataRules(
+                checked,
+                force_job,
+                write_plan=partial(_write_first_plan, snakemake, checked) if is_main else None,
+            ),
             checkpoints=checkpoints,
             segments=segments,
             tasks=tasks,
@@ -127,7 +132,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     """Write the plan before the first job; say what training has saved after a failure."""
     if not snakemake.is_main_process:
         return
-    # Written by no job: all jobs of a run follow one plan. A dry run writes nothing.
+    # Written by no job: all jobs follow one plan. A dry run writes nothing.
     snakemake.on_start(lambda: _start(snakemake, functions))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
@@ -136,11 +141,25 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
 @exit_on_user_error()
 def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     config = functions.config
-    _lock_data(snakemake, config)
+    if not functions.data.has_written_plan:
+        _lock_data(snakemake, config)
     resolve_precommand(snakemake, snakemake.repository)
     write_decisions(functions.config)
     write_settings(config)
     write_plan(Path(config.data_set.plan), config.plan)
+
+
+@exit_on_user_error()
+def _write_first_plan(snakemake: Snakemake, config: WorkflowConfig) -> bool:
+    """Write the plan while Snakemake builds the DAG, which has it as a file; not in a dry run.
+
+    A plan that exists is extended once all checks have passed, in `_start`.
+    """
+    if not snakemake.executes_jobs:
+        return False
+    _lock_data(snakemake, config)
+    write_plan(Path(config.data_set.plan), config.plan)
+    return True
 
 
 @exit_on_user_error()
