@@ -58,6 +58,7 @@ BUILT = {
         "tokamake/results/tokens/train.json",
         "tokamake/results/listed/index/index.json",
     ),
+    "filter-documents": ("tokamake/results/data/filtered/metadata.json", "tokamake/tried.idx"),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),

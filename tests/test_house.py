@@ -157,9 +157,11 @@ def test_options_from_the_config_exist() -> None:
     text = inspect.getsource(DataRules.corpus_options)
     of_corpora = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert of_corpora == {"text_key", "template", "format"}
-    left_out = re.findall(r"options\(CONFIG.shared.tokenize, leave_out=\(\"(\w+)\",\)\)", RULES)
-    assert left_out == ["deduplicate"]
-    assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
+    left_out = re.findall(
+        r"options\(CONFIG.shared.tokenize, leave_out=\(\"(\w+)\", \"(\w+)\"\)", RULES
+    )
+    assert left_out == [("deduplicate", "filters")]
+    assert of_corpora | set(TokenizeSettings.model_fields) - set(*left_out) <= known
 
 
 def test_modules_and_longer_functions_have_docstrings() -> None:
@@ -295,6 +297,7 @@ def test_every_plug_in_has_its_functions() -> None:
         "models/*/memory": ["flops_per_token", "saved_activations"],
         "data/readers": ["accepts", "read"],
         "data/tokenizers": ["files", "load"],
+        "data/filters": ["Filter"],
     }.items():
         assert plugins.names(folder)
         for name in plugins.names(folder):
@@ -344,6 +347,6 @@ def plug_in_kind(path: Path) -> str | None:
     """Pattern of the plug-ins that a module belongs to."""
     kinds = (
         *("models/*/model.py", "train/backends/*.py", "train/objectives/*/objective.py"),
-        "train/trackers/*.py",
+        *("train/trackers/*.py", "data/filters/*.py"),
     )
     return next((kind for kind in kinds if path.match(f"tokamake/{kind}")), None)

@@ -64,7 +64,10 @@ TESTED_THROUGH = {
     "data/tokenize/test_tokenize_batch.py": [
         *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
     ],
-    "data/tokenize/test_tokenize.py": ["data/tokenize/document_batch", "data/tokenize/shard"],
+    "data/tokenize/test_tokenize.py": [
+        *("data/tokenize/document_batch", "data/tokenize/shard"),
+        *("data/tokenize/shard_options", "data/tokenize/shard_reader"),
+    ],
     "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
     "finetune/test_trainer.py": [

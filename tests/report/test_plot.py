@@ -104,6 +104,7 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
         ["a&b", "1,013", "1", "1,000", "2", "4.00", "200", "64–127"],
         ["all", "3,039", "3", "3,000", "6", "4.00", "267", "64–127"],
     ]
+    assert "Filters" not in corpora.texts
     assert rows(Page(tmp_path / "plots/evaluation.html"), 7)[1:] == [
         ["code", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"],
         ["a&b", "3", "1,234", "4,936", "–", "–", "–"],
@@ -118,6 +119,21 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
     )
     assert values["validation loss"] == "3.2500 nats per token"
     assert values["versions"] == "tokamake 9.9.9, torch 2.0"
+
+
+def test_a_table_shows_the_verdicts_of_filters(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metadata = json.loads(inputs["metadata"].read_text())
+    dropped = {"too few words": {"documents": 4, "characters": 1200, "value": 10}}
+    counts = {"documents": 40, "changed": {}, "dropped": dropped, "metrics": {}}
+    for dataset in metadata:
+        if dataset["corpus"] == "code":
+            dataset["filters"] = [{"filter": "length", "options": {"min_words": 3}, **counts}]
+    inputs["metadata"].write_text(json.dumps(metadata))
+    plot(**inputs, output=tmp_path / "plots")
+    texts = Page(tmp_path / "plots/corpora.html").texts
+    # The sums of two datasets.
+    cells = ["code", "length (min_words: 3)", "too few words", "8", "10.00%", "2,400", "2.5"]
+    assert texts[texts.index("Filters") + 8 :] == cells
 
 
 def test_scores_of_checkpoints_stand_side_by_side(inputs: dict[str, Path], tmp_path: Path) -> None:

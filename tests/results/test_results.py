@@ -158,6 +158,7 @@ _DAMAGED: list[tuple[str, Any]] = [
     ("index/index.json", '{"version": 99}'),
     ("../data/metadata.json", "{}"),
     ("../data/metadata.json", '[{"lengths": [1]}]'),
+    ("../data/metadata.json", '[{"lengths": [], "filters": [1]}]'),
     ("../data/metadata.json", '[{"lengths": [], "total_num_docs": "many"}]'),
 ]
 

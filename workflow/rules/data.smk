@@ -165,10 +165,10 @@ rule tokenize:
         "../envs/tokamake.yaml"
     threads: 1
     params:
-        shards=data_rules.shards_digest,
-        corpus=data_rules.corpus_options,
+        shards=data_rules.filtered_shards_digest,
+        corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
-        options=options(CONFIG.shared.tokenize, leave_out=("deduplicate",)),
+        options=options(CONFIG.shared.tokenize, leave_out=("deduplicate", "filters")),
         plan=PLAN,
         folder=f"{DATA}/shards",
     shell:

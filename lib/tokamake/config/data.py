@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings, TokenizerPath, plug_in
+from tokamake.config.filters import Filters
 
 
 class SampleCorpus(Settings):
@@ -120,3 +121,7 @@ class TokenizeSettings(Settings):
     fails above it. A raw file without good documents fails it in any case."""
     deduplicate: bool = False
     """Drop documents whose text already occurred in the same corpus."""
+    filters: Filters = ()
+    """Filters of documents, in order: name of a filter and its options, such as length:
+    {min_characters: 200}. A filter is built in (docs/howto/filter-documents.md), an entry point, or
+    the path of a Python file. A corpus with filters of its own has these instead."""

@@ -23,7 +23,7 @@ from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import OF_MANIFEST
 from tokamake.validation import read_yaml
 
-_OF_CORPUS = ("format", "text_key", "template")
+_OF_CORPUS = ("format", "text_key", "template", "filters")
 """Columns of the table of corpora that decide the tokens."""
 _OF_TOKENIZER = ("kind", "vocab_size", "eod", "special_tokens", "train_bytes")
 _MAX_LINES = 6

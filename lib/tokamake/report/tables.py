@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from tokamake.config.resolved_run import Run
+from tokamake.data.filters._run import verdicts
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
 from tokamake.report.mixture import total
@@ -31,7 +32,26 @@ def corpora(rows: pd.DataFrame) -> str:
     header = ["corpus", "read", "empty", "duplicate", "quarantined"]
     header += ["bytes per token", "mean length", "median length"]
     documents = html_pages.table(header, [*map(_documents, rows.itertuples())], _documents(overall))
-    return html_pages.page("Corpora", html_pages.sections([("", sizes), ("Documents", documents)]))
+    sections = [("", sizes), ("Documents", documents)]
+    if filtered := [line for row in rows.itertuples() for line in _filtered(row)]:
+        header = ["corpus", "filter", "reason", "documents", "share", "characters", "mean"]
+        sections.append(("Filters", html_pages.table(header, filtered)))
+    return html_pages.page("Corpora", html_pages.sections(sections))
+
+
+def _filtered(row: Any) -> list[list[str]]:
+    return [
+        [
+            row.corpus,
+            verdict.filter,
+            verdict.reason,
+            f"{verdict.documents:,}",
+            f"{verdict.share:.2%}",
+            "–" if verdict.characters is None else f"{verdict.characters:,}",
+            "–" if verdict.mean is None else f"{verdict.mean:,.4g}",
+        ]
+        for verdict in verdicts(row.filters or ())
+    ]
 
 
 def _corpus(row: Any) -> list[str]:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from tokamake import files
 from tokamake.config.resolved_run import Run, read_run
+from tokamake.data.filters._run import merge_counts
 from tokamake.data.indexed import length_histogram
 from tokamake.data.indexed.length_histogram import Bin
 from tokamake.data.samples.index_folder import read_index
@@ -18,7 +19,7 @@ COUNTS = ("documents_in", "empty_documents", "duplicate_documents", "quarantined
 _SUMS = {
     **{"documents": "Int64", "tokens": "Int64", "text_bytes": "Int64"},
     **dict.fromkeys(COUNTS, "Int64"),
-    "lengths": "object",
+    **{"lengths": "object", "filters": "object"},
 }
 _DOCUMENTS = {"data_set": "string", "corpus": "string", "prefix": "string", **_SUMS}
 MIXTURE = {
@@ -43,6 +44,7 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | duplicate_documents | Int64 | documents left out, since an earlier one is equal |
     | quarantined_documents | Int64 | documents that could not be read |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
+    | filters | object | filters and their counts: dicts, as in metadata.json |
 
     Args:
         folders: results folders.
@@ -72,9 +74,16 @@ def read_documents(metadata: Path) -> pd.DataFrame:
         lengths = dataset.get("lengths") if isinstance(dataset, dict) else None
         if not isinstance(lengths, list) or not all(map(_is_bin, lengths)):
             raise UserError(f"{metadata}: has no lengths; rerun `tokamake describe`")
-        named = {_NAMES.get(key, key): value for key, value in dataset.items() if key != "lengths"}
+        filters = dataset.get("filters", [])
+        if not isinstance(filters, list) or not all(isinstance(each, dict) for each in filters):
+            raise UserError(f"{metadata}: filters are not a list of objects; {remedy}")
+        named = {
+            _NAMES.get(key, key): value
+            for key, value in dataset.items()
+            if key not in ("lengths", "filters")
+        }
         row = pick(named, _DOCUMENTS, where=str(metadata), remedy=remedy)
-        rows.append({**row, "lengths": tuple(lengths)})
+        rows.append({**row, "lengths": tuple(lengths), "filters": tuple(filters)})
     return frame(rows, _DOCUMENTS)
 
 
@@ -85,7 +94,7 @@ def mixtures(*folders: str | Path) -> pd.DataFrame:
     |---|---|---|
     | run, corpus | string | name of the run's folder, and of the corpus |
     | datasets | Int64 | merged datasets |
-    | documents to lengths | | as in `documents`, for the corpus; missing: no metadata.json |
+    | documents to filters | | as in `documents`, for the corpus; missing: no metadata.json |
     | trained_tokens | Int64 | tokens of its training documents |
     | share_of_tokens | float64 | share of the training tokens of all corpora, 0 to 1 |
     | share_of_samples | float64 | share of the training samples, 0 to 1 |
@@ -150,7 +159,11 @@ def sums(parts: list[Row]) -> Row:
     for name in (name for name, dtype in _SUMS.items() if dtype == "Int64"):
         values = [part[name] for part in parts]
         counts[name] = None if any(map(pd.isna, values)) else sum(values)
-    return {**counts, "lengths": tuple(length_histogram.add(part["lengths"] for part in parts))}
+    return {
+        **counts,
+        "lengths": tuple(length_histogram.add(part["lengths"] for part in parts)),
+        "filters": tuple(merge_counts(part["filters"] for part in parts)),
+    }
 
 
 def _is_bin(value: Any) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
+from tokamake.config.filters import source_digest
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
@@ -177,11 +178,28 @@ class DataRules:
         keys = [f"--text-key={key}" for key in corpus.text_key.split(",")]
         return [*keys, f"--template={corpus.template}", f"--format={corpus.format}"]
 
+    def tokenize_options(self, wildcards: Any) -> list[str]:
+        """How the documents of a `tokenize` batch are read and filtered."""
+        filters = self._filters(wildcards.batch)
+        options = [f"--filters={json.dumps(filters)}"] if filters else []
+        return [*self.corpus_options(wildcards), *options]
+
+    def _filters(self, batch: str) -> tuple[dict[str, Any], ...]:
+        corpus = self._config.corpora[corpus_of(batch)]
+        return self._config.shared.tokenize.filters if corpus.filters is None else corpus.filters
+
     def shards_digest(self, wildcards: Any) -> str:
         """Digest of the shards of a job batch, and of their raw files' sizes and times."""
         names = self._config.tokenize_batches[wildcards.batch]
         shards = [self._config.shards[name] for name in names]
         return files.digest(str([(s.name, s.files, s.byte_range, s.stamp) for s in shards]))
+
+    def filtered_shards_digest(self, wildcards: Any) -> str:
+        """The same, and hashes of the source files of external filters."""
+        names = [name for entry in self._filters(wildcards.batch) for name in entry]
+        sources = list(filter(None, map(source_digest, names)))
+        shards = self.shards_digest(wildcards)
+        return files.digest([shards, *sources]) if sources else shards
 
     def merges_digest(self, wildcards: Any) -> str:
         """Digest of what the merged datasets of a job batch are made from."""

@@ -16,7 +16,7 @@ from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.manifest import find_fault, read_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import _input
-from tokamake.data.tokenize.shard import ShardOptions
+from tokamake.data.tokenize.shard_options import ShardOptions
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError

@@ -25,6 +25,7 @@ from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.mixture.weigh import weigh
 from tokamake.data.mixture.weights import read_weighting_file
+from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
 
@@ -354,7 +355,14 @@ def test_the_metadata_matches_the_docs_and_the_schema(workspace: Path, ours: lis
 
     foreign = write_megatron_dataset(workspace / "wiki-0", DOCUMENTS)
     merge([*ours[:2], foreign], output=workspace / "mixed")
-    describe([*ours, foreign, workspace / "mixed"], output=workspace / "metadata.json")
+    tokenize(
+        (str(workspace / "raw/docs"),),
+        output=workspace / "filtered",
+        tokenizer=workspace / "tokenizer",
+        filters="length: {min_words: 50}, regex: {replace: a}",
+    )
+    datasets = [*ours, foreign, workspace / "mixed", workspace / "filtered"]
+    describe(datasets, output=workspace / "metadata.json")
     metadata = read(workspace / "metadata.json")
     jsonschema.validate(metadata, SCHEMA)
     documented = SCHEMA["$defs"]["indexed_dataset"]

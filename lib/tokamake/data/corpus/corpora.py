@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from tokamake import plugins
 from tokamake.config.fields import Name, Settings
+from tokamake.config.filters import Filters
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.errors import UserError
 from tokamake.remote.remote_file import is_remote
@@ -83,6 +84,9 @@ class Corpus(Settings):
     temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = None
     """Instead of a weight: the share is proportional to tokens ** (1 / temperature)."""
 
+    filters: Filters | None = None
+    """Filters of the documents instead of tokenize.filters: length: {min_characters: 200}, regex:
+    {drop: lorem ipsum}; [] for none."""
     sets: Annotated[str, AfterValidator(_sets)] = ""
     """Sets that use the corpus, instead of train.split: train, test, and any other name for a
     validation split; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
@@ -129,7 +133,9 @@ class Corpus(Settings):
 
     @model_validator(mode="after")
     def _check_indexed(self) -> "Corpus":
-        given = [name for name in ("text_key", "template") if name in self.model_fields_set]
+        given = [
+            name for name in ("text_key", "template", "filters") if name in self.model_fields_set
+        ]
         if self.is_indexed and (given := [name for name in given if getattr(self, name)]):
             raise ValueError(
                 f"{given[0]}: {getattr(self, given[0])!r}: no effect on a corpus that is tokenized "
@@ -220,7 +226,7 @@ def _place(row: Corpus, other: Corpus) -> str:
     return f"line {row.where.rpartition(':')[2]}" if is_same else row.where
 
 
-_DATA_COLUMNS = ("files", "format", "text_key", "template")
+_DATA_COLUMNS = ("files", "format", "text_key", "template", "filters")
 """Columns that decide the tokens of a corpus."""
 
 

@@ -285,7 +285,11 @@ def _plan_batches(
 
 
 def _reading(corpus: Corpus, *, alone: bool) -> str:
-    return corpus.corpus if alone else repr((corpus.text_key, corpus.template, corpus.format))
+    return (
+        corpus.corpus
+        if alone
+        else repr((corpus.text_key, corpus.template, corpus.format, corpus.filters))
+    )
 
 
 def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.data.corpus.plan_file import read_plan
+from tokamake.data.filters._run import verdicts
 from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
 from tokamake.data.indexed.length_histogram import document_lengths, histogram
 from tokamake.data.indexed.merge_groups import expand_prefixes
@@ -19,7 +20,10 @@ from tokamake.files import is_stream, write_json
 from tokamake.runtime.console import counted, progress
 
 _COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
-_COUNTS = ("documents_in", "quarantined_documents", "duplicate_documents")
+_COUNTS = (
+    *("documents_in", "quarantined_documents", "duplicate_documents"),
+    *("filtered_documents", "filters"),
+)
 
 
 def describe(
@@ -123,6 +127,13 @@ def _print_table(checked: list[CheckedDataset]) -> None:
         numbers = (cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         words = (cell.ljust(width) for cell, width in zip(row[5:7], widths[5:], strict=True))
         print("  ".join([row[0].ljust(widths[0]), *numbers, *words, row[7]]))
+    for dataset in checked:
+        for verdict in verdicts((dataset.manifest or {}).get("filters", ())):
+            print(
+                f"{dataset.prefix}: {verdict.filter}: {verdict.reason}: "
+                f"{counted(verdict.documents, 'document')}, {verdict.share:.2%}"
+                + ("" if verdict.mean is None else f", mean {verdict.mean:,.4g}")
+            )
     num_damaged = sum(bool(dataset.faults) for dataset in checked)
     print(f"{counted(len(checked), 'dataset')}, {num_damaged or 'none'} damaged")
 

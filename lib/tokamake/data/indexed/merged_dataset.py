@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokamake import __version__
+from tokamake.data.filters._run import merge_counts
 from tokamake.data.indexed.concatenate import concatenate
 from tokamake.data.indexed.dataset import IndexWriter
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
@@ -120,6 +121,17 @@ def merged_manifest(
         "sources": sources,
         **{key: facts[0][key] for key in (*known_for_all(SHARED_KEYS), *same)},
         **{key: sum(known[key] for known in facts) for key in known_for_all(SUMS)},
+        **_filtered(facts),
+    }
+
+
+def _filtered(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sum what filters dropped. Manifests of shards without filters say nothing about them."""
+    if not any("filters" in known for known in facts):
+        return {}
+    return {
+        "filtered_documents": sum(known.get("filtered_documents", 0) for known in facts),
+        "filters": merge_counts(known.get("filters", ()) for known in facts),
     }
 
 

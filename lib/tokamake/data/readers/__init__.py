@@ -3,7 +3,7 @@
 The format is detected from the file's content. A reader module defines `UNIT` (what documents are
 counted in: line or row), `HAS_MAGIC` (whether content alone identifies the format),
 `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
-`read(input, keys)`.
+`read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`.
 """
 
 import re
@@ -13,7 +13,7 @@ from tokamake.data.readers._compression import SUFFIXES as COMPRESSION_SUFFIXES
 from tokamake.data.readers._detect import look, sniff
 from tokamake.data.readers._file_names import expand, in_natural_order, natural_key
 from tokamake.data.readers._input import Input, readers, reading
-from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8, value_of
+from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8, select_texts, value_of
 from tokamake.errors import UserError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "natural_key",
     "open_input",
     "parse_range",
+    "select_texts",
     "sniff",
     "value_of",
 ]

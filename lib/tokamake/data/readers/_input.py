@@ -53,11 +53,14 @@ class Input:
     documents: int
     """Number of good and bad documents, without blank lines."""
     blank_lines: int
+    metadata_keys: tuple[str, ...]
+    """Fields beside the texts that records have, if the file has them."""
 
     def __init__(self, path: Path, format: str, *, compression: str, head: Bytes) -> None:
         self.path, self.format, self.compression, self.head = path, format, compression, head
         self.start, self.end = 0, None
         self.first_byte = 0
+        self.metadata_keys = ()
         self._num_lines_before: int | None = None
         self.unit = readers()[format].UNIT
         self._reset()
@@ -71,14 +74,20 @@ class Input:
         """Hexadecimal hash of the bytes that `bytes` counts."""
         return self._hash.hexdigest()
 
-    def blocks(self, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+    def blocks(
+        self, keys: tuple[str, ...], metadata_keys: tuple[str, ...] = ()
+    ) -> Iterator[RecordBlock]:
         """Yield the documents in file order. Each call begins at the first document.
 
-        Readers of tables read no other columns than `keys`. A damaged file raises UserError; a bad
-        document becomes a `BadRecord`.
+        Readers of tables read no other columns than `keys` and `metadata_keys`. A damaged file
+        raises UserError; a bad document becomes a `BadRecord`.
         """
         self._reset()
-        for block in readers()[self.format].read(self, keys):
+        self.metadata_keys = metadata_keys
+        reader = readers()[self.format]
+        if getattr(reader, "READS_COLUMNS", False):
+            keys = tuple(dict.fromkeys((*keys, *metadata_keys)))
+        for block in reader.read(self, keys):
             self.documents += len(block.records)
             yield block
 

@@ -2,8 +2,9 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
@@ -123,13 +124,13 @@ class Utf8(LazySequence[str]):
 
     def window(self, number: int, part: slice) -> str:
         """Decode some bytes of a text, without the characters that the window cuts."""
-        return self._bytes(number)[part].tobytes().decode(errors="ignore")
+        return self.utf8(number)[part].tobytes().decode(errors="ignore")
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def item(self, index: int) -> str:
-        return self._bytes(index).tobytes().decode()
+        return self.utf8(index).tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
         # Faster than the inherited iteration, which computes the start of each text again.
@@ -138,8 +139,28 @@ class Utf8(LazySequence[str]):
             yield self.data[start:end].tobytes().decode()
             start = end
 
-    def _bytes(self, number: int) -> NDArray[np.uint8]:
+    def utf8(self, number: int) -> NDArray[np.uint8]:
+        """(bytes,) view of a text."""
         return self.data[self.ends[number - 1] if number else 0 : self.ends[number]]
+
+
+def select_texts(
+    texts: Sequence[str], kept: Sequence[int], *, changed: Mapping[int, str] = MappingProxyType({})
+) -> Sequence[str]:
+    """Return the texts at ascending indices; `changed` replaces some of them.
+
+    Texts in UTF-8 stay in UTF-8, which the encoder reads fastest.
+    """
+    if len(kept) == len(texts) and not changed:
+        return texts
+    if not isinstance(texts, Utf8):
+        return [changed.get(index, texts[index]) for index in kept]
+    parts = [
+        np.frombuffer(changed[index].encode(), np.uint8) if index in changed else texts.utf8(index)
+        for index in kept
+    ]
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return Utf8(np.concatenate([np.zeros(0, np.uint8), *parts]), ends)
 
 
 class RecordBlock(NamedTuple):

@@ -44,8 +44,9 @@ def check_columns(
     for key in keys:
         if names.count(key) != 1 and not (key not in names and _is_nested(schema, key)):
             count = "more than one" if key in names else "no"
+            setting = "the filters" if key in raw.metadata_keys else "text_key"
             raise UserError(
-                f'{raw.path}: {count} column "{key}" among {", ".join(names)}; fix text_key'
+                f'{raw.path}: {count} column "{key}" among {", ".join(names)}; fix {setting}'
             )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from tokamake.data.readers._compression import compression, unpack
 from tokamake.data.readers._detect import HEAD_BYTES, find_format
 from tokamake.data.readers._file_names import natural_key
-from tokamake.data.readers._input import CHUNK_BYTES, Input, readers
+from tokamake.data.readers._input import CHUNK_BYTES, Input
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
     BadRecord,
@@ -120,7 +120,7 @@ def _files(
     for name, content in members:
         # A name from the archive may be absolute; nothing is written, but messages show the path.
         member = _Member(raw.path / name.lstrip("/"), _pieces(raw, content, name))
-        for block in readers()[member.format].read(member, keys):
+        for block in member.blocks(keys, raw.metadata_keys):
             yield _with_places(block, member, name=name)
         raw.blank_lines += member.blank_lines
         count += 1
@@ -246,7 +246,7 @@ def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
                 yield _block(samples, keys)
                 samples, size = [], 0
             samples.append(_Sample(beginning, {}))
-        if end in keys:
+        if end in keys or end in raw.metadata_keys:
             texts = samples[-1].texts
             if end in texts:
                 raise UserError(f"{raw.path}: has {name} twice; make the archive again")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 UNIT = "row"
 HAS_MAGIC = True
 HAS_BYTE_RANGES = False
+READS_COLUMNS = True
 
 _CONTINUATION = b"\xff\xff\xff\xff"  # begins each message of a stream; its length follows
 _END_OF_STREAM = _CONTINUATION + bytes(4)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 UNIT = "row"
 HAS_MAGIC = False
 HAS_BYTE_RANGES = False
+READS_COLUMNS = True
 
 NAMES = {".csv": ",", ".tsv": "\t"}
 """Suffixes, and what usually separates fields. Content alone cannot identify these files."""

@@ -5,27 +5,27 @@
 threads, whatever the size of the files.
 """
 
-import re
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake import __version__
 from tokamake._csrc import pack
-from tokamake.data.corpus import documents, sentences
+from tokamake.data.corpus import sentences
 from tokamake.data.corpus.quarantine import Quarantine
+from tokamake.data.filters._run import LoadedFilter
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
-from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
+from tokamake.data.indexed.document_sources import SourcesWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
-from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, quarantine_path
+from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
 from tokamake.data.tokenize.document_batch import (
     DocumentBatch,
@@ -34,69 +34,16 @@ from tokamake.data.tokenize.document_batch import (
     utf8_bytes,
 )
 from tokamake.data.tokenize.encoder import Encoder
+from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
+from tokamake.data.tokenize.shard_reader import ShardReader
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import progress
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardOptions:
-    """How documents become sequences, and what to do with bad documents.
-
-    The manifest lists all fields under these names.
-    """
-
-    fields: documents.Fields
-    format: str = ""
-    append_eod: bool = True
-    prepend_bos: bool = False
-    special_tokens_in_text: Literal["special", "plain"] = "special"
-    split_sentences: bool = False
-    language: str = "en"
-    empty_documents: Literal["skip", "keep"] = "skip"
-    on_bad_document: Literal["stop", "quarantine"] = "stop"
-    max_bad_fraction: float = 0.01
-    megatron_names: bool = False
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch("[a-z]{2,3}", self.language):
-            raise UserError(f"--language {self.language}: give an ISO 639 code, such as en or deu")
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise UserError(
-                f"--max-bad-fraction {self.max_bad_fraction:g}: give a fraction from 0 to 1"
-            )
-        names = self.fields.names
-        if (len(names) > 1 or self.megatron_names) and any("/" in name for name in names):
-            raise UserError(
-                f"--text-key {','.join(names)}: keys become parts of file names; use keys without /"
-            )
-
-
-def dataset_prefixes(output: Path, options: ShardOptions) -> list[Path]:
-    """Return the prefixes of a shard: PREFIX, or PREFIX_<key> for each of several keys.
-
-    Megatron's preprocess_data.py always adds the key, and `document` or `sentence`.
-    """
-    names = options.fields.names
-    if len(names) == 1 and not options.megatron_names:
-        return [output]
-    level = "_sentence" if options.split_sentences else "_document"
-    end = level if options.megatron_names else ""
-    return [output.with_name(f"{output.name}_{name}{end}") for name in names]
-
-
-def dataset_files(prefix: Path) -> tuple[Path, ...]:
-    """Return the files of an indexed dataset; the manifest, which vouches for them, comes last."""
-    return bin_path(prefix), idx_path(prefix), sources_path(prefix), manifest_path(prefix)
-
-
 class ShardWriter:
-    """Writes the indexed datasets of a shard.
-
-    Each raw file is opened after the one before it is finished. `duplicates` are the ordinals of
-    documents to leave out, ascending, counted over all inputs.
-    """
+    """Writes the indexed datasets of a shard; see `ShardReader` for what it leaves out."""
 
     def __init__(
         self,
@@ -107,17 +54,16 @@ class ShardWriter:
         encoder: Encoder,
         options: ShardOptions,
         duplicates: npt.NDArray[np.int64] | None = None,
+        filters: Sequence[LoadedFilter] = (),
     ) -> None:
         self._inputs = inputs
         self._output = output
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._options = options
-        self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
+        self._duplicates = duplicates
+        self._filters = filters
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._num_read = self._num_duplicates = 0
-        self._opened: list[Input] = []
-        self._input_entries: list[dict[str, Any]] = []
 
     def write(self, request: str = "") -> list[dict[str, Any]]:
         """Write all indexed datasets or none; return their manifests, which state `request`.
@@ -133,6 +79,13 @@ class ShardWriter:
         with atomic(*paths, optional=[quarantine_file], vouching=len(prefixes)) as temporaries:
             temporary = dict(zip(paths, temporaries, strict=True))
             quarantine = Quarantine(temporary[quarantine_file])
+            reader = ShardReader(
+                self._inputs,
+                self._options,
+                duplicates=self._duplicates,
+                filters=self._filters,
+                quarantine=quarantine,
+            )
             bos = self._tokenizer.bos if self._options.prepend_bos else None
             eod = self._tokenizer.eod if self._options.append_eod else None
             with ExitStack() as stack:
@@ -148,17 +101,14 @@ class ShardWriter:
                     )
                     for prefix in prefixes
                 ]
-                self._write_documents(outputs, quarantine)
-            self._check_bad_fraction(
-                quarantine, num_bad=quarantine.documents, num_documents=self._num_read
-            )
-            return self._write_manifests(outputs, quarantine, request=request, started=started)
+                self._write_documents(outputs, reader)
+            common = self._common_manifest(reader, request)
+            return self._write_manifests(outputs, quarantine, common=common, started=started)
 
-    def _write_documents(self, outputs: "list[_Output]", quarantine: Quarantine) -> None:
+    def _write_documents(self, outputs: "list[_Output]", reader: ShardReader) -> None:
         keep_empty = self._options.empty_documents == "keep"
-        batches = merge_small_batches(self._read_documents(quarantine))
         # closing: an error below must stop the threads at once, not when the generator is freed.
-        with closing(self._encode_ahead(batches)) as encoded_batches:
+        with closing(self._encode_ahead(reader)) as encoded_batches:
             for batch, columns in progress(
                 encoded_batches,
                 label=f"tokenize {self._output.name}",
@@ -169,80 +119,23 @@ class ShardWriter:
                 for output, encoded in zip(outputs, columns, strict=True):
                     output.add(batch, encoded, keep_empty=keep_empty)
 
-    def _read_documents(self, quarantine: Quarantine) -> Iterator[DocumentBatch]:
-        """Yield the good documents of all inputs; stop at a bad one or quarantine it."""
-        fields = self._options.fields
-        for input_index, source in enumerate(self._inputs):
-            self._opened.append(source)
-            for block in source.blocks(fields.read_keys):
-                texts = documents.texts(block, fields)
-                is_kept = self._is_not_duplicate(texts.kept)
-                for index, reason in texts.bad:
-                    if self._options.on_bad_document == "stop":
-                        place = documents.place(source, block, index)
-                        raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
-                    quarantine.add(source, block, index, reason)
-                self._num_read += len(block.records)
-                indices = texts.kept[is_kept]
-                columns = texts.columns
-                if len(indices) != len(texts.kept):
-                    kept = is_kept.nonzero()[0].tolist()
-                    columns = tuple([column[index] for index in kept] for column in columns)
-                yield DocumentBatch(
-                    columns,
-                    np.full(len(indices), input_index, np.int64),
-                    block.numbers[indices],
-                    block.offsets[indices],
-                )
-            self._check_file(source, quarantine)
-            entry = _input_entry(source) | {"quarantined": quarantine.documents_of(source)}
-            self._input_entries.append(entry)
-
-    def _is_not_duplicate(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of a block's good documents that are not duplicates, and count the rest."""
-        if not len(self._duplicates):
-            return np.ones(len(indices), bool)
-        mask = ~np.isin(indices + self._num_read, self._duplicates, assume_unique=True)
-        self._num_duplicates += int(len(indices) - mask.sum())
-        return mask
-
-    def _check_file(self, source: Input, quarantine: Quarantine) -> None:
-        """Refuse a file without good documents, or with too many bad ones.
-
-        A text file is one document: the fraction of the shard counts those.
-        """
-        if source.format == "text" or not (num_bad := quarantine.documents_of(source)):
-            return
-        if num_bad == source.documents and not source.start and source.end is None:
-            raise UserError(
-                f"{quarantine.first}; no document of the file is good: it is damaged, or its "
-                "text_key or format is wrong; fetch it again or leave it out"
-            )
-        self._check_bad_fraction(
-            quarantine, num_bad=num_bad, num_documents=source.documents, where=" of the file"
-        )
-
-    def _check_bad_fraction(
-        self, quarantine: Quarantine, *, num_bad: int, num_documents: int, where: str = ""
-    ) -> None:
-        limit = self._options.max_bad_fraction
-        if num_bad > limit * num_documents:
-            raise UserError(
-                f"{quarantine.first}; {num_bad:,} of {num_documents:,} documents{where} are bad, "
-                f"more than max_bad_fraction {limit:g}: fix them or raise it"
-            )
-
     def _encode_ahead(
-        self, batches: Iterable[DocumentBatch]
+        self, reader: ShardReader
     ) -> Generator[tuple[DocumentBatch, list[EncodedBatch]], None, None]:
         """Encode batches in threads and yield them in order; threads work ahead of the consumer."""
         pending: deque[tuple[DocumentBatch, list[Future[EncodedBatch]]]] = deque()
         pool = ThreadPoolExecutor(self._encoder.threads)
         try:
-            for batch in batches:
+            for batch in merge_small_batches(reader.batches()):
                 # The stream position is taken here, in order: it decides which texts are checked.
                 futures = [
-                    pool.submit(self._encode, batch, texts, self._encoder.reserve(texts))
+                    pool.submit(
+                        self._encode,
+                        reader,
+                        batch,
+                        texts=texts,
+                        position=self._encoder.reserve(texts),
+                    )
                     for texts in batch.columns
                 ]
                 pending.append((batch, futures))
@@ -256,7 +149,9 @@ class ShardWriter:
             # After an error, wait only for batches that a thread is encoding.
             pool.shutdown(cancel_futures=True)
 
-    def _encode(self, batch: DocumentBatch, texts: Sequence[str], position: range) -> EncodedBatch:
+    def _encode(
+        self, reader: ShardReader, batch: DocumentBatch, *, texts: Sequence[str], position: range
+    ) -> EncodedBatch:
         """Encode a column of documents; runs in a thread and changes no state of the writer."""
         parts, counts = texts, np.ones(len(texts), np.int64)
         if self._options.split_sentences:
@@ -264,32 +159,37 @@ class ShardWriter:
         try:
             ids, lengths = self._encoder(parts, position)
         except UserError:
-            self._check_each(batch, texts)
+            self._check_each(reader, batch, texts=texts)
             raise
         # Drop sequences without tokens, and count how many each document has left.
         document = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
         counts = np.bincount(document, minlength=len(texts))
         return EncodedBatch(ids, lengths[lengths > 0], counts, utf8_bytes(texts))
 
-    def _check_each(self, batch: DocumentBatch, texts: Sequence[str]) -> None:
+    def _check_each(
+        self, reader: ShardReader, batch: DocumentBatch, *, texts: Sequence[str]
+    ) -> None:
         """Raise UserError with the place of the first document that cannot be encoded."""
         for index, text in enumerate(texts):
             try:
                 self._tokenizer.encode_batch([text])
             except UserError as error:
-                source = self._opened[batch.inputs[index]]
-                place = source.place(int(batch.numbers[index]), int(batch.offsets[index]))
-                raise UserError(f"{place}: {error}") from None
+                raise UserError(f"{reader.place(batch, index)}: {error}") from None
 
     def _write_manifests(
-        self, outputs: "list[_Output]", quarantine: Quarantine, *, request: str, started: float
+        self,
+        outputs: "list[_Output]",
+        quarantine: Quarantine,
+        *,
+        common: dict[str, Any],
+        started: float,
     ) -> list[dict[str, Any]]:
-        common = self._common_manifest(quarantine, request)
         manifests: list[dict[str, Any]] = []
         for output, key in zip(outputs, self._options.fields.names, strict=True):
             manifest = {**common, "text_key": key, **output.counts()}
-            assert self._num_read == self._num_duplicates + quarantine.documents + (
-                manifest["documents"] + manifest["empty_documents"]
+            left_out = ("quarantined", "duplicate", "filtered", "empty")
+            assert manifest["documents_in"] == manifest["documents"] + sum(
+                manifest.get(f"{reason}_documents", 0) for reason in left_out
             )
             manifest["seconds"] = round(time.monotonic() - started, 3)
             # The shard has one quarantine file; the manifest of its first dataset lists it.
@@ -299,14 +199,14 @@ class ShardWriter:
             write_manifest(output.paths[-1], manifests[-1])
         return manifests
 
-    def _common_manifest(self, quarantine: Quarantine, request: str) -> dict[str, Any]:
+    def _common_manifest(self, reader: ShardReader, request: str) -> dict[str, Any]:
         options = asdict(self._options)
         del options["fields"]  # text_key and template stand for it
-        del options["megatron_names"]
+        del options["megatron_names"], options["filters"]
         return {
             "tokamake": __version__,
             "request": request,
-            "inputs": self._input_entries,
+            "inputs": reader.entries,
             "tokenizer": self._tokenizer.fingerprint,
             "encoder": self._encoder.name,
             "vocab_size": self._tokenizer.vocab_size,
@@ -315,26 +215,8 @@ class ShardWriter:
             "dtype": self._dtype.__name__,
             "template": self._options.fields.template,
             **options,
-            "documents_in": self._num_read,
-            "quarantined_documents": quarantine.documents,
-            "duplicate_documents": self._num_duplicates,
+            **reader.manifest(),
         }
-
-
-def _input_entry(source: Input) -> dict[str, Any]:
-    """Return the manifest's entry of a raw file that was read to its end."""
-    is_whole_file = source.start == 0 and source.end is None
-    return {
-        "path": str(source.path),
-        "format": source.format,
-        "compression": source.compression,
-        "unit": source.unit,
-        "byte_range": None if is_whole_file else [source.start, source.end],
-        "bytes": source.bytes,
-        "sha256": source.sha256,
-        "documents": source.documents,
-        "blank_lines": source.blank_lines,
-    }
 
 
 class _Output:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from tokamake.data import readers
 from tokamake.data.corpus.stamps import open_unchanged, read_stamp
+from tokamake.data.filters._run import load_filters
 from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
-from tokamake.data.tokenize.shard import ShardOptions, ShardWriter, dataset_files, dataset_prefixes
+from tokamake.data.tokenize.shard import ShardWriter
+from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -54,6 +56,8 @@ class ShardTokenizer:
         self._tokenizer = tokenizer
         self._workers = workers or len(os.sched_getaffinity(0))
         self._encoder = Encoder(tokenizer, workers=self._workers)
+        self._filters = load_filters(options.filters)
+        self._are_set_up = False
         self._reported_reason = ""
 
     def write_if_needed(self, shard: ShardRequest) -> None:
@@ -90,6 +94,7 @@ class ShardTokenizer:
 
     def _write_once(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
         byte_range = readers.parse_range(shard.byte_range, shard.paths)
+        self._set_up_filters()
         writer = ShardWriter(
             open_unchanged(
                 shard.paths, shard.stamps, byte_range=byte_range, format=self.options.format
@@ -99,8 +104,21 @@ class ShardTokenizer:
             encoder=self._encoder,
             options=self.options,
             duplicates=shard.duplicates,
+            filters=self._filters,
         )
         return writer.write(request)
+
+    def _set_up_filters(self) -> None:
+        """Set up the filters before the first shard: it may load models."""
+        for loaded in () if self._are_set_up else self._filters:
+            try:
+                loaded.filter.setup()
+            except Exception as error:
+                raise UserError(
+                    f"filter {loaded.name}: setup failed ({type(error).__name__}: {error}); fix "
+                    "the filter"
+                ) from None
+        self._are_set_up = True
 
     def _is_tolerable(self, prefix: Path) -> bool:
         """Whether a finished shard has no more bad documents than the options allow."""
@@ -123,6 +141,9 @@ class ShardTokenizer:
         del options["on_bad_document"], options["max_bad_fraction"], options["megatron_names"]
         if options["special_tokens_in_text"] == "special":
             del options["special_tokens_in_text"]  # so that shards of earlier versions stay valid
+        del options["filters"]
+        if self._filters:
+            options["filters"] = [[*loaded[:3]] for loaded in self._filters]
         return digest(
             {
                 "inputs": [_file_stamp(path) for path in shard.paths],
@@ -159,7 +180,7 @@ def _summary_line(prefix: Path, manifest: dict[str, Any]) -> str:
         f"{prefix}: {documents}, {tokens} from {counted(len(manifest['inputs']), 'file')}, "
         f"{input_bytes / 1e6:,.1f} MB in {manifest['seconds']:.1f} s"
     ]
-    for key in ("empty", "quarantined", "duplicate"):
-        if num_documents := manifest[f"{key}_documents"]:
+    for key in ("empty", "quarantined", "duplicate", "filtered"):
+        if num_documents := manifest.get(f"{key}_documents"):
             parts.append(f"{num_documents:,} {key}")
     return "; ".join(parts)

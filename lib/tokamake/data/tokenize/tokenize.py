@@ -26,6 +26,7 @@ def tokenize(
     empty_documents: Literal["skip", "keep"] = "skip",
     on_bad_document: Literal["stop", "quarantine"] = "stop",
     max_bad_fraction: float = 0.01,
+    filters: str = "",
     byte_range: str = "",
     megatron_names: bool = False,
     corpora: Path | None = None,
@@ -33,8 +34,8 @@ def tokenize(
 ) -> None:
     """Tokenize raw files into a Megatron indexed dataset (.bin and .idx) with a manifest.
 
-    It accounts for every document: documents in = documents out + empty + quarantined. It writes
-    nothing if a file is damaged.
+    It accounts for every document: documents in = documents out + empty + quarantined +
+    filtered. It writes nothing if a file is damaged.
 
     Args:
         files: jsonl, JSON, JSON-seq, parquet, Arrow (as `datasets` saves), csv, zip and tar
@@ -61,6 +62,8 @@ def tokenize(
             PREFIX.quarantine.jsonl with the reason and continue.
         max_bad_fraction: largest fraction of all documents, and of each file, that may be
             quarantined. A file without good documents is always an error.
+        filters: filters of the documents, in order, as in the table of corpora: `length:
+            {min_characters: 200}, regex: {drop: lorem ipsum}`.
         byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
             empty.
         megatron_names: name the datasets as Megatron's preprocess_data.py does:
@@ -74,13 +77,15 @@ def tokenize(
         raise UserError(f"--output {output}: give a path that ends in a name")
     if output.is_dir():
         raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
-    # These modules import numpy, and `tokamake tokenize --help` should be instant.
+    # These modules import numpy or pydantic, and `tokamake tokenize --help` should be instant.
+    from tokamake.config.filters import parse_filters
     from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, split_keys
-    from tokamake.data.tokenize.shard import ShardOptions
+    from tokamake.data.tokenize.shard_options import ShardOptions
     from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
 
+    chosen = parse_filters(filters)
     if corpora is not None:
         # Imported only here: pydantic takes 0.25 s to import, and few calls name a table.
         from tokamake.data.corpus.corpora import find_corpus
@@ -89,6 +94,7 @@ def tokenize(
         row = find_corpus(files, corpora)
         files, format = tuple(file.path for file in raw_files(row, {})), format or row.format
         text_key, template = text_key or (row.text_key,), template or row.template
+        chosen = chosen or row.filters or ()
     options = ShardOptions(
         fields=Fields(split_keys(text_key), template).checked(),
         format=format,
@@ -100,6 +106,7 @@ def tokenize(
         empty_documents=empty_documents,
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
+        filters=tuple(chosen),
         megatron_names=megatron_names,
     )
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)

@@ -22,13 +22,14 @@ def tokenize_batch(
     empty_documents: Literal["skip", "keep"] = "skip",
     on_bad_document: Literal["stop", "quarantine"] = "stop",
     max_bad_fraction: float = 0.01,
+    filters: str = "",
     duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
     """Tokenize a job batch of a plan: write those of its shards that are not complete yet.
 
     The stage accounts for every document of a shard: documents in = documents out + empty +
-    quarantined + duplicates. It writes no shard of a damaged file.
+    quarantined + duplicates + filtered. It writes no shard of a damaged file.
 
     Args:
         plan: plan.json of the workflow.
@@ -51,15 +52,18 @@ def tokenize_batch(
             SHARD.quarantine.jsonl with the reason and continue.
         max_bad_fraction: largest fraction of a shard's documents, and of each file's, that
             may be quarantined.
+        filters: filters of the documents, in order, as in the table of corpora: `length:
+            {min_characters: 200}, regex: {drop: lorem ipsum}`.
         duplicates: file of `find-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
     """
-    # These modules import numpy, and `--help` should be instant.
+    # These modules import numpy or pydantic, and `--help` should be instant.
+    from tokamake.config.filters import parse_filters
     from tokamake.data.corpus.document_rows import read_duplicates, read_table
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.plan_file import batch_shards
     from tokamake.data.indexed import job_batch
-    from tokamake.data.tokenize.shard import ShardOptions, dataset_prefixes
+    from tokamake.data.tokenize.shard_options import ShardOptions, dataset_prefixes
     from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.runtime.folder_lock import alone
@@ -75,6 +79,7 @@ def tokenize_batch(
         empty_documents=empty_documents,
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
+        filters=parse_filters(filters),
     )
     if duplicates is not None:
         read_table(duplicates, verify=True)

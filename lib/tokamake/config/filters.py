@@ -1,0 +1,120 @@
+"""Filters of documents in the config: a list of names, each with its options.
+
+A filter is a file of `data/filters`, an entry point of the group `tokamake.filters`, or the path of
+a Python file. `tokamake.data.filters` says what the file defines.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from tokamake import plugins
+from tokamake.config.fields import Settings
+from tokamake.errors import UserError
+from tokamake.validation import parse_yaml, validate
+
+_FOLDER = "data/filters"
+_GROUP = "tokamake.filters"
+
+
+def filter_class(name: str) -> Any:
+    """Return the class of a filter by its name in the config."""
+    if name.endswith(".py"):
+        return _checked(_module(name), name)
+    if name in plugins.names(_FOLDER):
+        return plugins.load(_FOLDER, name).Filter
+    external = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    if name not in external:
+        known = ", ".join([*plugins.names(_FOLDER), *external])
+        raise UserError(f"{name}: unknown filter; choose one of {known}, or a path ending in .py")
+    try:
+        return _checked(external[name].load(), name)
+    except ImportError as error:
+        raise UserError(f"{name}: cannot be imported ({error}); install its package") from None
+
+
+@cache
+def _module(path: str) -> Any:
+    """Import a Python file. Its folder stays out of the search path."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file; paths of filters start from {Path.cwd()}")
+    spec = importlib.util.spec_from_file_location(f"tokamake_filter_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic resolves annotations there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
+    return module
+
+
+def _checked(loaded: Any, name: str) -> Any:
+    """Return the class of an external filter: an entry point is a class, or a module with one."""
+    loaded = getattr(loaded, "Filter", loaded)
+    if not (isinstance(loaded, type) and issubclass(loaded, Settings) and hasattr(loaded, "apply")):
+        raise UserError(f"{name}: has no class Filter, derived from DocumentFilter; add it")
+    return loaded
+
+
+def source_digest(name: str) -> str:
+    """Return a hash of the source file of an external filter; empty for a filter of tokamake."""
+    if name in plugins.names(_FOLDER):
+        return ""
+    source = name if name.endswith(".py") else inspect.getsourcefile(filter_class(name))
+    return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
+
+
+def _entry(value: Any) -> dict[str, dict[str, Any]]:
+    """Check a filter and its options: {length: {min_characters: 200}}, or a name alone."""
+    value = {value: None} if isinstance(value, str) else value
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise ValueError(f"{value!r}: give a filter as NAME: {{OPTION: VALUE}}")
+    (name, options), *_ = value.items()
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{name}: {options!r}: give options as {{OPTION: VALUE}}")
+    try:
+        checked = validate(filter_class(str(name)), options, str(name))
+    except UserError as error:
+        raise ValueError(str(error).replace("\n", "; ")) from None
+    # Without defaults, so that a new option of a filter leaves finished shards as they are.
+    return {str(name): checked.model_dump(mode="json", exclude_unset=True)}
+
+
+def _entries(value: Any) -> Any:
+    """Parse text, as in a cell of the table of corpora: YAML with or without brackets."""
+    if not isinstance(value, str):
+        return value
+    text = value if value.lstrip().startswith("[") else f"[{value}]"
+    try:
+        return parse_yaml(text, "filters")
+    except UserError as error:
+        raise ValueError(f"{error}; write NAME: {{OPTION: VALUE}}, NAME: ...") from None
+
+
+FilterEntry = Annotated[dict[str, dict[str, Any]], BeforeValidator(_entry)]
+"""Name of a filter → its options, in a mapping of one key."""
+Filters = Annotated[tuple[FilterEntry, ...], BeforeValidator(_entries)]
+"""Filters in the order in which they see a document."""
+
+
+class _FilterOption(Settings):
+    """The option --filters of the commands that tokenize."""
+
+    filters: Filters
+    """The same as in the config."""
+
+
+def parse_filters(text: str) -> Filters:
+    """Parse the option --filters: YAML or JSON, as in a cell of the table of corpora."""
+    return validate(_FilterOption, {"filters": text}, "--filters").filters if text else ()

@@ -1,0 +1,50 @@
+"""Filters of documents, one file per filter, between the readers and the tokenizer.
+
+A file defines a class `Filter`, derived from `DocumentFilter`. Its fields are its options in the
+config, and `apply` decides about one document. Filters run in the order of the config, in one
+thread, on the documents of a shard in their order. The same document must always get the same
+verdict.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tokamake.config.fields import Settings
+
+
+class Drop(NamedTuple):
+    """The verdict that drops a document."""
+
+    reason: str
+    """One of a few texts of the filter: the manifest counts documents by reason."""
+    value: float | None = None
+    """The number that decided, such as the length. The manifest has its sum by reason."""
+
+
+@dataclass
+class Document:
+    """A document, as a filter sees it."""
+
+    text: str
+    """Assign another text to change the document."""
+    metadata: Mapping[str, Any]
+    """Fields of the raw record, the text included; a key such as `meta.url` looks into objects."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers about the document. The manifest has their counts and sums."""
+
+
+class DocumentFilter(Settings):
+    """Base class of filters: fields with docstrings are options, `apply` decides."""
+
+    @property
+    def metadata_keys(self) -> tuple[str, ...]:
+        """Fields of `Document.metadata` that `apply` reads. Tables are read without the others."""
+        return ()
+
+    def setup(self) -> None:
+        """Load what `apply` needs, such as a model. Called once per process, before `apply`."""
+
+    def apply(self, document: Document) -> Drop | None:
+        """Keep (None), change or drop a document. With several text keys, called for each text."""
+        raise NotImplementedError

@@ -1,0 +1,232 @@
+"""Run filters on blocks of documents, and count their verdicts."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokamake.config.filters import filter_class, source_digest
+from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.readers import RecordBlock, select_texts, value_of
+from tokamake.errors import UserError
+
+
+class LoadedFilter(NamedTuple):
+    """A filter of the config, ready to run."""
+
+    name: str
+    options: Mapping[str, Any]
+    source: str
+    """Hash of the source file of an external filter, or empty."""
+    filter: DocumentFilter
+
+
+def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
+    """Load filters of the config; `setup` is called later, by the process that runs them."""
+    return [
+        LoadedFilter(name, options, source_digest(name), filter_class(name)(**options))
+        for entry in entries
+        for name, options in entry.items()
+    ]
+
+
+class _Metadata(Mapping[str, Any]):
+    """Fields of a record of a block, which is parsed when a filter asks for one."""
+
+    def __init__(self, records: Sequence[Any], index: int) -> None:
+        self._records, self._index = records, index
+
+    def __getitem__(self, key: str) -> Any:
+        return value_of(self._record(), key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record())
+
+    def __len__(self) -> int:
+        return len(self._record())
+
+    def _record(self) -> dict[str, Any]:
+        if not isinstance(self._records, list):  # a lazy sequence parses a record at each access
+            self._records, self._index = [self._records[self._index]], 0
+        record: dict[str, Any] = self._records[self._index]
+        return record
+
+
+class FilterRun:
+    """Filters of a shard, with the counts of their verdicts."""
+
+    def __init__(self, filters: Sequence[LoadedFilter]) -> None:
+        self._filters = filters
+        self._counts: list[dict[str, Any]] = [
+            {
+                "filter": loaded.name,
+                "options": dict(loaded.options),
+                **({"source": loaded.source} if loaded.source else {}),
+                **{"documents": 0, "changed": {}, "dropped": {}, "metrics": {}},
+            }
+            for loaded in filters
+        ]
+        self.dropped = 0
+
+    @property
+    def metadata_keys(self) -> tuple[str, ...]:
+        """Fields of raw records that the filters read."""
+        keys = (key for loaded in self._filters for key in loaded.filter.metadata_keys)
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def counts(self) -> list[dict[str, Any]]:
+        """Entries of the manifest, one for each filter."""
+        return self._counts
+
+    def apply(
+        self,
+        columns: tuple[Sequence[str], ...],
+        block: RecordBlock,
+        *,
+        indices: NDArray[np.int64],
+        place: Callable[[int], str],
+    ) -> tuple[tuple[Sequence[str], ...], NDArray[np.int64]]:
+        """Filter the documents of a block that have the given indices in it.
+
+        Returns the texts of the kept documents, and their indices. `place` names a document by its
+        index, for messages.
+        """
+        kept: list[int] = []
+        changed: list[dict[int, str]] = [{} for _ in columns]
+        rows = zip(indices.tolist(), zip(*columns, strict=True), strict=True)
+        for position, (index, before) in enumerate(rows):
+            texts = [*before]
+            try:
+                is_kept = self._pass(texts, _Metadata(block.records, index))
+            except _FilterError as error:
+                raise UserError(f"{place(index)}: {error}") from None
+            if not is_kept:
+                continue
+            kept.append(position)
+            for changes, text, old in zip(changed, texts, before, strict=True):
+                if text is not old:
+                    changes[position] = text
+        self.dropped += len(indices) - len(kept)
+        filtered = (
+            select_texts(column, kept, changed=changes)
+            for column, changes in zip(columns, changed, strict=True)
+        )
+        return tuple(filtered), indices[kept]
+
+    def _pass(self, texts: list[str], metadata: Mapping[str, Any]) -> bool:
+        """Whether all filters keep a document; replaces its changed texts."""
+        for loaded, counts in zip(self._filters, self._counts, strict=True):
+            counts["documents"] += 1
+            num_characters = sum(map(len, texts))
+            is_changed = False
+            for number, text in enumerate(texts):
+                document = Document(text, metadata)
+                verdict = _verdict(loaded, document, text=text)
+                for metric, value in document.metrics.items():
+                    _add(counts["metrics"].setdefault(metric, {}), value=value)
+                if verdict is not None:
+                    sums = counts["dropped"].setdefault(verdict.reason, {})
+                    _add(sums, characters=num_characters, value=verdict.value)
+                    return False
+                if document.text is not text and document.text != text:
+                    texts[number], is_changed = document.text, True
+            if is_changed:
+                _add(counts["changed"], characters=num_characters - sum(map(len, texts)))
+        return True
+
+
+class _FilterError(Exception):
+    """A filter failed; the message has no place."""
+
+
+def _verdict(loaded: LoadedFilter, document: Document, *, text: str) -> Drop | None:
+    """Apply a filter, and check what it returns: it may be anybody's code."""
+    try:
+        verdict = loaded.filter.apply(document)
+        if document.text is not text:
+            document.text.encode()  # a text without lone surrogates
+        if verdict is not None:
+            _, _ = str.encode(verdict.reason), float(verdict.value or 0)
+        for metric, value in document.metrics.items():
+            _, _ = str.encode(metric), float(value)
+    except Exception as error:
+        raise _FilterError(
+            f"filter {loaded.name} failed ({type(error).__name__}: {error}); fix the filter"
+        ) from None
+    return verdict
+
+
+def _add(sums: dict[str, Any], **numbers: float | None) -> None:
+    """Count a document, and add its numbers, if there are any."""
+    for name, number in {"documents": 1, **numbers}.items():
+        if number is not None:
+            sums[name] = sums.get(name, 0) + number
+
+
+def merge_counts(datasets: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Sum the counts of several datasets: equal filters with equal options are one entry."""
+    merged: dict[str, dict[str, Any]] = {}
+    for counts in datasets:
+        for entry in counts:
+            identity = {key: entry.get(key) for key in ("filter", "options", "source")}
+            known = merged.get(name := str(identity))
+            merged[name] = dict(entry) if known is None else _sum(known, entry)
+    return list(merged.values())
+
+
+def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the numbers of two mappings, at all levels; other values are equal."""
+    summed = dict(first)
+    for key, value in second.items():
+        if isinstance(value, Mapping) and key != "options":
+            summed[key] = _sum(first.get(key, {}), value)
+        elif isinstance(value, int | float):
+            summed[key] = first.get(key, 0) + value
+        else:
+            summed[key] = value
+    return summed
+
+
+class Verdict(NamedTuple):
+    """Documents that a filter dropped for a reason, changed or measured, for tables."""
+
+    filter: str
+    """Name and options."""
+    reason: str
+    """Reason of the drop, or "changed", or the name of a metric."""
+    documents: int
+    share: float
+    """Share of the documents that the filter saw, 0 to 1."""
+    characters: int | None
+    """Characters of dropped documents, or removed from changed ones; None for a metric."""
+    mean: float | None
+    """Mean of the numbers of the verdicts, or of the metric; None if there are none."""
+
+
+def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:
+    """Return the verdicts of filters, from entries of a manifest; the most frequent first."""
+    listed = []
+    for entry in counts:
+        shown = {option: json.dumps(value) for option, value in entry["options"].items()}
+        options = ", ".join(f"{option}: {value}" for option, value in shown.items())
+        name = f"{entry['filter']} ({options})" if options else entry["filter"]
+        changed = {"changed": entry["changed"]} if entry["changed"] else {}
+        nothing = {} if changed or entry["metrics"] else {"none dropped": {"documents": 0}}
+        for sums in (entry["dropped"] or nothing, changed):
+            for reason, each in sorted(sums.items(), key=lambda item: -item[1]["documents"]):
+                listed.append(_verdict_row(name, reason, entry=entry, sums=each))
+        for metric, each in entry["metrics"].items():
+            listed.append(_verdict_row(name, metric, entry=entry, sums=each))
+    return listed
+
+
+def _verdict_row(
+    name: str, reason: str, *, entry: Mapping[str, Any], sums: Mapping[str, Any]
+) -> Verdict:
+    documents, value = sums["documents"], sums.get("value")
+    share = documents / entry["documents"] if entry["documents"] else 0.0
+    mean = None if value is None else value / documents
+    return Verdict(name, reason, documents, share, sums.get("characters"), mean)

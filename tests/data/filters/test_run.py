@@ -1,0 +1,265 @@
+"""The dataset has the kept texts of the documents, and the manifest counts all documents."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.config.test_filters import OUTSIDE
+from tests.support.megatron_datasets import assert_same_dataset
+from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
+from tokamake.data.filters._run import merge_counts, verdicts
+from tokamake.data.indexed.describe import describe
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.merge import merge
+from tokamake.data.indexed.trace import origin
+from tokamake.data.tokenize.encoder import _FAST_THRESHOLD
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+
+FILTERS = (
+    "length: {min_characters: 50}, regex: {drop: lorem}, regex: {field: meta.url, drop: bad},"
+    "regex: {replace: é}"
+)
+"""All verdicts, and a field of the raw record."""
+
+
+def documents(number: int, *, seed: int = 3, longest: int = 60) -> Iterator[dict[str, Any]]:
+    """Documents of which each filter drops or changes some."""
+    numbers = random.Random(seed)
+    for _ in range(number):
+        words = [numbers.choice(["lorem", "ab", "cd", "中", "é"]) for _ in range(3)]
+        text = " ".join(words) + " word" * numbers.choice([0, 20, longest])
+        yield {"text": text, "meta": {"url": numbers.choice(["bad", "good"])}}
+
+
+def kept(document: dict[str, Any]) -> str | None:
+    """The text that is left of a document, without using tokamake."""
+    text: str = document["text"]
+    if len(text) < 50 or "lorem" in text or document["meta"]["url"] == "bad":
+        return None
+    return text.replace("é", "")
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(workspace: Path, files: list[Path], name: str, **options: Any) -> dict[str, Any]:
+    tokenize(
+        tuple(map(str, files)),
+        output=workspace / name,
+        tokenizer=workspace / "tokenizer",
+        **options,
+    )
+    return read_manifest(workspace / name)
+
+
+def test_the_dataset_is_that_of_the_kept_texts(workspace: Path) -> None:
+    rows = list(documents(3000))
+    raw = write(workspace / "raw.jsonl", rows)
+    texts = [text for row in rows if (text := kept(row)) is not None]
+    plain = write(workspace / "kept.jsonl", [{"text": text} for text in texts])
+    manifest = run(workspace, [raw], "filtered", filters=FILTERS, workers=2)
+    expected = run(workspace, [plain], "plain")
+    assert_same_dataset(workspace / "filtered", workspace / "plain")
+    assert 100 < len(texts) < 1500
+    assert manifest["documents"] == expected["documents"] == len(texts)
+    assert manifest["filtered_documents"] == len(rows) - len(texts)
+    assert manifest["documents_in"] == len(rows)
+    assert manifest["text_bytes"] == expected["text_bytes"]
+    assert not expected.keys() & {"filters", "filtered_documents"}
+    length, regex, url, replaced = manifest["filters"]
+    short = [row["text"] for row in rows if len(row["text"]) < 50]
+    characters = sum(map(len, short))
+    sums = {"documents": len(short), "characters": characters, "value": characters}
+    assert length["dropped"] == {"too few characters": sums}
+    assert length["documents"] == len(rows)
+    assert regex["documents"] == len(rows) - len(short)
+    assert url["dropped"].keys() == {"meta.url matches"}
+    assert replaced["documents"] == len(texts)
+    is_kept = [row["text"] for row in rows if kept(row) is not None]
+    removed = sum(text.count("é") for text in is_kept)
+    assert replaced["changed"] == {
+        "documents": sum("é" in text for text in is_kept),
+        "characters": removed,
+    }
+    lines = [number for number, row in enumerate(rows, 1) if kept(row) is not None]
+    for document in range(0, len(lines), 97):
+        assert origin(workspace / "filtered", document) == f"{raw}: line {lines[document]}"
+
+
+def test_workers_and_formats_change_no_byte(workspace: Path) -> None:
+    rows = list(documents(2000))
+    raw = write(workspace / "raw.jsonl", rows)
+    packed = workspace / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(raw.read_bytes()))
+    table = workspace / "table.parquet"
+    parquet.write_table(arrow.Table.from_pylist([*rows]), table)
+    counts = run(workspace, [raw], "one", filters=FILTERS, workers=1)["filters"]
+    for name, path in (("many", raw), ("packed", packed), ("table", table)):
+        assert run(workspace, [path], name, filters=FILTERS, workers=4)["filters"] == counts
+        assert_same_dataset(workspace / name, workspace / "one")
+
+
+def test_a_large_file_takes_the_fast_encoder(workspace: Path) -> None:
+    size, rows = 0, []
+    for row in documents(100_000, seed=4, longest=2000):
+        rows.append(row)
+        size += len(kept(row) or "")
+        if size > 1.5 * _FAST_THRESHOLD:
+            break
+    raw = write(workspace / "raw.jsonl", rows)
+    texts = [{"text": text} for row in rows if (text := kept(row)) is not None]
+    manifest = run(workspace, [raw], "filtered", filters=FILTERS)
+    run(workspace, [write(workspace / "kept.jsonl", texts)], "plain")
+    assert manifest["encoder"].startswith("tokamake")
+    assert_same_dataset(workspace / "filtered", workspace / "plain")
+
+
+def test_bad_lines_duplicates_and_several_keys_stay_exact(workspace: Path) -> None:
+    rows = [{"a": f"{number} " * 30, "b": "x" * number} for number in range(100)]
+    lines = [json.dumps(row) for row in rows]
+    lines[7], lines[50] = "bad", '{"a": 1, "b": ""}'
+    (workspace / "raw.jsonl").write_text("\n".join(lines))
+    with RowsWriter(workspace / "duplicates") as writer:
+        writer.add("two", np.array([[3], [60], [99]], ORDINAL))
+    tokenize(
+        (str(workspace / "raw.jsonl"),),
+        output=workspace / "two",
+        tokenizer=workspace / "tokenizer",
+        text_key=("a", "b"),
+        on_bad_document="quarantine",
+        max_bad_fraction=0.1,
+        filters="length: {min_characters: 40}",
+        empty_documents="keep",
+    )
+    for key in "ab":
+        manifest = read_manifest(workspace / f"two_{key}")
+        # A document is dropped if one of its texts is.
+        assert (manifest["documents"], manifest["filtered_documents"]) == (59, 39)
+        assert (manifest["documents_in"], manifest["quarantined_documents"]) == (100, 2)
+    assert origin(workspace / "two_b", 0).endswith("raw.jsonl: line 41")
+    assert origin(workspace / "two_b", 10).endswith("raw.jsonl: line 52")
+
+
+def test_merged_counts_are_sums_and_describe_shows_them(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = list(documents(600))
+    whole = run(workspace, [write(workspace / "raw.jsonl", rows)], "whole", filters=FILTERS)
+    for number in range(3):
+        part = write(workspace / f"{number}.jsonl", rows[200 * number : 200 * number + 200])
+        run(workspace, [part], f"part{number}", filters=FILTERS)
+    merge([workspace / f"part{number}" for number in range(3)], output=workspace / "merged")
+    merged = read_manifest(workspace / "merged")
+    assert merged["filters"] == whole["filters"]
+    assert merged["filtered_documents"] == whole["filtered_documents"]
+    capsys.readouterr()
+    describe([workspace / "merged"])
+    dropped = whole["filters"][0]["dropped"]["too few characters"]
+    line = f"length (min_characters: 50): too few characters: {dropped['documents']} documents, "
+    assert line in capsys.readouterr().out
+    describe([workspace / "merged"], output=workspace / "metadata.json")
+    (metadata,) = json.loads((workspace / "metadata.json").read_text())
+    assert metadata["filters"] == whole["filters"]
+    run(workspace, [workspace / "0.jsonl"], "unfiltered")
+    merge([workspace / "part1", workspace / "unfiltered"], output=workspace / "mixed")
+    mixed = read_manifest(workspace / "mixed")
+    assert mixed["documents_in"] == 400
+    assert mixed["documents"] == 400 - mixed["filtered_documents"] - mixed["empty_documents"]
+
+
+MODEL = '''
+from pydantic import PrivateAttr
+from tokamake.data.filters import Document, DocumentFilter, Drop
+
+class Filter(DocumentFilter):
+    """A stand-in of a classifier: the model is loaded once."""
+
+    threshold: float = 0.5
+    """Smallest score."""
+    _model: dict[str, float] = PrivateAttr(default_factory=dict)
+
+    def setup(self) -> None:
+        print("loading a model")
+        self._model["word"] = 1.0
+
+    def apply(self, document: Document) -> Drop | None:
+        words = document.text.split()
+        score = sum(self._model.get(word, 0.0) for word in words) / max(len(words), 1)
+        document.metrics["score"] = score
+        return Drop("low score", score) if score < self.threshold else None
+'''
+
+
+def test_a_filter_outside_the_package(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workspace)
+    Path("letters.py").write_text(OUTSIDE)
+    Path("model.py").write_text(MODEL)
+    rows = [{"text": "word " * 9 + "b"}, {"text": "word a"}, {"text": "word word a"}, {"text": "a"}]
+    files = [write(workspace / "raw.jsonl", rows)]
+    manifest = run(workspace, files, "out", filters="letters.py: {letter: a}, model.py")
+    letters, model = manifest["filters"]
+    dropped = {"no such letter": {"documents": 1, "characters": 46}}
+    assert (letters["filter"], letters["dropped"]) == ("letters.py", dropped)
+    assert len(model["source"]) == 64
+    assert model["dropped"] == {"low score": {"documents": 1, "characters": 1, "value": 0.0}}
+    assert model["metrics"]["score"] == {"documents": 3, "value": pytest.approx(0.5 + 2 / 3)}
+    assert manifest["documents"] == 2
+    assert capsys.readouterr().out.count("loading a model") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", r"failed \(ZeroDivisionError: division by zero\); fix the filter"),
+        ("return 3", r"failed \(AttributeError: .*\); fix the filter"),
+        ("document.text = None", r"failed \(AttributeError: .*\); fix the filter"),
+        ("document.text = '\\ud800'", r"failed \(UnicodeEncodeError: .*\); fix the filter"),
+        ("document.metrics['x'] = 'y'", r"failed \(ValueError: .*\); fix the filter"),
+    ],
+)
+def test_a_filter_that_fails_is_one_line(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.chdir(workspace)
+    name = f"failing{abs(hash(body))}.py"
+    head = "from tokamake.data.filters import *\nfrom tokamake.data.filters import DocumentFilter\n"
+    Path(name).write_text(
+        f"{head}class Filter(DocumentFilter):\n    def apply(self, document):\n        {body}\n"
+    )
+    with pytest.raises(UserError, match=rf"raw\.jsonl:1: filter {name} {message}"):
+        run(workspace, [write(workspace / "raw.jsonl", [{"text": "a"}])], "out", filters=name)
+    assert not list(workspace.glob("out*"))
+
+
+def test_an_unknown_column_of_a_table_is_one_line(workspace: Path) -> None:
+    table = workspace / "table.parquet"
+    parquet.write_table(arrow.table({"text": ["a"]}), table)
+    with pytest.raises(UserError, match='no column "url" among text; fix the filters'):
+        run(workspace, [table], "out", filters="regex: {field: url, drop: a}")
+
+
+def test_tables_list_the_most_frequent_verdict_first() -> None:
+    dropped = {"few": {"documents": 1, "value": 4}, "many": {"documents": 3, "characters": 9}}
+    entry = {"filter": "f", "options": {"a": 1}, "documents": 10, "changed": {}, "metrics": {}}
+    listed = verdicts(merge_counts([[entry | {"dropped": dropped}]]))
+    assert [(row.reason, row.share, row.mean) for row in listed] == [
+        ("many", 0.3, None),
+        ("few", 0.1, 4.0),
+    ]
+    assert [row.reason for row in verdicts([entry | {"dropped": {}}])] == ["none dropped"]
+    assert list(islice(verdicts([]), 1)) == []
