@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _refuse_closed_descriptors(arguments: list[str]) -> None:
-    """Check that /dev/fd/N names what the user has opened, not a file that a stage opens later."""
+    """Check that the user has opened /dev/fd/N; a stage could open that number later."""
     for argument in arguments:
         if match := re.search(r"(?:/dev/fd|/proc/self/fd)/(\d+)$", argument):
             try:
@@ -83,7 +83,7 @@ def _refuse_closed_descriptors(arguments: list[str]) -> None:
 
 
 def _refuse_empty_paths(stage: str, bound: inspect.BoundArguments, *, arguments: list[str]) -> None:
-    """Check that no path is empty, as that of an unset variable: it would mean this folder."""
+    """Check that no path is empty, as an unset variable is: it would mean this folder."""
     if not any(argument == "" or argument.endswith("=") for argument in arguments):
         return
     for name, value in bound.arguments.items():
@@ -133,7 +133,7 @@ def _run(stage: str, arguments: list[str]) -> None:
         if stage not in SEVERAL_FILES and output and output.is_dir():
             message = f"--output: {output} is a folder; name a file"
             _fail(stage, message, status=EXIT_USER_ERROR)
-        # What a stage prints must not mix with a file that it writes to standard output.
+        # Printed lines must not mix with a file that it writes to standard output.
         to_stdout = output is not None and is_standard_output(output)
         with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
             run(*bound.args, **bound.kwargs)

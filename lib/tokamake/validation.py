@@ -31,7 +31,7 @@ def validate(
 
 
 def parse_json(kind: Any, text: str, *, where: str) -> Any:
-    """Validate JSON text against a model or type. Errors are those of `validate`."""
+    """Validate JSON text against a model or type. Errors as in `validate`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
@@ -101,7 +101,7 @@ def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all settings; those of mappings depend on the user's keys."""
+    """Yield the dotted names of all settings; keys of mappings are the user's."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         section = None if get_origin(field.annotation) is dict else _model_in(field.annotation)
@@ -174,12 +174,12 @@ def _refuse_deep_nesting(text: str, path: str) -> None:
 
 
 def _num_values(value: Any, known: dict[int, int] | None = None) -> int:
-    """Number of values in a document; those that an alias repeats count each time."""
+    """Number of values in a document; repeated ones (aliases) count each time."""
     known = {} if known is None else known
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
-        known[id(value)] = 1  # an alias may name what it is in
+        known[id(value)] = 1  # an alias may name its own section
         items = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_num_values(item, known) for item in items)
     return known[id(value)]

@@ -35,7 +35,8 @@ def doctor(
     Args:
         profile: Folder of the Snakemake profile to check. Default: SNAKEMAKE_PROFILE, if set.
         directory: Working directory of the workflow.
-        data: Folders of raw data. doctor measures their disks, and that of TOKAMAKE_DATA_ROOT.
+        data: Folders of raw data. doctor measures their disks and the disk of
+            TOKAMAKE_DATA_ROOT.
         ranks: Check communication between the ranks of this command.
         timeout: Seconds that ranks wait for each other.
         output: JSON file for the report.

@@ -73,7 +73,7 @@ class Profile:
         resource = _SLURM.get(name, name) if self.scheduler == "slurm" else name
         options = str(self.values.get("sbatch-defaults") or "").split()
         defaults = dict(option.partition("=")[::2] for option in options)
-        # The order of precedence is that of the executors.
+        # The executors have the same order of precedence.
         places = (_section(_section(self.user_values, "rules"), rule), self.user_values, defaults)
         values = (self.resource(resource, rule), *(place.get(name) for place in places))
         return next((str(value) for value in values if value), "")

@@ -67,7 +67,7 @@ def evaluate(
         held_out: NAME=FILE, a weighting file of the datasets of a split, for example test=FILE.
         tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
             the run.yaml of the checkpoint names.
-        sequence_length: input tokens of the model; by default those of its training, else as many
+        sequence_length: input tokens of the model; by default as in its training, else as many
             as the model sees, at most 4096.
         max_tokens: maximum tokens of each corpus or raw file; by default all.
         batch_size: windows per forward pass.
@@ -154,7 +154,7 @@ def check_values(**values: tuple[int | None, int]) -> None:
 
 
 def sequence_length_of(checkpoint: "Checkpoint", given: int | None) -> int:
-    """Input tokens of a model: as given, those of its training, or a part of what it sees."""
+    """Input tokens of a model: as given, as in its training, or part of its context."""
     from tokamake.checkpoint.load_model import run_of
 
     longest = checkpoint.architecture.max_position_embeddings

@@ -31,7 +31,7 @@ def evaluate_task(
     Args:
         name: plug-in in evaluate/tasks/.
         checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
-        settings: JSON of the task's settings: `data`, the files, and those of the plug-in.
+        settings: JSON of the task's settings: `data`, the files, and settings of the plug-in.
         fetched: JSON file of `fetch-task`, if `data` has addresses.
         tokenizer: tokenizer of the model; by default as for `evaluate`.
         sequence_length: most tokens that the model reads at once; by default as for `evaluate`.

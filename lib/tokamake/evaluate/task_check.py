@@ -8,7 +8,7 @@ from tokamake.data.corpus.raw_files import expand
 
 
 def check_task(task: TaskSettings) -> None:
-    """Check that local files exist, and what the plug-in itself checks."""
+    """Check that local files exist, then run the plug-in's own checks."""
     local_files(task)
     if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
         plugins.load(FOLDER, task.name).check(task)

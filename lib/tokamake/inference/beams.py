@@ -1,6 +1,6 @@
-"""Beam search: the continuation with the highest total log-probability, among those kept.
+"""Beam search: keep the continuations with the highest total log-probabilities.
 
-The algorithm and its scores are those of transformers, with `early_stopping=False`: a finished
+Algorithm and scores are the same as in transformers with `early_stopping=False`: a finished
 continuation of n tokens scores its log-probability divided by n to the power of the length penalty.
 Shape suffixes: W beams, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """A model on all ranks that the first rank drives; the other ranks replay its calls.
 
 Generation and servers choose the next pass by the tokens before it, so only one rank decides. It
-sends each call to the others in one message of integers (two, if it is long). While it does other
-work, such as reading the data of a task, a thread of it tells the others to go on waiting: without
+sends each call to the other ranks in one message of integers (two, if it is long). During other
+work, such as reading the data of a task, its thread tells the other ranks to go on waiting: without
 a message, they would end with a timeout.
 Shape suffixes: B rows of a pass, L tokens of a row, N predicted tokens, V vocabulary.
 """
@@ -60,7 +60,7 @@ class DrivenModel:
     def driven(self) -> Iterator[bool]:
         """Context in which the first rank, which gets True, calls the methods below.
 
-        The others follow until its end, and get False.
+        The other ranks follow until its end, and get False.
         """
         if not self._model.is_first:
             self._follow()
@@ -223,7 +223,7 @@ class DrivenModel:
     def _gathered(
         self, values: Tensor | None, numbers: Sequence[int], *, sizes: Sequence[int]
     ) -> Scores | None:
-        """Join the scores of data-parallel ranks, without those of repeated rows."""
+        """Join the scores of data-parallel ranks, without scores of repeated rows."""
         axis = self._model.mesh.data
         if values is not None and axis.size > 1:
             share, longest = len(numbers), max(sizes)

@@ -68,7 +68,7 @@ class InferenceLayout:
 
     @property
     def settings(self) -> ParallelSettings:
-        """The sizes as those of a training."""
+        """The sizes as settings of a training."""
         return ParallelSettings(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,

@@ -22,8 +22,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world_size: int) -> int:
     """Most bytes of weights on a rank at one time.
 
-    Without FSDP, those of the largest pipeline stage. With FSDP, the rank's shard of these, and the
-    largest layer and all outside layers, which a pass gathers.
+    Without FSDP, the weights of the largest pipeline stage. With FSDP, the rank's shard of these
+    weights, the largest layer, and all weights outside layers, which a pass gathers.
     """
     tensor, pipeline = layout.tensor_parallel_size, layout.pipeline_parallel_size
     mesh = planned(layout.settings)

@@ -1,4 +1,4 @@
-"""One rank's part of a model that predicts tokens, and what it exchanges with its peers.
+"""One rank's part of a model that predicts tokens, and its messages to other ranks.
 
 Tensor-parallel ranks share each layer, pipeline ranks the layers, and data-parallel ranks the
 sequences, with FSDP also the weights. Each rank reads only its part of a checkpoint.

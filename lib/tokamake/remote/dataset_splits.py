@@ -141,7 +141,8 @@ def _match(patterns: Iterable[str], names: list[str]) -> list[str]:
 def _splits_by_name(names: list[str], folder: str, *, script: str) -> dict[str, list[str]]:
     """Return the files of each split by their names below a folder.
 
-    Words of folders come before those of files; without such words, all are for training.
+    Words in names of folders come first, then words in names of files; without such words, all
+    files are for training.
     """
     prefix = f"{folder}/" if folder else ""
     inside = [
@@ -151,7 +152,7 @@ def _splits_by_name(names: list[str], folder: str, *, script: str) -> dict[str, 
         and not _HIDDEN.search(name.removeprefix(prefix))
         and name.rpartition("/")[2] not in _NO_DATA
     ]
-    # Tables and archives beside a script are what it reads.
+    # A script reads the tables and archives beside it.
     kinds = _KINDS[:1] if script in names else _KINDS
     data = next(filter(None, ([n for n in inside if kind.search(n)] for kind in kinds)), [])
     splits = (

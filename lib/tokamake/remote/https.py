@@ -184,8 +184,8 @@ def _finish(
         )
     if check:
         check(partial)
-    # The path says what is in the file. With the time of a download, the same file would be newer
-    # than what was made from it.
+    # The path states the content. With the time of a download, the same file would be newer
+    # than files made from it.
     os.utime(partial, (_TIME, _TIME))
     sync(partial)
 
@@ -290,7 +290,7 @@ def _read(response: Any) -> bytes:
 
 @contextmanager
 def _open(url: str, method: str, headers: Headers, *, address: str) -> Iterator[Any]:
-    """Send a request; `address` is what the user knows `url` by."""
+    """Send a request; `address`: the user's name for `url`."""
     headers = {"Accept-Encoding": "identity", "User-Agent": "tokamake", **headers}
     quoted = quote(url, safe=":/?#[]@!$&'()*+,;=%~")  # letters beyond ASCII
     try:

@@ -50,7 +50,7 @@ def list_files(address: str) -> list[RemoteFile]:
 
 
 def find(file: RemoteFile) -> Path | None:
-    """Find a downloaded file in the cache, or in that of other tools of the Hub."""
+    """Find a downloaded file in the cache of tokamake or of other tools of the Hub."""
     from huggingface_hub import try_to_load_from_cache
 
     parsed = parse_address(file.url)
@@ -69,7 +69,7 @@ def find(file: RemoteFile) -> Path | None:
 
 
 def download(file: RemoteFile) -> Path:
-    """Download a file into the cache, or find it there or in that of other tools of the Hub."""
+    """Download a file into the cache, unless it or the cache of other Hub tools has the file."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 

@@ -27,7 +27,7 @@ class HubAddress(NamedTuple):
     revision: str
     """Branch, tag or commit."""
     path: str
-    """File, folder or pattern; empty: the whole repository, or what the card names."""
+    """File, folder or pattern; empty: the whole repository, or the files that the card names."""
     config: str = ""
     """Configuration of a dataset; empty: its default."""
     split: str = ""

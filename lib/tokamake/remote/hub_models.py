@@ -1,6 +1,6 @@
 """Models of the Hugging Face Hub: which files tokamake reads, pinned at a commit.
 
-A JSON file beside the folder of a commit lists what an address stands for. A workflow downloads
+A JSON file beside the folder of a commit lists the files of an address. A workflow downloads
 config and tokenizer before its checks, which read them; a job downloads each file of the weights.
 """
 
@@ -83,7 +83,7 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
     """Bring the config and the tokenizer of a model, for checks of a workflow; return their path.
 
     A branch stays at the commit that it had at first; `fetch_model` moves it. The network is asked
-    only for what is missing.
+    only for missing files.
     """
     parsed = parse_address(address)
     if parsed.kind != "model":
@@ -141,7 +141,7 @@ def _bring(file: RemoteFile) -> None:
 
 
 def fetched_path(address: str, *, tokenizer_only: bool) -> Path:
-    """Return where what an address names was put, with the commit in the path.
+    """Return the local path of an address, with the commit in the path.
 
     Weights may be missing: a job of the workflow brings them.
     """
@@ -175,7 +175,7 @@ def _write_list(parsed: HubAddress, files: list[RemoteFile], *, tokenizer_only: 
 
 
 def _read_list(path: Path, *, tokenizer_only: bool) -> list[RemoteFile]:
-    """Files of what was listed for a path; none: it was not listed.
+    """Files that were listed for a path; none: it was not listed.
 
     A model has its tokenizer in its list, and each file that is listed with others is known.
     """

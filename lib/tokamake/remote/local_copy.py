@@ -19,7 +19,7 @@ _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.js
 def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Path:
     """Return the path of a tokenizer or model, without weights that jobs bring.
 
-    `online`: download what is missing.
+    `online`: download missing files.
     """
     if address.startswith("hf://"):
         return (pin if online else fetched_path)(address, tokenizer_only=tokenizer_only)
@@ -57,7 +57,7 @@ def _tokenizer_path(address: str) -> Path:
 
 
 def bring(address: str, *, tokenizer_only: bool = False) -> Path:
-    """Return the path of a tokenizer, or of a model with its weights; download what is missing."""
+    """Return the path of a tokenizer, or of a model with its weights; download missing files."""
     path = local_copy(address, tokenizer_only=tokenizer_only)
     for file in [] if tokenizer_only else unfetched(path):
         download(file)

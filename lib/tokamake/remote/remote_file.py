@@ -1,4 +1,4 @@
-"""A file at an address: what a plan keeps of it, and where its download goes."""
+"""A file at an address: its entry in a plan, and the place of its download."""
 
 import os
 from pathlib import Path

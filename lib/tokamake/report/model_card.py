@@ -20,7 +20,7 @@ def model_card(
     license: str | None = None,
     output: Path,
 ) -> None:
-    """Write a model card: what a model was trained on, how, to what loss, and how to use it.
+    """Write a model card: training data, recipe, losses, and how to use the model.
 
     The same inputs give the same bytes.
 

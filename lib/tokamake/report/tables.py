@@ -197,7 +197,7 @@ def _start(run: Run) -> list[tuple[str, str]]:
 
 
 def losses_of(trained: dict[str, Any], run: Run) -> list[tuple[str, str]]:
-    """Names of the losses at the end of training, and what they are."""
+    """Names and values of the losses at the end of training."""
     # The loss of the order of sentences is a mean over samples.
     unit = "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
     first, last = trained["first_loss"], trained["last_loss"]

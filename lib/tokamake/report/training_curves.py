@@ -64,7 +64,7 @@ def smooth(values: Floats) -> Floats:
 def loss(history: pd.DataFrame, vocab_size: int) -> Figure:
     """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess.
 
-    If losses of corpora are recorded, draw those of the corpora with the most lines, smoothed.
+    If losses of corpora are recorded, draw the corpora with the most lines, smoothed.
     """
     corpora = measured(history, "loss")
     steps, raw = corpora.pop("")

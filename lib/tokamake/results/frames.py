@@ -51,4 +51,5 @@ def run_folders(folders: Iterable[str | Path]) -> list[Path]:
 
 def concat(frames: Iterable[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
     """Frames below each other, numbered from 0; without any, a frame of no rows."""
-    return pd.concat([frame([], columns), *frames], ignore_index=True)
+    whole = pd.concat([frame([], columns), *frames], ignore_index=True)
+    return whole.astype(dict(columns))

@@ -1,4 +1,4 @@
-"""Memory of the device of a rank; on CPUs, what the host and its control groups give the rank."""
+"""Memory of a rank's device; on CPUs, its share of the host's memory and of control groups."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Exit statuses of a training, besides 0 (finished), 2 (a user's mistake) and those of crashes.
+"""Exit statuses of a training, besides 0 (finished), 2 (a user's mistake) and statuses of crashes.
 
 docs/reference/exit-status.md has the table of all.
 """

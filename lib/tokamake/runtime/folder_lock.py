@@ -63,7 +63,7 @@ def locked(output: Path, doing: str = "trains") -> Iterator[None]:
     """Lock an output folder.
 
     Args:
-        doing: what a process with the lock does, for messages.
+        doing: the work of a process with the lock, for messages.
 
     Raises:
         TemporaryError: another process does it there.
@@ -106,7 +106,7 @@ def _flock(stream: IO[str], in_use: str) -> bool:
 
 
 def _write_owner(file: Path, in_use: str, *, has_flock: bool) -> None:
-    """Create the owner file; replace that of a process that has ended."""
+    """Create the owner file; replace the file of a process that has ended."""
     here = _Owner.here()
     try:
         create_text(file, " ".join(here))  # an empty file would lock the folder for ever

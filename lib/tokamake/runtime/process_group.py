@@ -99,7 +99,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
 def meeting(ranks: Ranks, seconds: float) -> "Store":
     """Open a key-value store that all peers share, within a number of seconds.
 
-    Rank 0 serves it. The others wait for rank 0; rank 0 does not wait for them.
+    Rank 0 serves it. Other ranks wait for rank 0; rank 0 does not wait for them.
     """
     import torch.distributed as dist
 

@@ -24,7 +24,7 @@ def first_of_ranks(value: str) -> str:
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Raise an error of any rank on all ranks; otherwise, the others would wait forever.
+    """Raise an error of any rank on all ranks; otherwise, other ranks would wait forever.
 
     Without an error, ranks exchange one number, so this takes no time on thousands of ranks.
 
@@ -71,7 +71,7 @@ def report_from_any_rank(items: Iterable[Item], ranks: Ranks) -> Iterator[Item]:
 
 @contextmanager
 def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
-    """Let only rank 0 report a `UserError` that all ranks raise; the others exit with code 2."""
+    """Let only rank 0 report a `UserError` that all ranks raise; other ranks exit with code 2."""
     try:
         yield
     except UserError as error:

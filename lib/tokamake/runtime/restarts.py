@@ -1,10 +1,10 @@
 """Restart the ranks of a job in the same job, from the last checkpoint, when one of them dies.
 
 `python -m tokamake.runtime.restarts NUMBER FOLDER COMMAND...` runs a command that starts all ranks,
-such as a launch script, until it succeeds. When a rank dies, launchers end the others. The command
-then runs again, at most NUMBER times in a row without a new checkpoint in FOLDER, after a pause
-that grows. The job keeps its nodes and does not go back to the queue. If it has more nodes than
-its ranks need, these replace nodes that are lost (`spare_nodes`).
+such as a launch script, until it succeeds. When a rank dies, launchers end the other ranks. The
+command then runs again, at most NUMBER times in a row without a new checkpoint in FOLDER, after a
+pause that grows. The job keeps its nodes and does not go back to the queue. If it has more nodes
+than its ranks need, these replace nodes that are lost (`spare_nodes`).
 
 A user's mistake, a training that has diverged, and a stop on request end it at once; so does an
 error such as a full disk, which a new job may not meet, but a restart would.
@@ -27,7 +27,7 @@ from tokamake.runtime.spare_nodes import SpareNodes, find_spare_nodes
 _FIRST_PAUSE_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 300.0
 _FINAL = {0, EXIT_USER_ERROR, 128 + signal.SIGINT, *Stopped}
-"""Exit statuses after which nothing is restarted; 130 is that of a second Ctrl-C."""
+"""Exit statuses after which nothing is restarted; 130: a second Ctrl-C."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 

@@ -128,7 +128,7 @@ def set_group_timeouts(seconds: float) -> None:
     for group in list(distributed_c10d._world.pg_map):
         for device in group._device_types:
             backend = group._get_backend(device)
-            if hasattr(backend, "_set_default_timeout"):  # that of XPUs may have none
+            if hasattr(backend, "_set_default_timeout"):  # the back end of XPUs may have none
                 backend._set_default_timeout(timedelta(seconds=seconds))
 
 

@@ -72,7 +72,7 @@ def complete(
 def _prompts(path: Path | None) -> Iterator[str]:
     """Lines of a file or of standard input, without empty ones."""
     if path is None and sys.stdin.isatty():
-        import readline  # noqa: F401, it lets people edit what they type
+        import readline  # noqa: F401, people can edit their line
 
         while True:
             try:

@@ -183,7 +183,7 @@ class EngineLoop:
                 self._report(self._stepped(engine))
 
     def _stepped(self, engine: InferenceEngine) -> list[Generation]:
-        """Advance sequences; those of a step that needs too much memory fail."""
+        """Advance sequences. The sequences of a step that needs too much memory fail."""
         try:
             return engine.step()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Limits of a server: what a request may ask for, and how many may wait."""
+"""Limits of a server: sizes of requests, and the number that may wait."""
 
 from dataclasses import dataclass
 

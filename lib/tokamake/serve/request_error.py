@@ -1,4 +1,4 @@
-"""Errors of requests: each names what is wrong and has an HTTP status."""
+"""Errors of requests: each states the mistake and has an HTTP status."""
 
 from collections.abc import Sequence
 from itertools import takewhile

@@ -76,7 +76,7 @@ def serve(
             if listener:
                 stack.enter_context(listener)
         opened = open_models(folders, layout, tokenizer=tokenizer, limits=limits, ranks=ranks)
-        # The first rank ends the others, once the requests in flight have ended.
+        # The first rank ends the other ranks, once the requests in flight have ended.
         ignoring = nullcontext() if ranks.is_first else on_signals(lambda *_: None)
         with ranks.together(), ignoring, ExitStack() as driven:
             if all(driven.enter_context(each.model.driven()) for each in opened):

@@ -69,7 +69,7 @@ def fetch(settings: "TaskSettings") -> None:
 
 
 def _loaded(settings: "TaskSettings") -> Any:
-    """The manager of tasks, once it knows those of the settings and has read their data."""
+    """The manager of tasks; it has read the tasks of the settings and their data."""
     check(settings)
     if settings.own["allow_code"]:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # tasks read it when they are loaded
