@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.pbs_servers import wait_for
+from tests.support.programs import programs as warm
+from tests.support.programs import torch_python
 from tests.support.slurm_cluster import MISSING, Slurm
 
 MARKS = [
@@ -175,7 +177,8 @@ def make_shim(folder: Path) -> Path:
     (programs / "python").symlink_to(sys.executable)
     (folder / "commands").mkdir()
     (folder / "train.py").write_text(TRAIN)
-    real = {"tokamake": str(own / "bin/tokamake"), "python": sys.executable, "sbatch": _sbatch()}
+    tokamake = str(warm("tokamake") / "tokamake")
+    real = {"tokamake": tokamake, "python": torch_python(), "sbatch": _sbatch()}
     for path, text in ((programs / "tokamake", SHIM), (folder / "commands/sbatch", SBATCH)):
         for name, command in real.items():
             text = text.replace(f"{{{name}}}", command)
