@@ -159,11 +159,6 @@ def span_samples(
     )
 
 
-def rows_of(samples: SpanRows, part: slice) -> SpanRows:
-    """Some of the samples."""
-    return SpanRows(*(array[part] for array in samples))
-
-
 def inputs_of(samples: SpanRows, multiple: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
     """Arguments of our model."""
     inputs = samples.inputs(multiple)

@@ -1,6 +1,5 @@
 """Training on masked samples: at each layout it equals transformers' MegatronBert and torch."""
 
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import objective_training
 from tests.support.berts import (
     bert,
     masked_samples,
@@ -19,36 +19,35 @@ from tests.support.berts import (
     their_loss,
     their_output,
 )
-from tests.support.engines import build, parts, whole
+from tests.support.engines import build
 from tests.support.grids import split_layouts
 from tests.support.hf_tensors import from_hf
 from tests.support.layouts import laid_out, parallel
+from tests.support.objective_training import (
+    NUM_STEPS,
+    OPTIMIZER,
+    SIZE,
+    Records,
+    Results,
+    assert_as_if_alone,
+    assert_same_curves,
+    assert_trained,
+    template,
+    trained_by_jobs,
+)
 from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
-from tests.support.runs import (
-    losses,
-    make_run,
-    prepare,
-    records,
-    train_here,
-    weights,
-    write_start,
-)
-from tokamake import files
-from tokamake.config.objective import sample_settings
-from tokamake.config.resolved_run import Run, read_run, write_run
-from tokamake.data.samples.index_folder import read_index
+from tests.support.runs import losses, records, write_start
+from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.layout import check_layout
-from tokamake.train import trainer, validation
-from tokamake.train.batch import SampleIds
 from tokamake.train.objectives._base import make_objective
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")
 ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=4)
-SIZE, LENGTH, NUM_STEPS = 8, 16, 3
+LENGTH = 16
 FULL = {"recompute_granularity": "full"}
 DEEPSPEED = {"backend": "deepspeed"}
 PACKED = {"pack_samples": True, "micro_batch_size": 8}
@@ -94,81 +93,44 @@ def samples_of(step: int) -> MaskedRows:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    root = prepare(tmp_path_factory.mktemp("masked"))
-    config = make_run(root, "run")
-    weights = from_hf(ARCHITECTURE, tensors_of(reference(ARCHITECTURE)))
-    write_start(root / "bert", ARCHITECTURE, weights)
-    # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
-    optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
+    root = tmp_path_factory.mktemp("masked")
+    run = template(root)
+    write_start(root / "bert", ARCHITECTURE, from_hf(ARCHITECTURE, tensors_of(oracle())))
     changed = {"architecture": ARCHITECTURE, "checkpoint": root / "bert/global_step0"}
-    settings = {"objective": "masked", **optimizer}
-    return laid_out(read_run(config).model_copy(update=changed), settings)
+    return laid_out(run.model_copy(update=changed), {"objective": "masked", **OPTIMIZER})
 
 
-def train(layouts: list[Run]) -> list[dict[str, Any]]:
+def oracle() -> Any:
+    """transformers' model."""
+    return reference(ARCHITECTURE)
+
+
+def train(layouts: list[Run]) -> list[Results]:
     """Train each run on this rank."""
-    results = []
-    for run in layouts:
-        engine = build(run)
-        size, data = engine._run.train.micro_batch_size, engine.mesh.data
-        result: dict[str, Any] = {"losses": [], "norms": [], "orders": [], "rows": []}
-
-        firsts = range(data.rank * size, SIZE, size * data.size)
-
-        def rows(step: int, size: int = size, firsts: range = firsts) -> list[MaskedRows]:
-            return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
-
-        result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
-        for step in range(NUM_STEPS):
-            numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
-            samples = SampleIds(numbers)  # for dropout
-            rates = {"learning_rate": 0.01, "weight_decay": 0.1}
-            done = engine.train_step(rows(step), **rates, samples=samples)
-            result["losses"].append(done.loss)
-            result["norms"].append(done.grad_norm)
-            result["orders"].append(done.sample_loss)
-            result["rows"].append(done.num_rows)
-        result["validation after"] = engine.validate(iter(rows(NUM_STEPS))).loss
-        result["accuracies"] = (*engine.validate(iter(rows(NUM_STEPS))).metrics.values(),)
-        if engine._run.train.backend == "native":
-            result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
-        results.append(result)
-    return results
+    return objective_training.train(layouts, samples_of)
 
 
 @cache
-def plain_training() -> dict[str, Any]:
+def plain_training() -> Results:
     """Train transformers' model with torch's AdamW in one process."""
-    model = reference(ARCHITECTURE)
-    named = dict(model.named_parameters())
-    groups = [
-        {"params": [p for p in named.values() if (p.dim() > 1) == decays], "weight_decay": decay}
-        for decays, decay in ((True, 0.1), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-3)
-    result: dict[str, Any] = {"losses": [], "norms": []}
-    result["validation"] = their_loss(model, samples_of(NUM_STEPS)).item()
-    for step in range(NUM_STEPS):
-        loss = their_loss(model, samples_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        result["losses"].append(loss.item())
-        result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
-        optimizer.step()
-    result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
-    result["accuracies"] = accuracies(model, samples_of(NUM_STEPS))
-    result["weights"] = from_hf(ARCHITECTURE, {n: p.detach() for n, p in named.items()})
-    return result
+    model = oracle()
+    result = objective_training.plain_training(model, samples_of, their_loss)
+    result["metrics"] = accuracies(model, samples_of(NUM_STEPS))
+    stored = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return result | {"weights": from_hf(ARCHITECTURE, stored)}
 
 
 @torch.no_grad()
-def accuracies(model: Any, samples: MaskedRows) -> tuple[float, float]:
+def accuracies(model: Any, samples: MaskedRows) -> dict[str, float]:
     """Shares of the masked tokens and of the orders that transformers' model predicts."""
     logits, order = their_output(model, samples)
     labels = torch.from_numpy(samples.labels)
     tokens_right = (logits.argmax(-1) == labels)[labels >= 0]
     orders_right = order.argmax(-1) == torch.from_numpy(samples.is_random)
-    return tokens_right.double().mean().item(), orders_right.double().mean().item()
+    return {
+        "token_accuracy": tokens_right.double().mean().item(),
+        "sample_accuracy": orders_right.double().mean().item(),
+    }
 
 
 @pytest.mark.ranks
@@ -179,18 +141,10 @@ def test_each_layout_trains_as_transformers_and_torch(
     expected = plain_training()
     of_ranks = spawn(train, world_size, [laid_out(run, layout) for _, layout in layouts])
     for (_, layout), *results in zip(layouts, *of_ranks, strict=True):
+        assert_trained((*results,), expected, layout)
         for result in results:
-            for name in ("losses", "norms", "validation", "validation after", "accuracies"):
-                assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
-            pairs = zip(result["orders"], result["losses"], strict=True)
+            pairs = zip(result["sample_loss"], result["loss"], strict=True)
             assert all(0 < order < loss for order, loss in pairs), layout
-            assert (min(result["rows"]) < SIZE) == ("pack_samples" in layout), layout
-        if "weights" not in results[0]:
-            continue
-        weights = whole(result["weights"] for result in results)
-        assert weights.keys() == expected["weights"].keys()
-        for name, tensor in expected["weights"].items():
-            torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
 
 
 FURTHER = {"token_types", "document_ids", "label_places"}
@@ -201,17 +155,15 @@ DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
     (expected,) = spawn(train, 1, [dropping])
-    assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
+    assert expected[0]["loss"] != pytest.approx(plain_training()["loss"], rel=1e-3)
     layouts = [
         {"zero_stage": 3},
         parallel(tp=2, sp=True) | FULL,
         PACKED | parallel(tp=2, sp=True),
         parallel(pp=2),
     ]
-    for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
-        for result in of_rank:
-            for name in ("losses", "norms", "validation after"):
-                assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
+    results = spawn(train, 2, [laid_out(dropping, each) for each in layouts])
+    assert_as_if_alone(results, expected[0])
 
 
 @pytest.mark.ranks
@@ -220,10 +172,8 @@ def test_labels_that_an_optimizer_draws_are_the_same_in_shared_rows(run: Run) ->
     drawing = laid_out(run, {"optimizer": sophia})
     layouts = [{"micro_batch_size": 8}, PACKED, {"micro_batch_size": 2}]
     ((first, *others),) = spawn(train, 1, [laid_out(drawing, each) for each in layouts])
-    assert first["losses"] != pytest.approx(plain_training()["losses"], rel=1e-5)
-    for other in others:
-        for name in ("losses", "norms", "validation after"):
-            assert other[name] == pytest.approx(first[name], rel=1e-5)
+    assert first["loss"] != pytest.approx(plain_training()["loss"], rel=1e-5)
+    assert_as_if_alone([others], first)
 
 
 def without_labels(run: Run) -> tuple[float, float]:
@@ -279,66 +229,32 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     assert draws.shape == (SIZE, LENGTH)
 
 
-class Records:
-    """Samples of a split as the loader has them: every masked token is one more than the next."""
-
-    corpora = ("corpus",)
-
-    def __init__(self, number: int) -> None:
-        parts = [samples_of(step) for step in range(number // SIZE)]
-        arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
-        samples = MaskedRows(*arrays)
-        samples.labels[:, :-1] = np.where(
-            samples.labels[:, :-1] >= 0, samples.tokens[:, 1:] % 20, samples.labels[:, :-1]
-        )
-        self._records = np.concatenate(
-            [
-                records_of(rows_of(samples, slice(first, first + SIZE)))
-                for first in range(0, number, SIZE)
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, sample: int) -> Any:
-        return self._records[sample : sample + 1].reshape(())
+def of_split(number: int) -> Records:
+    """Samples of a split: every masked token is one more than the next."""
+    batches = [samples_of(step) for step in range(number // SIZE)]
+    for samples in batches:
+        is_masked = samples.labels[:, :-1] >= 0
+        samples.labels[:, :-1][is_masked] = samples.tokens[:, 1:][is_masked] % 20
+    return Records([records_of(samples) for samples in batches])
 
 
 @pytest.mark.usefixtures("lone_rank")
 def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(run.index, tmp_path / "index")
-    content = {**read_index(run.index), "objective": sample_settings(run.train)}
-    del content["digest"]
-    described = {**content, "digest": files.digest(content)}
-    files.write_json(tmp_path / "index/index.json", described)
-    monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
-    monkeypatch.setattr(validation, "open_samples", lambda *_, **__: Records(16))
-    for name, stops in (("whole", [None]), ("parts", [3, None]), ("packed", [3, None])):
-        for stop in stops:
-            # A run may continue with or without samples that share rows.
-            changes = PACKED if name == "packed" and stop else {}
-            changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
-            laid = laid_out(run.model_copy(update=changed), changes)
-            write_run(tmp_path / name / "run.yaml", laid)
-            assert train_here(tmp_path / name / "run.yaml", until_step=stop) == 0
-    whole_run, parts_run, packed_run = (
-        tmp_path / name / "run.yaml" for name in ("whole", "parts", "packed")
-    )
+    # A run may continue with or without samples that share rows.
+    jobs = {
+        "whole": [(None, {})],
+        "parts": [(3, {}), (None, {})],
+        "packed": [(3, PACKED), (None, {})],
+    }
+    whole, parts, packed = trained_by_jobs(run, tmp_path, monkeypatch, of_split=of_split, jobs=jobs)
     for key in ("loss", "sample_loss", "validation_loss"):
-        assert losses(packed_run, key) == pytest.approx(losses(whole_run, key), rel=1e-4)
-    for key in ("loss", "token_loss", "sample_loss", "validation_loss"):
-        assert losses(parts_run, key) == losses(whole_run, key)
-    trained = [record for record in records(whole_run) if "loss" in record]
-    assert len(trained) == 6
-    for record in trained:
-        assert record["token_loss"] + record["sample_loss"] == pytest.approx(record["loss"])
-    assert trained[-1]["loss"] < trained[0]["loss"]
-    continued = weights(parts_run)
-    for name, tensor in weights(whole_run).items():
-        assert torch.equal(continued[name], tensor)
+        assert losses(packed, key) == pytest.approx(losses(whole, key), rel=1e-4)
+    assert_same_curves(parts, whole, "loss", "token_loss", "sample_loss", "validation_loss")
+    for record in records(whole):
+        if "loss" in record:
+            assert record["token_loss"] + record["sample_loss"] == pytest.approx(record["loss"])
 
 
 def test_full_samples_need_no_mask(run: Run) -> None:

@@ -1,6 +1,5 @@
 """Training on span corruption: at each layout it equals transformers' Blenderbot and torch."""
 
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,44 +8,42 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.engines import build, parts, whole
+from tests.support import objective_training
 from tests.support.grids import split_layouts
 from tests.support.hf_tensors import from_hf
 from tests.support.layouts import laid_out, parallel
+from tests.support.objective_training import (
+    NUM_STEPS,
+    OPTIMIZER,
+    SIZE,
+    Records,
+    Results,
+    assert_as_if_alone,
+    assert_same_curves,
+    assert_trained,
+    template,
+    trained_by_jobs,
+)
 from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
-from tests.support.runs import (
-    losses,
-    make_run,
-    prepare,
-    records,
-    train_here,
-    weights,
-    write_start,
-)
+from tests.support.runs import write_start
 from tests.support.t5s import (
     hf_reference,
     hf_t5,
     named_parameters,
     reference,
-    rows_of,
     span_samples,
     t5,
     their_logits,
     their_loss,
 )
-from tokamake import files
-from tokamake.config.objective import sample_settings
-from tokamake.config.resolved_run import Run, read_run, sample_lengths, write_run
-from tokamake.data.samples.index_folder import read_index
+from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.data.samples.span_corruption import span_record
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.layout import check_layout
 from tokamake.preflight.model import check_sequence_length
-from tokamake.train import trainer, validation
-from tokamake.train.batch import SampleIds
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
@@ -58,7 +55,7 @@ CPU = torch.device("cpu")
 SIZES = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 2}
 ARCHITECTURE = t5(**SIZES)
 ARCHITECTURES = {"t5": ARCHITECTURE, "hf_t5": hf_t5(**SIZES)}
-SIZE, LENGTH, DECODER_LENGTH, NUM_STEPS = 8, 16, 11, 3
+LENGTH, DECODER_LENGTH = 16, 11
 FULL, SELECTIVE = ({"recompute_granularity": each} for each in ("full", "selective"))
 DEEPSPEED = {"backend": "deepspeed"}
 PACKED = {"pack_samples": True, "micro_batch_size": 8}
@@ -105,18 +102,16 @@ def oracle(family: str) -> Any:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A run of each family."""
-    root = prepare(tmp_path_factory.mktemp("spans"))
-    config = read_run(make_run(root, "run"))
-    # Biases of keys do not change a softmax: a small eps would amplify their rounding errors.
-    optimizer = {"optimizer": {"learning_rate": 0.01, "epsilon": 1e-3}}
+    root = tmp_path_factory.mktemp("spans")
+    plain = template(root)
     masking = {"masking": {"decoder_sequence_length": DECODER_LENGTH}}
-    settings = {"objective": "span_corruption", **masking, **optimizer}
+    settings = {"objective": "span_corruption", **masking, **OPTIMIZER}
     runs = {}
     for family, architecture in ARCHITECTURES.items():
         weights = {n: t.detach() for n, t in named_parameters(oracle(family)).items()}
         write_start(root / family, architecture, from_hf(architecture, weights))
         start = {"architecture": architecture, "checkpoint": root / family / "global_step0"}
-        runs[family] = laid_out(config.model_copy(update=start), settings)
+        runs[family] = laid_out(plain.model_copy(update=start), settings)
     return runs
 
 
@@ -125,66 +120,24 @@ def run(runs: dict[str, Run]) -> Run:
     return runs["t5"]
 
 
-def train(layouts: list[Run]) -> list[dict[str, Any]]:
+def train(layouts: list[Run]) -> list[Results]:
     """Train each run on this rank."""
-    results = []
-    for run in layouts:
-        engine = build(run)
-        size, data = engine._run.train.micro_batch_size, engine.mesh.data
-        result: dict[str, Any] = {"losses": [], "norms": [], "layers": [], "rows": []}
-        firsts = range(data.rank * size, SIZE, size * data.size)
-
-        def rows(step: int, size: int = size, firsts: range = firsts) -> list[SpanRows]:
-            return [rows_of(samples_of(step), slice(first, first + size)) for first in firsts]
-
-        result["validation"] = engine.validate(iter(rows(NUM_STEPS))).loss
-        for step in range(NUM_STEPS):
-            numbers = step * SIZE + np.array([[*range(at, at + size)] for at in firsts])
-            samples = SampleIds(numbers)  # for dropout
-            rates = {"learning_rate": 0.01, "weight_decay": 0.1}
-            done = engine.train_step(rows(step), **rates, samples=samples)
-            result["losses"].append(done.loss)
-            result["norms"].append(done.grad_norm)
-            result["layers"].append(done.layer_norms)
-            result["rows"].append(done.num_rows)
-        measured = engine.validate(iter(rows(NUM_STEPS)))
-        result["validation after"], result["accuracy"] = (
-            measured.loss,
-            measured.metrics["token_accuracy"],
-        )
-        assert measured.metrics.keys() == {"token_accuracy"}
-        if engine._run.train.backend == "native":
-            result["weights"] = [part for c in engine._chunks for part in parts(c, c.local)]
-        results.append(result)
-    return results
+    return objective_training.train(layouts, samples_of)
 
 
 @cache
-def plain_training(family: str = "t5") -> dict[str, Any]:
+def plain_training(family: str = "t5") -> Results:
     """Train transformers' model with torch's AdamW in one process."""
     model = oracle(family)
-    named = dict(model.named_parameters())
-    # The bias of the logits is a matrix of one row there.
-    is_matrix = {name: p.dim() > 1 and len(p) > 1 for name, p in named.items()}
-    groups = [
-        {"params": [named[n] for n in named if is_matrix[n] == decays], "weight_decay": decay}
-        for decays, decay in ((True, 0.1), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-3)
-    result: dict[str, Any] = {"losses": [], "norms": []}
-    result["validation"] = their_loss(model, samples_of(NUM_STEPS)).item()
-    for step in range(NUM_STEPS):
-        loss = their_loss(model, samples_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        result["losses"].append(loss.item())
-        result["norms"].append(torch.nn.utils.clip_grad_norm_(named.values(), 0.5).item())
-        optimizer.step()
-    result["validation after"] = their_loss(model, samples_of(NUM_STEPS)).item()
-    result["accuracy"] = accuracy(model, samples_of(NUM_STEPS))
+    result = objective_training.plain_training(
+        model,
+        samples_of,
+        their_loss,
+        decays=lambda p: p.dim() > 1 and len(p) > 1,  # the bias of its logits has a row
+    )
+    result["metrics"] = {"token_accuracy": accuracy(model, samples_of(NUM_STEPS))}
     stored = {name: p.detach() for name, p in named_parameters(model).items()}
-    result["weights"] = from_hf(ARCHITECTURES[family], stored)
-    return result
+    return result | {"weights": from_hf(ARCHITECTURES[family], stored)}
 
 
 @torch.no_grad()
@@ -203,20 +156,13 @@ def test_each_layout_trains_as_transformers_and_torch(
     of_ranks = spawn(train, world_size, [laid_out(runs[name], each) for name, each in layouts])
     for (family, layout), *results in zip(layouts, *of_ranks, strict=True):
         expected = plain_training(family)
-        for result in results:
-            for name in ("losses", "norms", "validation", "validation after", "accuracy"):
-                assert result[name] == pytest.approx(expected[name], rel=1e-5), (name, layout)
-            assert (min(result["rows"]) < SIZE) == ("pack_samples" in layout), layout
-            if layout.get("log_layer_norms"):
-                squares = [sum(norm**2 for norm in norms) for norms in result["layers"]]
-                assert squares == pytest.approx([norm**2 for norm in expected["norms"]], rel=1e-4)
-                assert all(len(norms) == 5 and min(norms) > 0 for norms in result["layers"])
-        if "weights" not in results[0]:
-            continue
-        weights = whole(result["weights"] for result in results)
-        assert weights.keys() == expected["weights"].keys()
-        for name, tensor in expected["weights"].items():
-            torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+        assert_trained((*results,), expected, layout)
+        if layout.get("log_layer_norms"):
+            for result in results:
+                squares = [sum(norm**2 for norm in norms) for norms in result["layer_norms"]]
+                total = [norm**2 for norm in expected["grad_norm"]]
+                assert squares == pytest.approx(total, rel=1e-4)
+                assert all(len(norms) == 5 and min(norms) > 0 for norms in result["layer_norms"])
 
 
 DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
@@ -226,16 +172,14 @@ DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
     (expected,) = spawn(train, 1, [dropping])
-    assert expected[0]["losses"] != pytest.approx(plain_training()["losses"], rel=1e-3)
+    assert expected[0]["loss"] != pytest.approx(plain_training()["loss"], rel=1e-3)
     layouts = [
         {"zero_stage": 3},
         parallel(tp=2, sp=True) | FULL,
         PACKED | parallel(tp=2, sp=True),
     ]
-    for of_rank in spawn(train, 2, [laid_out(dropping, each) for each in layouts]):
-        for result in of_rank:
-            for name in ("losses", "norms", "validation after"):
-                assert result[name] == pytest.approx(expected[0][name], rel=1e-5)
+    results = spawn(train, 2, [laid_out(dropping, each) for each in layouts])
+    assert_as_if_alone(results, expected[0])
 
 
 def records_of(samples: SpanRows) -> Any:
@@ -279,49 +223,22 @@ def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
     assert torch.equal(labels, alone.labels)
 
 
-class Records:
-    """Samples of a split as the loader has them: the decoder repeats its token."""
-
-    corpora = ("corpus",)
-
-    def __init__(self, number: int) -> None:
-        samples = [samples_of(step) for step in range(number // SIZE)]
-        for each in samples:
-            each.labels[each.labels >= 0] = each.decoder_tokens[each.labels >= 0]
-        self._records = np.concatenate([records_of(each) for each in samples])
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, sample: int) -> Any:
-        return self._records[sample : sample + 1].reshape(())
+def of_split(number: int) -> Records:
+    """Samples of a split: the decoder repeats its token."""
+    batches = [samples_of(step) for step in range(number // SIZE)]
+    for samples in batches:
+        is_token = samples.labels >= 0
+        samples.labels[is_token] = samples.decoder_tokens[is_token]
+    return Records([records_of(samples) for samples in batches])
 
 
 @pytest.mark.usefixtures("lone_rank")
 def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(run.index, tmp_path / "index")
-    content = {**read_index(run.index), "objective": sample_settings(run.train)}
-    del content["digest"]
-    described = {**content, "digest": files.digest(content)}
-    files.write_json(tmp_path / "index/index.json", described)
-    monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: Records(80))
-    monkeypatch.setattr(validation, "open_samples", lambda *_, **__: Records(16))
-    for name, stops in (("whole", [None]), ("parts", [3, None])):
-        changed = {"index": tmp_path / "index", "output": tmp_path / name / "training"}
-        write_run(tmp_path / name / "run.yaml", run.model_copy(update=changed))
-        for stop in stops:
-            assert train_here(tmp_path / name / "run.yaml", until_step=stop) == 0
-    whole_run, parts_run = (tmp_path / name / "run.yaml" for name in ("whole", "parts"))
-    for key in ("loss", "validation_loss"):
-        assert losses(parts_run, key) == losses(whole_run, key)
-    trained = [record for record in records(whole_run) if "loss" in record]
-    assert len(trained) == 6
-    assert trained[-1]["loss"] < trained[0]["loss"]
-    continued = weights(parts_run)
-    for name, tensor in weights(whole_run).items():
-        assert torch.equal(continued[name], tensor)
+    jobs = {"whole": [(None, {})], "parts": [(3, {}), (None, {})]}
+    whole, parts = trained_by_jobs(run, tmp_path, monkeypatch, of_split=of_split, jobs=jobs)
+    assert_same_curves(parts, whole, "loss", "validation_loss")
 
 
 def test_decoders_count_in_estimates(run: Run) -> None:
@@ -334,13 +251,12 @@ def test_decoders_count_in_estimates(run: Run) -> None:
 
 
 def test_decoders_longer_than_the_positions_are_refused(run: Run) -> None:
-    for length, settings in ((33, {}), (32, {})):
-        longer = laid_out(run, {"masking": {"decoder_sequence_length": length}, **settings})
-        if length == 32:
-            check_sequence_length(longer.train, ARCHITECTURE)
-            continue
-        with pytest.raises(UserError, match=r"decoder_sequence_length: 33: more than the 32 max"):
-            check_sequence_length(longer.train, ARCHITECTURE)
+    longest, longer = (
+        laid_out(run, {"masking": {"decoder_sequence_length": length}}) for length in (32, 33)
+    )
+    check_sequence_length(longest.train, ARCHITECTURE)
+    with pytest.raises(UserError, match=r"decoder_sequence_length: 33: more than the 32 max"):
+        check_sequence_length(longer.train, ARCHITECTURE)
 
 
 def test_layouts_that_divide_a_stack_or_a_sequence_are_refused(run: Run) -> None:
