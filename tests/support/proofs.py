@@ -163,7 +163,7 @@ def plain_training(config: Path, *, grows: bool) -> RankResults:
         grows: whether the first five batches are of 4 samples, as in rampup_batch_size (4, 4, 20).
     """
     run = read_run(config)
-    model = _their_model(run)
+    model = their_model(run.checkpoint)
     as_ours = partial(from_hf, run.architecture)
     named, batches = dict(model.named_parameters()), _batches(run, grows=grows)
     optimizer = _their_optimizer(named)
@@ -183,11 +183,11 @@ def plain_training(config: Path, *, grows: bool) -> RankResults:
     return results
 
 
-def _their_model(run: Run) -> Any:
-    """Transformers' model with the initial weights of a run."""
+def their_model(checkpoint: Path) -> Any:
+    """Transformers' model with the weights of a checkpoint."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    architecture, weights, _ = read_weights(run.checkpoint)
+    architecture, weights, _ = read_weights(checkpoint)
     if architecture.family == "gpt":
         model: Any = reference(architecture)
     else:

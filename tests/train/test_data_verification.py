@@ -49,22 +49,19 @@ def note_of(config: Path) -> dict[str, Any]:
 
 
 @pytest.mark.fault("damaged data")
-@pytest.mark.parametrize("name", ["corpus.bin", "corpus.idx"])
-def test_a_damaged_file_is_refused_before_training(name: str, root: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "hashes"),
+    [
+        ("corpus.bin", "corpus.json"),
+        ("corpus.idx", "corpus.json"),
+        ("index/train/arrays.bin", "index/index.json"),
+        ("index/valid/dataset_sample_index.npy", "index/index.json"),
+    ],
+)
+def test_a_damaged_file_is_refused_before_training(name: str, hashes: str, root: Path) -> None:
     config = make_run(root, "damaged")
     damage(root / name)
-    with pytest.raises(UserError, match=rf"{root / name}: damaged: .*{root / 'corpus.json'}; rest"):
-        train_here(config)
-    assert not [*config.parent.glob("training/global_step*")]
-
-
-@pytest.mark.fault("damaged data")
-@pytest.mark.parametrize("name", ["train/arrays.bin", "valid/dataset_sample_index.npy"])
-def test_a_damaged_index_is_refused_before_training(name: str, root: Path) -> None:
-    config = make_run(root, "damaged")
-    index = read_run(config).index
-    damage(index / name)
-    with pytest.raises(UserError, match=rf"{name}: damaged: .*{index / 'index.json'}; rest"):
+    with pytest.raises(UserError, match=rf"{root / name}: damaged: .*{root / hashes}; rest"):
         train_here(config)
     assert not [*config.parent.glob("training/global_step*")]
 

@@ -16,15 +16,13 @@ from torch.distributed.checkpoint import FileSystemWriter
 from tests.support.forked import train
 from tests.support.interrupted_runs import assert_same_end
 from tests.support.megatron_logs import megatron_lines
-from tests.support.proofs import loss_of
+from tests.support.proofs import loss_of, their_model
 from tests.support.runs import (
-    ARCHITECTURE,
     copy,
     losses,
     make_index,
     make_run,
     prepare,
-    read_weights,
     records,
     summary,
     train_here,
@@ -48,12 +46,7 @@ def plain_training(
     root: Path, sizes: tuple[int, ...] = (8,) * 6
 ) -> tuple[list[float], list[float], list[float], Any]:
     """Train transformers' Llama with torch; return losses, norms, validation losses, the model."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
-    rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
-    model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(read_weights(root / "start")[1])
+    model = their_model(root / "start")
     matrices = [p for p in model.parameters() if p.dim() > 1]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.support.forked import killed_in_backward, train
 from tests.support.layouts import parallel
-from tests.support.runs import losses, make_run, prepare, train_here
+from tests.support.runs import losses, make_run, train_here
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.config.training import TrainSettings
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("lone_rank")
 
 RATES = {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}
 HIDDEN = {"dropout": {"hidden": 0.2, "embedding": 0.1}}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("dropout"))
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.forked import train
-from tests.support.proofs import loss_of
+from tests.support.proofs import loss_of, their_model
 from tests.support.runs import (
-    ARCHITECTURE,
     losses,
     make_run,
-    read_weights,
     records,
     train_here,
     whole_batches,
@@ -36,10 +33,7 @@ def norms_of(config: Path) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def expected(root: Path) -> dict[str, float]:
     """Norms of the first step, by transformers."""
-    values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
-    rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
-    model: Any = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(read_weights(root / "start")[1])
+    model = their_model(root / "start")
     loss_of(model, torch.from_numpy(next(whole_batches(root, "train", size=8)))).backward()
     squares = dict.fromkeys(NAMES, 0.0)
     for name, parameter in model.named_parameters():

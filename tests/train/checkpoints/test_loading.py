@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.support.forked import train
 from tests.support.grids import params
-from tests.support.runs import make_run, prepare
+from tests.support.runs import make_run
 from tokamake import files
 from tokamake.config.resolved_run import read_run
 
@@ -22,11 +22,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "deepspeed-2": {"backend": "deepspeed", "zero_stage": 2},
     "deepspeed-3": {"backend": "deepspeed", "zero_stage": 3},
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("loading"))
 
 
 def zeroed(folder: Path) -> None:

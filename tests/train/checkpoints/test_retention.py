@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.faulty import dying
 from tests.support.forked import train
-from tests.support.runs import losses, make_run, prepare, train_here
+from tests.support.runs import losses, make_run, train_here
 from tests.train.checkpoints.test_resume import save
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.usefixtures("lone_rank")
 
 Usage = namedtuple("Usage", "total used free")
 DIGEST = "a" * 64
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("retention"))
 
 
 def steps(config: Path) -> list[int]:

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.forked import train
+from tests.support.proofs import their_model
 from tests.support.runs import (
-    ARCHITECTURE,
     SETTINGS,
     losses,
     make_index,
     make_run,
     prepare,
-    read_weights,
     records,
     train_here,
     vouch,
@@ -58,10 +56,7 @@ def samples_of(root: Path, step: int) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def expected(root: Path) -> dict[str, float]:
     """Loss of each corpus in the first step, by transformers."""
-    values = ARCHITECTURE.model_dump(exclude={"family", "rope_theta"})
-    rope = {"rope_type": "default", "rope_theta": ARCHITECTURE.rope_theta}
-    model: Any = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    model.load_state_dict(read_weights(root / "start")[1])
+    model = their_model(root / "start")
     of_corpora: dict[str, list[float]] = {}
     for corpus, row in samples_of(root, 1):
         with torch.no_grad():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.runs import make_run, prepare, records, summary, train_here, weights
+from tests.support.runs import make_run, records, summary, train_here, weights
 from tokamake import files
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.config.training import TrainSettings
@@ -23,44 +23,31 @@ from tokamake.train.stopping.deadline import (
 )
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("segments"))
-
-
-@pytest.fixture(scope="module")
-def whole(root: Path) -> Path:
-    """A run in one job; do not write here."""
-    config = make_run(root, "whole")
-    assert train_here(config) == 0
-    return config
-
-
-def assert_same_training(config: Path, whole: Path) -> None:
+def assert_same_training(config: Path, single: Path) -> None:
     measured = [
         [{key: value for key, value in record.items() if "second" not in key} for record in each]
-        for each in (records(config), records(whole))
+        for each in (records(config), records(single))
     ]
     assert measured[0] == measured[1]
-    there = weights(whole)
+    there = weights(single)
     assert all(torch.equal(value, there[name]) for name, value in weights(config).items())
 
 
 @pytest.mark.usefixtures("lone_rank")
 def test_a_chain_of_jobs_is_the_same_run(
-    root: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, single: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(root, "chain", segment_steps=3)
     assert train_here(config, until_step=3) == 0
     first = files.read_json(config.with_name("train.3.json"), "")
     assert (first["step"], first["consumed_samples"]) == (3, 24)
     assert first["checkpoint"] == str(root / "chain/training/global_step3")
-    assert first["last_loss"] == [r["loss"] for r in records(whole) if "loss" in r][2]
+    assert first["last_loss"] == [r["loss"] for r in records(single) if "loss" in r][2]
     assert not config.with_name("train.json").exists()
     assert train_here(config) == 0
-    assert_same_training(config, whole)
+    assert_same_training(config, single)
     same = ("digest", "step", "first_loss", "last_loss", "validation_losses", "consumed_tokens")
-    assert [summary(config)[key] for key in same] == [summary(whole)[key] for key in same]
+    assert [summary(config)[key] for key in same] == [summary(single)[key] for key in same]
 
     # A record that is lost is written again, from the checkpoint of its step.
     capsys.readouterr()
@@ -71,20 +58,20 @@ def test_a_chain_of_jobs_is_the_same_run(
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_an_impossible_last_step_is_refused(root: Path, whole: Path) -> None:
+def test_an_impossible_last_step_is_refused(root: Path, single: Path) -> None:
     with pytest.raises(UserError, match="until_step: 7: the run goes from step 0 to 6; give one"):
-        train_here(whole, until_step=7)
+        train_here(single, until_step=7)
     with pytest.raises(UserError, match="until_step: 0: the run goes from step 0 to 6"):
-        train_here(whole, until_step=0)
+        train_here(single, until_step=0)
     with pytest.raises(
         UserError, match="global_step5: missing, but the run is already past step 5"
     ):
-        train_here(whole, until_step=5)
+        train_here(single, until_step=5)
 
 
 @pytest.mark.usefixtures("lone_rank")
 def test_a_job_stops_before_its_time_limit_and_the_next_continues(
-    root: Path, whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, single: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_run(root, "short", save_interval=100)
     assert train_here(config, minutes=0) == Stopped.TIME
@@ -97,7 +84,7 @@ def test_a_job_stops_before_its_time_limit_and_the_next_continues(
     assert not config.with_name("train.3.json").exists()
     assert train_here(config, until_step=3, minutes=0) == 0
     assert train_here(config, minutes=60) == 0
-    assert_same_training(config, whole)
+    assert_same_training(config, single)
 
 
 def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint() -> None:
@@ -210,15 +197,15 @@ def test_segments_end_at_multiples_of_their_steps() -> None:
 
 
 def test_segments_are_planned_from_the_length_of_the_data(
-    root: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends = tmp_path / "segments.json"
-    plan_segments(config=whole, segment_steps=4, output=ends)
+    plan_segments(config=single, segment_steps=4, output=ends)
     assert capsys.readouterr().out == f"{ends}: 6 steps in 2 jobs\n"
     assert files.read_json(ends, "") == {"num_steps": 6, "segments": [4]}
-    continued = read_run(whole).model_copy(update={"step": 4})
+    continued = read_run(single).model_copy(update={"step": 4})
     write_run(tmp_path / "run.yaml", continued)
     plan_segments(config=tmp_path / "run.yaml", segment_steps=2, output=ends)
     assert files.read_json(ends, "")["segments"] == []
     with pytest.raises(UserError, match="--segment-steps 0: give 1 or more"):
-        plan_segments(config=whole, segment_steps=0, output=ends)
+        plan_segments(config=single, segment_steps=0, output=ends)
