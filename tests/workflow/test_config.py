@@ -123,6 +123,23 @@ def test_braces_without_a_name_are_no_wildcard() -> None:
     assert read_config(model={"architecture": "{}.yaml"}).shared.model.stated == Path("{}.yaml")
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"tokenizer": {"path": "none"}},
+            "tokenizer.path: none: no such file or folder; fix",
+        ),
+        (
+            {"model": {"architecture": "none.yaml"}},
+            "model.architecture: none.yaml: no such file; fix the path, or choose",
+        ),
+    ],
+)
+def test_a_missing_file_names_its_setting(sections: dict[str, Any], message: str) -> None:
+    assert refused(**sections).startswith(f"my.yaml: {message}")
+
+
 def test_a_mistake_of_one_run_names_its_line() -> None:
     runs = write_runs("run train.sequence_length", "short 32", "long 65")
     assert refused(runs=runs) == (

@@ -327,13 +327,3 @@ def test_the_test_split_is_evaluated_or_else_validation_splits(
     assert rules.evaluation_weights(SMOKE) == paths
     options = rules.evaluation_options(SMOKE, SimpleNamespace(held_out=paths))
     assert options == [f"--held-out={name}={path}" for name, path in zip(names, paths, strict=True)]
-
-
-def test_two_readings_of_a_config_give_the_same_jobs() -> None:
-    first, second = make_rules(), make_rules()
-    for batch in ("code-00000", "docs-00001"):
-        job = wildcards(batch=batch)
-        assert first.merge_inputs(job) == second.merge_inputs(job)
-        assert first.shards_digest(job) == second.shards_digest(job)
-        assert first.merges_digest(job) == second.merges_digest(job)
-    assert first.datasets_digest() == second.datasets_digest()

@@ -10,7 +10,6 @@ import yaml
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import stand_in
 from tests.support.snakemake_server import start
-from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 
 CLUSTERS = ("aurora", "aws-parallelcluster", "perlmutter", "polaris", "slurm", "sunspot")
 
@@ -63,24 +62,6 @@ def run(
     ]  # fmt: skip
     process = start(command, folder, {**os.environ, **environment})
     return process, process.stdout + process.stderr
-
-
-@pytest.mark.parametrize("profile", ["local", *CLUSTERS])
-def test_cluster_profiles_run_the_doctor_and_local_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
-) -> None:
-    folder = make_workspace(tmp_path)
-    train = {**CONFIG["train"], "global_batch_size": 48, "micro_batch_size": 1}
-    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
-    values = yaml.safe_load((ROOT / "profiles" / profile / "profile.yaml").read_text())
-    required = values.get(f"{values.get('executor')}-required", "").split()
-    user_file = tmp_path / f".config/tokamake/{profile}.yaml"
-    user_file.parent.mkdir(parents=True)
-    user_file.write_text(yaml.safe_dump(dict.fromkeys(required, "mine")))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    planned = jobs(snakemake(folder, "-n", "--profile", f"profiles/{profile}", *MINE, "train"))
-    assert planned["train"] == 1
-    assert planned.get("doctor", 0) == (profile != "local")
 
 
 @pytest.mark.parametrize("profile", CLUSTERS)

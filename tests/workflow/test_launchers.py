@@ -226,12 +226,16 @@ def test_the_first_failure_ends_all_ranks_and_is_the_exit_status(kind: str) -> N
 SITE = ["site", "--envall", "--line-buffer", "--np=2", "--ppn=2"]
 
 
-def mpiexec(folder: Path, says: str) -> Path:
-    """An mpiexec that prints a word and its arguments; its folder."""
+def program(folder: Path, name: str, says: str = "") -> Path:
+    """Write a program that prints a word, its name by default, and its arguments, one a line."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mpiexec").write_text(f'#!/bin/sh\nprintf "%s\\n" {says} "$@"\n')
-    (folder / "mpiexec").chmod(0o755)
+    (folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {says or name} "$@"\n')
+    (folder / name).chmod(0o755)
     return folder
+
+
+def mpiexec(folder: Path, says: str) -> Path:
+    return program(folder, "mpiexec", says)
 
 
 def rank(
@@ -333,13 +337,6 @@ def test_a_missing_mpiexec_is_reported_in_one_line(
 
 IMAGE = "/images/tokamake 1.sif"
 PYXIS_IMAGE = "/images/tokamake 1.sqsh"
-
-
-def program(folder: Path, name: str, says: str = "") -> None:
-    """A program that prints its name, or another word, and its arguments, one a line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {says or name} "$@"\n')
-    (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(

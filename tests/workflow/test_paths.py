@@ -25,6 +25,19 @@ def test_a_folder_without_permission_is_refused(
         check_writable([str(tmp_path / "new/data")])
 
 
+def test_a_file_or_a_dead_link_in_place_of_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").touch()
+    with pytest.raises(UserError, match=r"^results: a file, but the workflow writes to results/d"):
+        check_writable(["results/data"])
+    Path("results").unlink()
+    Path("results").symlink_to("scratch")
+    with pytest.raises(UserError, match=r"^results: a link to scratch, which does not exist; mak"):
+        check_writable(["results/data"])
+
+
 @pytest.mark.fault("full disk")
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_room(tmp_path)

@@ -14,7 +14,7 @@ import yaml
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import Pbs, stand_in
 from tests.support.snakemake_server import start
-from tests.support.workflows import make_workspace
+from tests.support.workflows import jobs, make_workspace
 
 MPIEXEC = ["mpiexec", "--envall", "--line-buffer"]
 SRUN = ["srun", "--nodes", "2", "--ntasks", "8", "--kill-on-bad-exit=1"]
@@ -191,7 +191,7 @@ def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("profile", ["local", *sorted(EXPECTED.keys() - {"slurm-plugin"})])
 def test_every_profile_plans_the_shipped_config(tmp_path: Path, profile: str) -> None:
-    """Also as a small try-out: `train_steps` alone."""
+    """Also as a small try-out: `train_steps` alone. Those of clusters run the doctor, too."""
     users = tmp_path / ".config/tokamake"
     users.mkdir(parents=True)
     on_pbs = profile in ("aurora", "polaris", "sunspot")
@@ -202,7 +202,9 @@ def test_every_profile_plans_the_shipped_config(tmp_path: Path, profile: str) ->
     for options in ((), ("--config", "train={train_steps: 12}")):
         arguments = ["--profile", f"profiles/{profile}", "-n", *options, "--", "train"]
         result = start(arguments, tmp_path, {**os.environ, "HOME": str(tmp_path)})
-        assert result.returncode == 0, result.stdout + result.stderr
+        planned = jobs(result)
+        assert planned["train"] == 1
+        assert planned.get("doctor", 0) == (profile != "local")
 
 
 @pytest.fixture

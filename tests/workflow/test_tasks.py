@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.workflow_configs import read_config
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
+from tokamake.errors import UserError
 
 PASSAGES = ["The function returns the value", "He reads a list of words"]
 TASKS = {
@@ -69,16 +71,12 @@ def test_each_segment_is_scored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({"nope": {"data": ["a"]}}, "evaluate.tasks.nope.name: 'nope': unknown name; choose one"),
-        ({"lambada": {}}, "data: empty; name the files of lambada"),
         ({"lambada": {"data": ["none.jsonl"]}}, "evaluate.tasks.lambada: none.jsonl: no such file"),
         (
             {"books": {"name": "text", "data": ["{a}.jsonl"]}},
             "evaluate.tasks.books: {a}.jsonl: braces",
         ),
-        ({"lambada": {"data": ["a"], "stride": 1}}, "stride: 1: lambada does not use it, only"),
         ({"h": {"name": "lm_eval"}}, "evaluate.tasks.h: tasks: name at least one task of lm-eval"),
-        ({"a.b": {"name": "text", "data": ["a"]}}, "evaluate.tasks.a.b"),
     ],
 )
 def test_mistakes_fail_the_dry_run_with_one_line(
@@ -91,6 +89,23 @@ def test_mistakes_fail_the_dry_run_with_one_line(
     lines = [line for line in result.stderr.splitlines() if line.startswith("tokamake: ")]
     assert len(lines) == 1, result.stderr
     assert message in lines[0]
+
+
+@pytest.mark.usefixtures("workspace_here")
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({"nope": {"data": ["a"]}}, "evaluate.tasks.nope.name: 'nope': unknown name; choose one"),
+        ({"lambada": {}}, "data: empty; name the files of lambada"),
+        ({"lambada": {"data": ["a"], "stride": 1}}, "stride: 1: lambada does not use it, only"),
+        ({"a.b": {"name": "text", "data": ["a"]}}, "evaluate.tasks.a.b"),
+    ],
+)
+def test_mistakes_in_the_config_are_one_line(tasks: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_config(evaluate={"tasks": tasks})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_login_node_fetches_data_behind_addresses(tmp_path: Path) -> None:
