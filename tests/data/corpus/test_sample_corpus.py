@@ -4,12 +4,9 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import SAMPLES
 from tokamake.data.corpus.sample_corpus import sample_corpus
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
-from tokamake.errors import UserError
 
 
 def test_files_have_the_declared_size_and_documents_all_keys(sampled: Path) -> None:
@@ -34,13 +31,3 @@ def test_two_runs_give_the_same_bytes(sampled: Path, tmp_path: Path) -> None:
     train_tokenizer(raw, vocab_size=400, output=tmp_path / "tokenizer")
     for path in (sampled / "tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_too_little_text_for_the_vocabulary_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "few words"}\n')
-    files = [tmp_path / "a.jsonl"]
-    with pytest.raises(
-        UserError, match=r"vocab_size: 5000: .*/a.jsonl gives only \d+ entries; add text$"
-    ):
-        train_tokenizer(files, vocab_size=5000, output=tmp_path / "t")
-    assert not (tmp_path / "t").exists()

@@ -148,8 +148,8 @@ def test_a_vocabulary_too_large_or_small_is_a_user_error(
     sampled: Path, tmp_path: Path, kind: str, minimum: int
 ) -> None:
     with pytest.raises(UserError, match=f"{minimum - 1}: too small for kind {kind}, .* {minimum}$"):
-        train_tokenizer(raw(sampled), kind=kind, vocab_size=minimum - 1, output=tmp_path / "t")
-    train_tokenizer(raw(sampled), kind=kind, vocab_size=minimum, output=tmp_path / "t")
+        train_tokenizer(raw(sampled)[:1], kind=kind, vocab_size=minimum - 1, output=tmp_path / "t")
+    train_tokenizer(raw(sampled)[:1], kind=kind, vocab_size=minimum, output=tmp_path / "t")
     assert open_tokenizer(tmp_path / "t").vocab_size == minimum
     few = tmp_path / "few.jsonl"
     few.write_text('{"text": "few words"}\n')
@@ -162,14 +162,14 @@ def test_a_vocabulary_too_large_or_small_is_a_user_error(
         train_tokenizer([few], kind=kind, vocab_size=5000, output=tmp_path / "other")
     assert not (tmp_path / "other").exists()
     with pytest.raises(UserError, match=r"gives only \d+ entries; lower it or add text$"):
-        train_tokenizer(raw(sampled), kind=kind, vocab_size=500_000, output=tmp_path / "other")
+        train_tokenizer(raw(sampled)[:1], kind=kind, vocab_size=500_000, output=tmp_path / "other")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_are_single_tokens(sampled: Path, tmp_path: Path, kind: str) -> None:
     more = ("<fim_prefix>", "<FIM suffix>", "[x]")
     train_tokenizer(
-        raw(sampled), kind=kind, vocab_size=600, special_tokens=more, output=tmp_path / "t"
+        raw(sampled)[:1], kind=kind, vocab_size=600, special_tokens=more, output=tmp_path / "t"
     )
     tokenizer = open_tokenizer(tmp_path / "t")
     oracle = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
@@ -189,8 +189,8 @@ def test_special_tokens_count_as_entries(sampled: Path, tmp_path: Path, kind: st
     minimum = {"bpe": 258, "wordpiece": 262, "unigram": 258}[kind]
     settings = {"kind": kind, "special_tokens": ("<a>",), "output": tmp_path / "t"}
     with pytest.raises(UserError, match=f"give at least {minimum}$"):
-        train_tokenizer(raw(sampled), vocab_size=minimum - 1, **settings)
-    train_tokenizer(raw(sampled), vocab_size=minimum, **settings)
+        train_tokenizer(raw(sampled)[:1], vocab_size=minimum - 1, **settings)
+    train_tokenizer(raw(sampled)[:1], vocab_size=minimum, **settings)
     assert open_tokenizer(tmp_path / "t").vocab_size == minimum
 
 
@@ -209,7 +209,11 @@ def test_invalid_special_tokens_are_user_errors(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train_tokenizer(
-            raw(sampled), kind=kind, special_tokens=tokens, vocab_size=600, output=tmp_path / "t"
+            raw(sampled)[:1],
+            kind=kind,
+            special_tokens=tokens,
+            vocab_size=600,
+            output=tmp_path / "t",
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.core.datasets import indexed_dataset as megatron
 
-from tests.support.megatron_datasets import write_dataset
+from tests.support.megatron_datasets import assert_same_dataset, write_dataset
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset, token_dtype
 from tokamake.errors import UserError
 
@@ -15,38 +15,22 @@ DOCUMENTS = [[1, 2, 3], [], [4], [65_499, 0, 7, 8]]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64])
-def test_megatron_reads_a_written_dataset(tmp_path: Path, dtype: type[np.integer]) -> None:
+def test_a_written_dataset_has_the_bytes_of_megatron(
+    tmp_path: Path, dtype: type[np.integer]
+) -> None:
     documents = [np.array(document).astype(dtype) for document in DOCUMENTS]
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "megatron.bin"), dtype=dtype)
+    for document in documents:
+        builder.add_document(torch.tensor(document.tolist()), [len(document)])
+    builder.finalize(str(tmp_path / "megatron.idx"))
     with DatasetWriter(tmp_path / "data.v1.bin", tmp_path / "data.v1.idx", dtype=dtype) as writer:
         for batch in (documents[:3], documents[3:]):
-            writer.add(
-                np.concatenate(batch), np.array([len(document) for document in batch], np.int32)
-            )
-    reference = megatron.IndexedDataset(str(tmp_path / "data.v1"))
-    assert reference.index.dtype == dtype
-    assert len(reference) == len(documents)
-    assert reference.document_indices.tolist() == [0, 1, 2, 3, 4]
+            writer.add(np.concatenate(batch), np.array([*map(len, batch)], np.int32))
+    assert_same_dataset(tmp_path / "data.v1", tmp_path / "megatron")
     dataset = IndexedDataset(tmp_path / "data.v1")
-    for number, document in enumerate(documents):
-        assert reference.get(number).tolist() == document.tolist()
-        assert dataset[number].tolist() == document.tolist()
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
-def test_bytes_are_those_of_megatron(tmp_path: Path, dtype: type[np.integer]) -> None:
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "megatron.bin"), dtype=dtype)
-    for document in DOCUMENTS:
-        builder.add_document(torch.tensor(document), [len(document)])
-    builder.finalize(str(tmp_path / "megatron.idx"))
-    dataset = IndexedDataset(tmp_path / "megatron")
     assert dataset.dtype == dtype
-    assert [dataset[number].tolist() for number in range(len(dataset))] == DOCUMENTS
-    with DatasetWriter(tmp_path / "tokamake.bin", tmp_path / "tokamake.idx", dtype=dtype) as writer:
-        tokens = np.concatenate(DOCUMENTS)
-        writer.add(tokens, np.array([len(document) for document in DOCUMENTS], np.int32))
-    for suffix in (".bin", ".idx"):
-        content = (tmp_path / "tokamake").with_suffix(suffix).read_bytes()
-        assert content == (tmp_path / "megatron").with_suffix(suffix).read_bytes()
+    read = [dataset[number].tolist() for number in range(len(dataset))]
+    assert read == [document.tolist() for document in documents]
 
 
 def test_reads_documents_of_several_sequences(tmp_path: Path) -> None:

@@ -224,62 +224,68 @@ def test_datasets_of_other_programs_are_weighted_and_indexed(tmp_path: Path) -> 
     assert index["splits"]["train"]["samples"] >= 20
 
 
+def number(offset: int, value: int, kind: str, file: str = "idx") -> Callable[[Path], None]:
+    """Damage: another number in a file of a dataset."""
+    return lambda prefix: overwrite(Path(f"{prefix}.{file}"), offset, value, kind)
+
+
+def cut(file: str, size: int) -> Callable[[Path], None]:
+    """Damage: a file is truncated."""
+    return lambda prefix: os.truncate(f"{prefix}.{file}", size)
+
+
+def lost(file: str) -> Callable[[Path], None]:
+    """Damage: a file is missing."""
+    return lambda prefix: Path(f"{prefix}.{file}").unlink()
+
+
 @pytest.mark.parametrize(
-    ("damage", "messages"),
+    ("damages", "messages"),
     [
         # Lengths 4, 2, 6 stand from byte 34, pointers from 46, bounds 0, 1, 2, 2, 3 from 70.
+        ([cut("bin", 22)], [r"a-0\.bin: 22 bytes, but its index counts 24; try `tokamake repair"]),
         (
-            lambda prefix: os.truncate(f"{prefix}.bin", 22),
-            [r"a-0\.bin: 22 bytes, but its index counts 24; try `tokamake repair"],
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 54, 8 - 2**32, "<q"),
+            [number(54, 8 - 2**32, "<q")],
             [r"a-0\.idx: sequence 1 begins at -4294967288, but 8 .* `tokamake repair"],
         ),
         (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 70, 1, "<q"),
+            [number(70, 1, "<q")],
             [r"a-0\.idx: document bounds do not ascend .* `tokamake repair"],
         ),
+        ([cut("idx", 60)], [r"a-0\.idx: 60 bytes, its header says 110; .* `tokamake repair"]),
         (
-            lambda prefix: os.truncate(f"{prefix}.idx", 60),
-            [r"a-0\.idx: 60 bytes, its header says 110; .* `tokamake repair"],
-        ),
-        (
-            lambda prefix: Path(f"{prefix}.idx").write_bytes(b"TNTIDX\0\0" + bytes(100)),
+            [lambda prefix: Path(f"{prefix}.idx").write_bytes(b"TNTIDX\0\0" + bytes(100))],
             [r"a-0\.idx: version 0"],
         ),
         (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 6, "<B"),
+            [number(17, 6, "<B")],
             [r"a-0\.idx: floating-point tokens; `tokamake merge` converts them"],
         ),
         (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 3, "<B") or negative(prefix),
+            [number(17, 3, "<B"), number(4, -5, "<h", "bin")],
             [r"a-0\.bin: 1 token not in the vocabulary, the first is token 2: -5"],
         ),
-        (lambda prefix: Path(f"{prefix}.bin").unlink(), [r"a-0\.bin: no such file"]),
+        ([lost("bin")], [r"a-0\.bin: no such file"]),
         (
-            lambda prefix: (Path(f"{prefix}.bin").unlink(), Path(f"{prefix}.idx").unlink()),
+            [lost("bin"), lost("idx")],
             [r"a-0: no dataset: there is neither .*a-0\.bin nor .*a-0\.idx; fix the prefix"],
         ),
         (
-            lambda prefix: (
-                overwrite(Path(f"{prefix}.idx"), 54, 2, "<q"),
-                overwrite(Path(f"{prefix}.idx"), 70, 1, "<q"),
-                os.truncate(f"{prefix}.bin", 20),
-            ),
+            [number(54, 2, "<q"), number(70, 1, "<q"), cut("bin", 20)],
             ["sequence 1 begins at 2", "document bounds", "20 bytes, but its index counts 24"],
         ),
     ],
 )
 def test_faults_of_datasets_of_other_programs_are_reported(
     tmp_path: Path,
-    damage: Callable[[Path], object],
+    damages: list[Callable[[Path], object]],
     messages: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prefix = write_megatron_dataset(tmp_path / "a-0", DOCUMENTS)
     whole = write_megatron_dataset(tmp_path / "b-0", DOCUMENTS)
-    damage(prefix)
+    for damage in damages:
+        damage(prefix)
     for options in ({}, {"output": tmp_path / "metadata.json"}):
         with pytest.raises(UserError) as raised:
             describe([whole, prefix], **options)
@@ -291,10 +297,6 @@ def test_faults_of_datasets_of_other_programs_are_reported(
     table = capsys.readouterr().out
     assert re.search(rf"a-0 .* {len(messages)} faults?\n", table)
     assert re.search(r"b-0 +4 +3 +12 +24 +uint16 +- +whole\n", table)
-
-
-def negative(prefix: Path) -> None:
-    overwrite(Path(f"{prefix}.bin"), 4, -5, "<h")
 
 
 def test_cached_indexes_are_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from tokamake.data.indexed import kernel_copy, merged_dataset
 from tokamake.data.indexed.merge import merge
 
 
-@pytest.mark.parametrize("num_unsupported", range(3))
 @pytest.mark.parametrize(
-    "error_number", [errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, 0]
+    ("num_unsupported", "error_number"),
+    [
+        *((1, number) for number in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, 0)),
+        *((0, 0), (2, errno.EXDEV), (2, 0)),
+    ],
 )
 def test_falls_back_to_the_next_method(
     tmp_path: Path,

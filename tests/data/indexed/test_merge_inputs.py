@@ -198,35 +198,22 @@ def test_cached_and_lazy_indexes_are_converted(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*none*"))
 
 
+def number(offset: int, value: int, kind: str) -> Callable[[Path], None]:
+    """Damage: another number in an index."""
+    return lambda prefix: overwrite(Path(f"{prefix}.idx"), offset, value, kind)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         # p0 has lengths 2, 1, 1 from byte 34, pointers from 46, bounds 0, 2, 2, 3 from 70.
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 34, 1, "<i"),
-            r"bin: 8 bytes, but its index counts 6",
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 54, 2, "<q"),
-            "sequence 1 begins at 2, but 4 follows",
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 70, 1, "<q"),
-            "bounds do not ascend from 0 to 3",
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 78, 3, "<q"),
-            "bounds do not ascend from 0 to 3",
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 94, 4, "<q"),
-            "bounds do not ascend from 0 to 3",
-        ),
-        (
-            lambda prefix: overwrite(Path(f"{prefix}.idx"), 17, 9, "<B"),
-            "dtype code 9 is not a known token",
-        ),
-        (lambda prefix: overwrite(Path(f"{prefix}.idx"), 18, 4, "<Q"), "its header says"),
+        (number(34, 1, "<i"), r"bin: 8 bytes, but its index counts 6"),
+        (number(54, 2, "<q"), "sequence 1 begins at 2, but 4 follows"),
+        (number(70, 1, "<q"), "bounds do not ascend from 0 to 3"),
+        (number(78, 3, "<q"), "bounds do not ascend from 0 to 3"),
+        (number(94, 4, "<q"), "bounds do not ascend from 0 to 3"),
+        (number(17, 9, "<B"), "dtype code 9 is not a known token"),
+        (number(18, 4, "<Q"), "its header says"),
         (lambda prefix: Path(f"{prefix}.bin").unlink(), r"p0\.bin: no such file"),
         (lambda prefix: build(prefix, [[1]], np.int32), r"dtype is int32, but uint16 in .*p2"),
     ],

@@ -9,6 +9,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDat
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from torch import tensor
 
+from tests.support.megatron_datasets import assert_same_dataset
+from tokamake.data.indexed import repair as repair_module
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.repair import repair
 from tokamake.errors import UserError
@@ -41,11 +43,6 @@ def write_index(
     )
 
 
-def assert_same(prefix: Path, expected: Path) -> None:
-    for suffix in (".bin", ".idx"):
-        assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{expected}{suffix}").read_bytes()
-
-
 @pytest.fixture
 def right(tmp_path: Path) -> Path:
     return build(tmp_path / "right", DOCUMENTS)
@@ -65,18 +62,21 @@ def test_lengths_without_eod_are_corrected(
     with pytest.raises(UserError, match=r"wrong\.bin: 22 bytes, .* 16; try `tokamake repair"):
         merge([wrong], output=tmp_path / "merged")
     repair(wrong, eod=EOD, output=tmp_path / "new")
-    assert_same(tmp_path / "new", right)
+    assert_same_dataset(tmp_path / "new", right)
     assert "omitted the EOD token of 3 documents" in capsys.readouterr().out
     assert (tmp_path / "new.bin").samefile(tmp_path / "wrong.bin")
     merge([tmp_path / "new"], output=tmp_path / "merged")
-    assert_same(tmp_path / "merged", right)
+    assert_same_dataset(tmp_path / "merged", right)
 
 
-def test_many_documents_without_eod_are_corrected(tmp_path: Path) -> None:
+def test_many_documents_without_eod_are_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_module, "_DOCUMENTS_AT_ONCE", 64)
     rng = np.random.default_rng(7)
     documents = [
         [rng.integers(10, 99, length).tolist() for length in rng.integers(1, 9, rng.integers(4))]
-        for _ in range(40_000)  # several chunks
+        for _ in range(200)
     ]
     for document in documents:
         if document:
@@ -92,12 +92,12 @@ def test_many_documents_without_eod_are_corrected(tmp_path: Path) -> None:
     (tmp_path / "wrong.bin").write_bytes((tmp_path / "right.bin").read_bytes())
     write_index(tmp_path / "wrong", lengths, pointers, bounds)
     repair(tmp_path / "wrong", eod=EOD, output=tmp_path / "new")
-    assert_same(tmp_path / "new", right)
+    assert_same_dataset(tmp_path / "new", right)
     tokens = np.fromfile(tmp_path / "right.bin", np.uint16)
-    position = np.flatnonzero(tokens == EOD)[20_000]
+    position = np.flatnonzero(tokens == EOD)[100]
     tokens[position] = 77
     tokens.tofile(tmp_path / "wrong.bin")
-    document = [number for number, sentences in enumerate(documents) if sentences][20_000]
+    document = [number for number, sentences in enumerate(documents) if sentences][100]
     with pytest.raises(
         UserError, match=f"document {document} should end at token {position:,} with"
     ):
@@ -114,7 +114,7 @@ def test_overflowed_pointers_are_corrected(
     with pytest.raises(UserError, match=r"wrong\.idx: sequence 3 begins at -42949"):
         merge([wrong], output=tmp_path / "merged")
     repair(wrong, eod=EOD, output=tmp_path / "new")
-    assert_same(tmp_path / "new", right)
+    assert_same_dataset(tmp_path / "new", right)
     assert "3 of 6 byte pointers were wrong" in capsys.readouterr().out
 
 
@@ -122,7 +122,7 @@ def test_a_correct_dataset_stays_the_same(
     tmp_path: Path, right: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repair(right, eod=EOD, output=tmp_path / "new")
-    assert_same(tmp_path / "new", right)
+    assert_same_dataset(tmp_path / "new", right)
     assert capsys.readouterr().out == f"{right}: healthy, nothing to repair\n"
 
 
@@ -218,5 +218,5 @@ def test_copies_if_no_link_can_be_made(
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     repair(right, eod=EOD, output=tmp_path / "new")
-    assert_same(tmp_path / "new", right)
+    assert_same_dataset(tmp_path / "new", right)
     assert not (tmp_path / "new.bin").samefile(tmp_path / "right.bin")

@@ -78,13 +78,15 @@ def test_a_dataset_without_tokens_or_weight_is_left_out(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_dataset(root / "empty", [0] * 10)
-    found = find(root, "1 a a\n1 empty e\n0 b b\n")
-    assert [prefixes(datasets) for datasets in found.values()] == [["a"], ["a"]]
+    write_dataset(root / "one", [20])
+    found = find(root, "1 a a\n1 empty e\n0 b b\n1 one o\n")
+    assert [prefixes(datasets) for datasets in found.values()] == [["a", "one"], ["a"]]
     assert sorted(record.getMessage() for record in caplog.records) == [
         "b: left out of the train split: has weight 0",
         "b: left out of the valid split: has weight 0",
         "empty: left out of the train split: has no document for it",
         "empty: left out of the valid split: has no document for it",
+        "one: left out of the valid split: has no document for it",
     ]
 
 

@@ -1,7 +1,6 @@
 """The stage `index`: content of its folder, its digest, and errors."""
 
 import json
-import logging
 import math
 import subprocess
 import sys
@@ -239,24 +238,6 @@ def test_without_validation_samples_there_is_no_validation_split(data_root: Path
     assert not (folder / "valid").exists()
 
 
-def test_a_dataset_without_documents_or_weight_is_left_out(
-    data_root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_dataset(data_root / "merged/tiny-0000", [200])
-    write_dataset(data_root / "merged/hollow-0000", [0] * 100)
-    with (data_root / "weights.txt").open("a") as stream:
-        stream.write("0.1 merged/tiny-0000 tiny\n0.1 merged/hollow-0000 hollow\n")
-    weights = data_root / "weights.txt"
-    weights.write_text(weights.read_text().replace("0.3 ", "0 "))
-    with caplog.at_level(logging.WARNING):
-        splits = description(build(data_root))["splits"]
-    prefixes = {name: [dataset["prefix"] for dataset in splits[name]["files"]] for name in splits}
-    kept = ["merged/b-0000", "merged/a-0001"]
-    assert prefixes == {"train": [*kept, "merged/tiny-0000"], "valid": kept}
-    assert "merged/tiny-0000: left out of the valid split" in caplog.text
-    assert "merged/a-0000: left out of the train split: has weight 0" in caplog.text
-
-
 def test_a_small_blend_may_draw_more_than_megatron_requests(tmp_path: Path) -> None:
     """Every dataset's share is rounded up: the large one gives more than Megatron requests."""
     names = ["large", *(f"small{number}" for number in range(20))]
@@ -281,8 +262,6 @@ def test_a_small_blend_may_draw_more_than_megatron_requests(tmp_path: Path) -> N
         ({"seed": -1}, "seed: -1"),
         ({"seed": 2**32}, "seed: 4294967296"),
         ({"split": "949"}, "949"),
-        ({"split": "100,0,0"}, "split: nothing to validate on"),
-        ({"split": "80,19.99,0.01"}, "no dataset has a document for the test split"),
         ({"weights": Path("nowhere.txt")}, "nowhere.txt"),
         ({"train_samples": None}, "give --train-samples or --epochs"),
         ({"epochs": ["1"]}, "give --train-samples or --epochs"),

@@ -37,16 +37,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 AS_SPLIT = sequence(split(regex=REGEXES["GPT-2"]), BYTES)
 SIGNS = [
-    "a",
-    "s",
-    "re",
-    "LL",
-    "1",
-    "½",
-    "!",
-    "'",
-    " ",
-    "\n",
+    *("a", "s", "re", "LL", "1", "½", "!", "'", " ", "\n"),
     "\u3000",
     "\u00a0",
     "é",

@@ -21,6 +21,7 @@ from tokamake.errors import UserError
 from tokamake.files import atomic
 
 _CHUNK = 1 << 20
+_DOCUMENTS_AT_ONCE = 1 << 14
 _NO_NUMBERS = np.zeros(0, np.int64)
 
 
@@ -179,9 +180,9 @@ def _refuse_negative(dataset: _BrokenDataset, lengths: npt.NDArray[np.int64]) ->
 def _add_eods(dataset: _BrokenDataset, layout: IndexLayout, *, writer: IndexWriter) -> None:
     """Lengthen the last sequence of each document by the EOD token that follows it."""
     tokens = np.memmap(dataset.binary, dataset.dtype, "r")
-    num_documents, start, step = layout.bounds.length - 1, 0, 1 << 14
-    for first in range(0, num_documents, step):
-        bounds = layout.bounds.read(first, min(step, num_documents - first) + 1)
+    num_documents, start = layout.bounds.length - 1, 0
+    for first in range(0, num_documents, _DOCUMENTS_AT_ONCE):
+        bounds = layout.bounds.read(first, min(_DOCUMENTS_AT_ONCE, num_documents - first) + 1)
         lengths = layout.lengths.read(int(bounds[0]), int(bounds[-1] - bounds[0]))
         _refuse_negative(dataset, lengths)
         # Last sequence of each document of the chunk; documents without sequences have none.
