@@ -92,15 +92,14 @@ def _format(value: Any) -> str:
 
 
 def _result(run: Any) -> list[str]:
-    import pandas as pd
+    from tokamake.report.html_pages import cell
 
     losses, scores = (run.last_loss, run.validation_loss), (run.perplexity, run.bits_per_byte)
     return [
         run.run,
-        f"{run.step:,}",
-        f"{run.consumed_tokens:,}",
-        *("–" if pd.isna(loss) else f"{loss:.4f}" for loss in losses),
-        *("–" if pd.isna(score) else f"{score:,.4f}" for score in scores),
+        *(cell(count, ",") for count in (run.step, run.consumed_tokens)),
+        *(cell(loss, ".4f") for loss in losses),
+        *(cell(score, ",.4f") for score in scores),
     ]
 
 

@@ -5,6 +5,9 @@ Functions here escape all text.
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
+
+import pandas as pd
 
 _STYLE = """
 body { margin: 1.5rem; background: #fff; color: #22272e; max-width: 56rem;
@@ -65,6 +68,11 @@ def sample(prompt: str, text: str, note: str) -> str:
         f'<div class="sample"><strong>{escape(prompt)}</strong>{escape(text)}'
         f'<p class="note">{escape(note)}</p></div>'
     )
+
+
+def cell(value: Any, form: str) -> str:
+    """Format a number, such as with ",.2f"; a missing one (None, NaN, NA) is a dash."""
+    return "–" if pd.isna(value) else format(value, form)
 
 
 def _row(cells: Sequence[str], cell: str = "td") -> str:

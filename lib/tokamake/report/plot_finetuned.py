@@ -84,13 +84,13 @@ def page(results: dict[str, Any], evaluated: dict[str, Any]) -> str:
     sets = html_pages.table(
         ["test set", "rows", *metrics],
         [
-            [name, f"{scores['rows']:,}", *(_shown(scores.get(metric)) for metric in metrics)]
+            [
+                name,
+                f"{scores['rows']:,}",
+                *(html_pages.cell(scores.get(metric), ".4f") for metric in metrics),
+            ]
             for name, scores in evaluated["scores"].items()
         ],
     )
     parts = [("", facts), ("Epochs", epochs), ("Test sets", sets)]
     return html_pages.page(f"Finetuning on {results['task']}", html_pages.sections(parts))
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

@@ -71,7 +71,7 @@ def _documents(row: Any) -> list[str]:
     counts = (getattr(row, name) for name in COUNTS)
     return [
         row.corpus,
-        *("–" if pd.isna(count) else f"{count:,}" for count in counts),
+        *(html_pages.cell(count, ",") for count in counts),
         "–" if pd.isna(row.text_bytes) or not row.tokens else f"{row.text_bytes / row.tokens:.2f}",
         f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
         "–" if median is None else _range(median["shortest"], median["longest"]),
@@ -112,17 +112,12 @@ def _task(steps: dict[str, dict[str, Any]]) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+    return html_pages.cell(value, ",.4f" if isinstance(value, float) else ",")
 
 
 def _scores(name: str, scores: dict[str, Any]) -> list[str]:
     counts = [f"{scores[key]:,}" for key in ("documents", "tokens", "bytes")]
-    measures = [
-        "–" if scores[key] is None else f"{scores[key]:,.{digits}f}"
-        for key, digits in _PLACES.items()
-    ]
+    measures = [html_pages.cell(scores[key], f",.{digits}f") for key, digits in _PLACES.items()]
     return [name, *counts, *measures]
 
 
