@@ -33,7 +33,7 @@ def file_workers() -> int:
     return min(4, len(os.sched_getaffinity(0)))
 
 
-def ahead(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
+def prefetched(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
     """Yield items that a thread computes up to `depth` items ahead of the caller."""
     end = object()
     with ThreadPoolExecutor(1) as pool:

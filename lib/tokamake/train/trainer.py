@@ -14,7 +14,7 @@ from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.preflight.packages import check_packages
 from tokamake.preflight.run import check_run, check_until_step, check_updated, step_of_samples
-from tokamake.runtime.cores import ahead
+from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
@@ -171,7 +171,7 @@ class Trainer(Loop):
             left_out=self.guard.left_out,
         )
         # The next step is read while the device computes.
-        self.steps = report_from_any_rank(ahead(steps), ranks)
+        self.steps = report_from_any_rank(prefetched(steps), ranks)
 
     # ---- The loop ----
 

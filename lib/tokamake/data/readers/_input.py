@@ -11,7 +11,7 @@ from tokamake import plugins
 from tokamake.data.readers._compression import unpack
 from tokamake.data.readers._records import RecordBlock
 from tokamake.errors import UserError
-from tokamake.runtime.cores import ahead
+from tokamake.runtime.cores import prefetched
 
 Bytes = bytes  # inside `Input`, `bytes` is a count
 
@@ -124,7 +124,7 @@ class Input:
             chunks = unpack(chunks, self.compression, path=self.path, block_bytes=CHUNK_BYTES)
         with reading(self.path):
             is_small = self.path.stat().st_size < _SMALL_BYTES
-        return chunks if is_small else ahead(chunks)
+        return chunks if is_small else prefetched(chunks)
 
     def count(self) -> None:
         """Count and hash the bytes of the range, for readers that do not use `chunks`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import blocks, check_columns, damaged, table_errors
-from tokamake.runtime.cores import ahead
+from tokamake.runtime.cores import prefetched
 
 if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
@@ -34,7 +34,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of all record batches as blocks."""
     first_row = 0
     with table_errors(raw):
-        for batch in ahead(_batches(raw, keys)):
+        for batch in prefetched(_batches(raw, keys)):
             yield from blocks(batch, keys, first_row)
             first_row += batch.num_rows
         raw.count()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, table_errors
-from tokamake.runtime.cores import ahead
+from tokamake.runtime.cores import prefetched
 
 if TYPE_CHECKING:
     from tokamake.data.readers._input import Input
@@ -60,7 +60,7 @@ def _row_group(
 ) -> Iterator[RecordBlock]:
     metadata = source.metadata.row_group(group)
     num_rows = 0
-    for batch in ahead(
+    for batch in prefetched(
         source.iter_batches(
             _batch_rows(metadata), row_groups=[group], columns=list(keys), use_threads=False
         )

@@ -16,7 +16,7 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import sample_numbers
 from tokamake.preflight.data import check_trial_samples
 from tokamake.preflight.run import check_run
-from tokamake.runtime.cores import ahead
+from tokamake.runtime.cores import prefetched
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import SampleIds, num_micro_batches, steps_of_rank
@@ -76,7 +76,7 @@ class TrialSteps:
         steps = steps_of_rank(
             self._samples, self.run.train, mesh=self.engine.mesh, consumed_samples=0
         )
-        return report_from_any_rank(ahead(step.micro_batches for step in steps), self._ranks)
+        return report_from_any_rank(prefetched(step.micro_batches for step in steps), self._ranks)
 
     def _random_batches(self) -> Iterator[Sequence[Any]]:
         train, mesh = self.run.train, self.engine.mesh
