@@ -54,14 +54,12 @@ def _training(path: Path) -> Path:
 
 
 def load_format(name: str) -> CheckpointFormat:
-    """Import the module of a format."""
     module: Any = plugins.load(FORMATS, name)
     checked: CheckpointFormat = module
     return checked
 
 
 def title(name: str) -> str:
-    """Name of a format in messages."""
     text: str = plugins.constant(FORMATS, name, "TITLE")
     return text
 

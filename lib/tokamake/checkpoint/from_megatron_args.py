@@ -173,7 +173,6 @@ def _settings(flags: dict[str, list[str]]) -> tuple[dict[str, Any], dict[str, An
 
 
 def _value(target: str, values: list[str], *, flag: str) -> tuple[str, Any]:
-    """Path and value of a setting."""
     target, *names = target.split("|")
     path, is_fixed, fixed = target.partition("=")
     if not (texts := [fixed] if is_fixed else values):

@@ -74,7 +74,6 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
 
 
 def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: str) -> None:
-    """Check the shape of a tensor."""
     if tuple(shape) != tuple(expected):
         raise UserError(
             f"{where}: tensor {name} has shape {list(shape)}, the architecture calls for "

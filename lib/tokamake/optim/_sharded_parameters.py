@@ -63,7 +63,6 @@ class WholeParameters:
         self._known_places: dict[tuple[int, ...], list[list[tuple[Any, ...]]]] = {}
 
     def shape(self, parameter: Tensor) -> tuple[int, ...]:
-        """Shape of the whole parameter."""
         return self._part(parameter).shape
 
     def num_parts(self, parameter: Tensor) -> int:
@@ -204,7 +203,6 @@ class WholeParameters:
         dist.all_reduce(values, group=group)
 
     def all_gather_object(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
-        """The values of all ranks of a group."""
         values: list[Any] = [None] * self.size(group)
         dist.all_gather_object(values, value, group=group)
         return values
@@ -251,7 +249,6 @@ def _owned(shapes: Sequence[tuple[int, ...]], size: int) -> list[list[int]]:
 
 
 def _sizes(place: tuple[Any, ...], shape: tuple[int, ...]) -> list[int]:
-    """Shape of a part."""
     return [len(range(*each.indices(size))) for each, size in zip(place, shape, strict=True)]
 
 

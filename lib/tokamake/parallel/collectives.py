@@ -81,11 +81,9 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: TensorFunction, backward: TensorFunction) -> Tensor:
-        """Apply `forward` and remember `backward`."""
         ctx.of_gradient = backward
         return forward(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Apply `backward` to the gradient."""
         return ctx.of_gradient(gradient), None, None

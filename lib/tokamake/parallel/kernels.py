@@ -91,12 +91,10 @@ class ForCPU:
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """See `Kernel`."""
         return block.q_BHLK.device.type == "cpu"
 
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """See `Kernel`."""
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK)
         y_BHLK, lse_BHL = cpu_flash_attention(*tensors, 0.0, block.causal, attn_mask=block.bias)
         return y_BHLK, lse_BHL
@@ -105,7 +103,6 @@ class ForCPU:
     def backward(
         block: AttentionBlock, dy_BHLK: Tensor, y_BHLK: Tensor, lse_BHL: Tensor
     ) -> Gradients:
-        """See `Kernel`."""
         tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, y_BHLK, lse_BHL)
         gradients: Gradients = cpu_flash_attention_backward(
             dy_BHLK, *tensors, 0.0, block.causal, attn_mask=block.bias
@@ -128,14 +125,12 @@ class Flash:
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """See `Kernel`."""
         if block.bias is not None or block.q_BHLK.shape[-1] % 8:
             return False
         return _allowed(block, "can_use_flash_attention", grouped=block.repeats > 1)
 
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """See `Kernel`."""
         y_BHLK, lse_BHL, *_ = flash_attention(
             block.q_BHLK, block.k_BGSK, block.v_BGSK, 0.0, block.causal, scale=block.scale
         )
@@ -164,7 +159,6 @@ class MemoryEfficient:
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """See `Kernel`."""
         lengths = block.q_BHLK.shape[2], block.k_BGSK.shape[2]
         if any(length % _LSE_ALIGNMENT for length in lengths) or block.q_BHLK.shape[-1] % 8:
             return False
@@ -172,7 +166,6 @@ class MemoryEfficient:
 
     @staticmethod
     def forward(block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """See `Kernel`."""
         whole = _ungrouped(block)
         y_BHLK, lse_BHL, *_ = efficient_attention(
             whole.q_BHLK, whole.k_BGSK, whole.v_BGSK, whole.bias, True, 0.0, whole.causal

@@ -39,7 +39,6 @@ def rank_of_stage(schedule: str, stage: int, *, ranks: int) -> int:
 
 
 def stages_of_rank(schedule: str, rank: int, *, ranks: int, num_stages: int) -> list[int]:
-    """Stages of a pipeline rank, ascending."""
     stages = range(num_stages)
     return [stage for stage in stages if rank_of_stage(schedule, stage, ranks=ranks) == rank]
 

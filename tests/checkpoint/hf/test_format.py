@@ -13,9 +13,11 @@ from transformers import AutoConfig
 from tests.support import gpts, hf_folder, llamas
 from tests.support.families import FAMILIES
 from tests.support.hf_files import SHARD, pickled, reference
+from tests.support.hf_tensors import from_hf
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.hf import format as hf_format
+from tokamake.checkpoint.model_tensors import to_model
 from tokamake.checkpoint.tensors import chunks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -62,6 +64,9 @@ def test_files_of_transformers_are_read_and_written_again(tmp_path: Path, name: 
     assert len([*whole.glob("*.safetensors")]) == 1 < len([*sharded.glob("*.safetensors")])
     architecture, expected = hf_folder.read(whole)
     assert architecture == MODELS[name]
+    tensors = from_hf(architecture, gpts.tensors_of(model))
+    assert expected.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[key]) for key, tensor in expected.items())
     for folder in (whole, sharded):
         assert hf_format.find(folder) == folder
         opened = hf_format.open_checkpoint(folder)
@@ -126,11 +131,18 @@ def test_tensors_saved_as_transposed_views_are_read(tmp_path: Path) -> None:
 
 
 def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
-    gpts.reference(LEARNED, multi_query=False).save_pretrained(tmp_path)
+    model = gpts.reference(LEARNED, multi_query=False)
+    model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt_bigcode"
     opened = hf_format.open_checkpoint(tmp_path)
     assert opened.notes["model_type"] == "gpt_bigcode"
-    check(opened, hf_folder.read(tmp_path)[1])
+    assert opened.architecture == LEARNED
+    tensors = hf_folder.read(tmp_path)[1]
+    check(opened, tensors)
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        ours = to_model(LEARNED, tensors)(tokens)
+        torch.testing.assert_close(ours, model(tokens).logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +180,9 @@ def test_a_stored_copy_of_the_tied_output_layer_is_compared(
     check(hf_format.open_checkpoint(tmp_path), expected)
     other = embedding.clone()
     other[-1, -1] += 1
+    save_file(tensors | {"lm_head.weight": other}, file)
+    with pytest.raises(UserError, match=r"lm_head\.weight differs .* set it to false"):
+        hf_format.open_checkpoint(tmp_path)
     for head in (other, embedding.bfloat16(), embedding[:-1].clone(), embedding[:0].clone()):
         save_file(tensors | {"lm_head.weight": head}, file)
         with pytest.raises(UserError, match=r"safetensors: .*tensor lm_head\.weight (differs|has)"):

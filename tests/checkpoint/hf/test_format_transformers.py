@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import hf_folder
 from tests.support.hf_files import edited
-from tests.support.llamas import ARCHITECTURES, BIASED, label, reference, tensors_of
+from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.hf import config_json
 from tokamake.errors import UserError
@@ -29,22 +29,6 @@ def folder(tmp_path: Path) -> Path:
 def _edit(path: Path, **values: Any) -> None:
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
-
-
-@pytest.mark.parametrize("shard_bytes", [None, 20_000], ids=["single", "sharded"])
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED], ids=label)
-def test_reads_what_transformers_writes(
-    tmp_path: Path, architecture: Any, shard_bytes: int | None
-) -> None:
-    model = reference(architecture)
-    sizes = {"max_shard_size": shard_bytes} if shard_bytes else {}
-    model.save_pretrained(tmp_path, **sizes)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1 or shard_bytes
-    found, tensors = hf_folder.read(tmp_path)
-    assert found == architecture
-    expected = tensors_of(model, architecture)
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[key]) for key, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -67,14 +51,6 @@ def test_transformers_loads_what_we_write(
     again, tensors = hf_folder.read(tmp_path / "a")
     assert again == architecture
     assert {tensor.dtype for tensor in tensors.values()} == {dtype}
-
-
-def test_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
-    for copy in ("a", "b"):
-        hf_folder.write(tmp_path / copy, PLAIN, random_tensors(PLAIN, 1))
-    for file in (tmp_path / "a").iterdir():
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
-        assert file.stat().st_mode == (tmp_path / "a" / "config.json").stat().st_mode
 
 
 def test_a_failed_write_leaves_the_old_folder(
@@ -103,17 +79,6 @@ def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     save_file(load_file(file) | extra, file)
     assert hf_folder.read(folder)[1].keys() == random_tensors(PLAIN, 0).keys()
-
-
-def test_a_stored_copy_of_the_tied_output_layer_is_left_out(tmp_path: Path) -> None:
-    hf_folder.write(tmp_path, TIED, random_tensors(TIED, 1))
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
-    assert "lm_head.weight" not in hf_folder.read(tmp_path)[1]
-    save_file(tensors | {"lm_head.weight": torch.ones(131, 64)}, file)
-    with pytest.raises(UserError, match=r"lm_head\.weight differs .* set it to false"):
-        hf_folder.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,49 +11,17 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.test_init_model import words
 from tests.support import hf_folder, runs
 from tests.support.forked import train
-from tests.support.gpts import ALIBI, ARCHITECTURES, LEARNED, MQA, reference
+from tests.support.gpts import ARCHITECTURES, LEARNED, MQA, reference
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.init_model import init_model
-from tokamake.checkpoint.model_tensors import to_model
-from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 
 def edit(path: Path, **values: Any) -> None:
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
-
-
-def test_multi_head_bigcode_models_are_read(tmp_path: Path) -> None:
-    model = reference(LEARNED, multi_query=False)
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gpt_bigcode"
-    architecture, tensors = hf_folder.read(tmp_path)
-    assert architecture == LEARNED
-    tokens = torch.arange(24).view(2, 12)
-    with torch.no_grad():
-        logits = to_model(architecture, tensors)(tokens)
-        torch.testing.assert_close(logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("architecture", [LEARNED, ALIBI], ids=["gpt2", "bloom"])
-def test_names_without_prefix_and_old_buffers_are_read(
-    tmp_path: Path, architecture: Architecture
-) -> None:
-    reference(architecture).save_pretrained(tmp_path)
-    expected = hf_folder.read(tmp_path)[1]
-    file = tmp_path / "model.safetensors"
-    tensors = {n.removeprefix("transformer."): t for n, t in load_file(file).items()}
-    old = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}
-    save_file(tensors | (old if architecture == LEARNED else {}), file)
-    stored_tensors = hf_folder.read(tmp_path)[1]
-    assert stored_tensors.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored_tensors.items())
-    save_file({n: t for n, t in tensors.items() if n != "ln_f.bias"}, file)
-    with pytest.raises(UserError, match=r"tensor transformer\.ln_f\.bias is missing"):
-        hf_folder.read(tmp_path)
 
 
 def test_a_stored_copy_of_a_tied_output_layer_is_ignored(tmp_path: Path) -> None:

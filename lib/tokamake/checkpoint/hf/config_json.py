@@ -105,7 +105,6 @@ def format_for(architecture: Architecture) -> HFFormat:
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
-    """Read generation_config.json."""
     file = path / GENERATION_CONFIG if path.is_dir() else path
     value = files.read_json(file, REMEDY)
     if not isinstance(value, dict):

@@ -271,7 +271,6 @@ def _add(states: OptimizerStates, file: Path, *, entry: _ParameterStates) -> Non
 def _extent(
     file: Path, name: str, *, state: PickledTensor, parameter: TensorSlice, prefix: str
 ) -> Extent:
-    """Return the extent of a parameter's state."""
     chunks = (*state_chunks(parameter.chunks, prefix),)
     extent = torch_archive.extent(file, name, state, chunks)
     return replace(extent, is_replica=parameter.is_replica)

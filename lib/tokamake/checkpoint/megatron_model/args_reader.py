@@ -40,7 +40,6 @@ class Description:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Architecture of the model; see `architecture_of`."""
         return architecture_of(
             self.args,
             self.file,

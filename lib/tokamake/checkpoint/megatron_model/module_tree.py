@@ -231,7 +231,6 @@ def _by_current_name(module: Any, expected: Container[str] = ()) -> dict[str, An
 
 
 def layer_numbers(module: Any) -> set[int]:
-    """Return the numbers of the layers with tensors in a module."""
     matches = (_LAYER.search(name) for name in _by_current_name(module))
     return {int(match[1]) for match in matches if match}
 

@@ -85,7 +85,6 @@ class TensorParallelRank:
             )
 
     def embedding(self) -> dict[str, TensorSlice]:
-        """Tensors of the embedding."""
         slices = {"word_embeddings.weight": self._vocabulary("model.embed_tokens.weight")}
         family = plugins.load("models/*/megatron", self.architecture.family)
         for name, ours in getattr(family, "EMBEDDING", {}).items():
@@ -116,7 +115,6 @@ class TensorParallelRank:
     def _stacked(
         self, module: MegatronModule, ours: list[str]
     ) -> Iterator[tuple[str, TensorSlice]]:
-        """Tensors of each of a stack of modules."""
         names = [f"{name}.{kind}" for name in ours for kind in _KINDS]
         shapes = {name: self._shapes[name] for name in names if name in self._shapes}
         number = next(iter(shapes.values()))[0]
@@ -127,7 +125,6 @@ class TensorParallelRank:
                 yield name.format(index), tensor._replace(chunks=chunks)
 
     def _module(self, module: MegatronModule, ours: list[str]) -> Iterator[tuple[str, TensorSlice]]:
-        """Tensors of a module, by name."""
         match module.split:
             case "heads":
                 slices = self._fused_qkv(module.name, *ours)

@@ -107,7 +107,6 @@ def _description(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _plan(source: TensorSource, *, target: Target) -> Iterator[PlannedArchive]:
-    """Plan an archive for each tensor, in the source's order."""
     for key, shape in source.shapes.items():
         if not key.startswith((_WEIGHTS, _STATES)):
             continue

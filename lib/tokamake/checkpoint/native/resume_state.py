@@ -33,7 +33,6 @@ class GuardState(NamedTuple):
         return cls(recent, float(value["rate_factor"]), tuple(value["skipped"]))
 
     def to_json(self) -> dict[str, Any]:
-        """The state for state.json."""
         losses, norms = zip(*self.recent, strict=True) if self.recent else ((), ())
         return {
             "losses": losses,
@@ -140,7 +139,6 @@ class ResumeState(NamedTuple):
         return self._replace(digest=later.digest, lineage=lineage)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of state.json."""
         return {
             **self._asdict(),
             "lineage": [change._asdict() for change in self.lineage],

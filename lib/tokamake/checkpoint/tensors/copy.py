@@ -212,7 +212,6 @@ class _TensorCopier:
         )
 
     def _write(self, elements: Array, target: FileChunk, *, slices: Slices, dtype: Dtype) -> None:
-        """Write elements of a dtype, cast to the target's."""
         extent, _ = target
         content = cast.converted(elements, dtype, target=extent.dtype)
         if not self._check_finite(content, extent.dtype) and extent.dtype != dtype:

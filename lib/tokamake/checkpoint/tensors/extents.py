@@ -64,7 +64,6 @@ class Chunk(NamedTuple):
 
 
 def whole_slices(shape: Iterable[int]) -> Slices:
-    """Return the slices of a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
@@ -213,5 +212,4 @@ class PlannedTensor:
         return _dense(self.shape)
 
     def extent(self, file: Path, name: str, offset: int) -> Extent:
-        """Return where it lies in a file."""
         return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_replica)

@@ -252,7 +252,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 def _planned(
     model: Iterable[ShardedTensor], checkpoint: Checkpoint, *, target: Target, with_states: bool
 ) -> Iterator[PlannedArchive]:
-    """Plan an archive for each tensor of each layer."""
     for sharded in model:
         places = product(*map(range, sharded.stack))
         for place, member in zip(places, sharded.members, strict=True):
@@ -301,7 +300,6 @@ def _under_second_keys(
 
 
 def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the keys of extra states."""
     architecture = checkpoint.architecture
     stacks = {stack_of(architecture): architecture.num_hidden_layers}
     further = {}

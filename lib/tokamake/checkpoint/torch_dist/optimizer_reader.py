@@ -77,7 +77,6 @@ class StoredModel:
 
 
 def is_state(key: str) -> bool:
-    """Whether a tensor belongs to the optimizer."""
     return key.startswith(("optimizer.", "chained_"))
 
 
@@ -161,7 +160,6 @@ def _add_settings(
 def _from_buckets(
     folder: Path, contents: Contents, *, stored: Mapping[str, WholeTensor], model: StoredModel
 ) -> OptimizerStates:
-    """Locate states in buckets."""
     groups: dict[int, dict[tuple[int, int], dict[str, str]]] = defaultdict(dict)
     for key in stored:
         match = _BUCKET.fullmatch(key)

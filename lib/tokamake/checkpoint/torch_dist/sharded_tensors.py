@@ -68,7 +68,6 @@ class ShardedTensor(NamedTuple):
         return (*self.stack, *self.members[0].shape)
 
     def of_layer(self, number: int) -> tuple[TensorSlice, ...]:
-        """The tensors of a layer."""
         size = len(self.members) // self.stack[0]
         return self.members[number * size : (number + 1) * size]
 

@@ -73,7 +73,6 @@ def _read_file(
 
 
 def _parse_archive(file: Path, stream: IO[bytes], *, chunk: _ArchivedChunk) -> _ArchiveLayout:
-    """Parse an archive."""
     key, (_, size, _), (_, start, length) = chunk
     tensor = _parse(file, stream, key=key, location=chunk.location)
     if not isinstance(tensor, pickle_reader.PickledTensor) or tensor.shape != size:

@@ -180,7 +180,6 @@ class _TensorUnpickler(pickle.Unpickler):
         return self._globals.find(module, name)
 
     def read(self) -> Any:
-        """Return the content of the pickle."""
         content = self.load()
         self._globals.check(content)
         return content

@@ -131,11 +131,9 @@ class EncoderDecoder(LanguageModel):
     decoder: LayerStack
 
     def build_cross_attention(self) -> CrossAttention:
-        """Build the cross-attention of a layer of the decoder."""
         return CrossAttention(self.architecture, self.mesh)
 
     def build_decoder_layer(self) -> DecoderLayer:
-        """Build a layer of the decoder."""
         return DecoderLayer(
             self.build_norm,
             self.build_attention(),

@@ -135,7 +135,6 @@ class KeyValueCache:
 
     @property
     def this_pass(self) -> CachePass:
-        """The pass that runs."""
         assert self._pass is not None, "begin a pass first"
         return self._pass
 

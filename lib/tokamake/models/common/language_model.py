@@ -154,7 +154,6 @@ class LanguageModel(nn.Module):
         return TransformerLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
     def add_layers(self, numbers: range) -> None:
-        """Add the layers of this stage."""
         self.layers = nn.ModuleDict({str(number): self.build_layer() for number in numbers})
         for number, layer in self.layers.items():
             attention: Any = layer.self_attn
@@ -183,7 +182,6 @@ class LanguageModel(nn.Module):
             self.lm_head = self.build_output()
 
     def build_output(self) -> nn.Linear:
-        """Build the output layer."""
         vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
         assert vocab_size is not None
         return ColumnParallelLinear(hidden, vocab_size, mesh=self.mesh)

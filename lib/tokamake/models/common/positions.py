@@ -57,13 +57,11 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-        """Rotate by the angles."""
         ctx.save_for_backward(cos_LK, sin_LK)
         return _rotated(x_BHLK, cos_LK, sin_LK, 1)
 
     @staticmethod
     def backward(ctx: Any, grad_BHLK: Tensor) -> tuple[Tensor, None, None]:
-        """Rotate back."""
         cos_LK, sin_LK = ctx.saved_tensors
         return _rotated(grad_BHLK, cos_LK, sin_LK, -1), None, None
 

@@ -83,7 +83,6 @@ class _Unscaled(nn.Module):
         self._factor = math.sqrt(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled queries."""
         return x * self._factor
 
 

@@ -63,7 +63,6 @@ class Model(EncoderDecoder):
         self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
 
     def add_output(self) -> None:
-        """Add the bias of the vocabulary."""
         super().add_output()
         self.head = VocabularyBias(self.architecture, self.mesh)
 

@@ -84,7 +84,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -> Iterator[Extent]:
-    """Yield the extents of a rank's weights."""
     trees = [*pipeline.layers(rank)]
     if len(trees) != len(numbers):
         raise UserError(
@@ -97,7 +96,6 @@ def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -
 
 
 def _layer_numbers(folder: Path) -> list[int]:
-    """Return the layer numbers in the names of the files."""
     names = sorted(entry.name for entry in folder.iterdir())
     if numbers := sorted({int(m[1]) for name in names if (m := _LAYER.fullmatch(name))}):
         return numbers

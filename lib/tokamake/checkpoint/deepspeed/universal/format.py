@@ -94,7 +94,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _states(
     folder: Path, folder_of: Mapping[str, Path], *, rank: TensorParallelRank
 ) -> OptimizerStates:
-    """Locate weights and optimizer states."""
     states = OptimizerStates()
     has_root = any(name.startswith(f"{module_tree.ROOT}.") for name in folder_of)
     slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
@@ -163,7 +162,6 @@ def _settings_note(zero: Path) -> dict[str, Any]:
 
 
 def _check_same_files(folders: Iterable[Path]) -> None:
-    """Check that all parameters have the same files."""
     names_of = {folder: {file.name for file in folder.glob("*.pt")} for folder in folders}
     expected = {name for names in names_of.values() for name in names}
     for folder, names in names_of.items():
@@ -196,7 +194,6 @@ def _param(file: Path) -> PickledTensor:
 
 
 def _add_parameter(states: OptimizerStates, folder: Path, *, tensor: TensorSlice) -> None:
-    """Add the weights and states in a parameter's folder."""
     for file in sorted(folder.glob("*.pt")):
         kind = file.stem
         prefix = MODEL if kind == _WEIGHTS else f"optimizer.{kind}."
