@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.support import hf_folder, plug_ins
 from tests.support.model_ranks import cut
 from tests.support.paths import ROOT
 from tests.support.random_tensors import random_tensors
+from tests.support.ranks import spawn
 from tests.support.runs import losses, make_run, prepare, train_here, weights, write_start
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors, writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorParallelRank
+from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.checkpoint.torch_dist.sharded_tensors import sharded_tensors
 from tokamake.config.architecture import Architecture
@@ -31,7 +34,9 @@ from tokamake.optim._groups import parameter_groups, part_hidden_matrices
 from tokamake.parallel import collectives
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.sharding import parameter_chunks
 from tokamake.parallel.tensor import Placement, placements
+from tokamake.train import memory
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
 
@@ -209,3 +214,52 @@ def test_the_estimate_of_memory_counts_all_experts(shape: Architecture, tmp_path
     needed = estimate(with_precision(read_run(start_run(tmp_path, shape)), CPU), 1, CPU)
     number = sum(torch.Size(size).numel() for size in model_tensors.shapes(shape).values())
     assert (needed.weights, needed.optimizer) == (4 * number, 8 * number)
+
+
+class ExpertMesh(Mesh):
+    """A mesh with ranks that share experts, each with some of them."""
+
+    expert = Axis()
+
+
+def save_experts(folder: Path, whole: Tensor) -> None:
+    """Save a stack that two ranks share by experts, and two tensor-parallel ranks by rows."""
+    rank = dist.get_rank()
+    mesh = ExpertMesh(tensor=Axis(rank % 2, 2), copy=((0, 2), (1, 3)))
+    object.__setattr__(mesh, "expert", Axis(rank // 2, 2))
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.empty(2, 12, 8))
+    placed = {"weight": Placement(1, axes=(("expert", 0),))}
+    (chunk,) = parameter_chunks(
+        module,
+        placed,
+        mesh=mesh,
+        shapes={"weight": (4, 24, 8)},
+        saved_names={"weight": "weight"},
+        tied_output=None,
+    )
+    chunk.local.data = whole[chunk.place].clone()
+    layout = training_state.StateLayout(mesh, CPU)
+    tensors = training_state.tensors_of([chunk], {}, layout=layout, kinds={})
+    assert dist.group.WORLD is not None
+    training_state.save(
+        folder, tensors, description={}, rank_state=0, group=dist.group.WORLD
+    ).result()
+
+
+@pytest.mark.ranks
+def test_a_placement_names_further_axes_of_the_mesh(tmp_path: Path) -> None:
+    whole = torch.randn(4, 24, 8)
+    spawn(save_experts, 4, tmp_path / "saved", whole)
+    read = torch.zeros_like(whole)
+    training_state.fill(tmp_path / "saved", {"model.weight": read}, alone=True)
+    assert torch.equal(read, whole)
+
+
+def test_experts_of_other_ranks_do_not_count_as_shards() -> None:
+    mesh = ExpertMesh()
+    object.__setattr__(mesh, "expert", Axis(0, 2))
+    module: Any = nn.Linear(8, 4, bias=False)
+    module.mesh, module.placements = mesh, {"weight": Placement(axes=(("expert", 0),))}
+    assert memory._own_elements(module, 4) == 32 / 2
+    assert memory._own_elements(module, 1) == 32

@@ -5,6 +5,7 @@ argument; there is no global state. Tensor-parallel ranks are consecutive; then 
 and pipeline, as in Megatron.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -38,6 +39,20 @@ class Mesh:
     """Ranks over which FSDP2 shards parameters: one dimension, or (replicas, shards) for HSDP."""
     copy: tuple[tuple[int, ...], ...] = ((0,),)
     """Global ranks that together hold one copy of this stage: [tensor-parallel rank][shard]."""
+
+    def axis(self, name: str) -> Axis:
+        axis: Axis = getattr(self, name)
+        return axis
+
+    def copy_grid(self, axes: Sequence[str] = ()) -> torch.Tensor:
+        """Global ranks of a copy: [tensor-parallel rank][rank on each of the axes][shard].
+
+        Ranks on one of the further axes are consecutive shards.
+        """
+        ranks = torch.tensor(self.copy)
+        for name in axes:
+            ranks = ranks.unflatten(-1, (-1, self.axis(name).size)).transpose(-1, -2)
+        return ranks
 
 
 SINGLE_RANK = Mesh()

@@ -44,7 +44,7 @@ class ParameterChunk:
     """This rank's part, for the optimizer. It shares memory with `parameter`, or it holds the fp32
     master weights and `parameter` is their rounded copy."""
     placement: Placement
-    """Placement over the tensor-parallel ranks."""
+    """Placement over the ranks of the mesh."""
     shape: torch.Size
     """Shape of the whole parameter."""
     place: tuple[slice, ...]
@@ -159,8 +159,10 @@ def _place(
     parameter: Tensor, shape: torch.Size, *, placement: Placement, mesh: Mesh
 ) -> tuple[slice, ...]:
     ranges = [range(size) for size in shape]
-    if placement.dim is not None:
-        ranges[placement.dim] = part(shape[placement.dim], mesh.tensor)
+    splits = [] if placement.dim is None else [("tensor", placement.dim)]
+    for axis, dim in (*splits, *placement.axes):
+        rows = part(len(ranges[dim]), mesh.axis(axis))
+        ranges[dim] = ranges[dim][rows.start : rows.stop]
     # FSDP2 divides the first dimension of what tensor parallelism leaves of a parameter.
     ranges[0] = ranges[0][_rows_of(parameter)]
     return tuple(slice(rows.start, rows.stop) for rows in ranges)
@@ -169,9 +171,9 @@ def _place(
 def _groups(
     parameter: Tensor, placement: Placement, *, mesh: Mesh
 ) -> tuple[dist.ProcessGroup, ...]:
-    groups = []
-    if placement.dim is not None and mesh.tensor.group is not None:
-        groups.append(mesh.tensor.group)
+    axes = [] if placement.dim is None else [mesh.tensor]
+    axes += [mesh.axis(name) for name, _ in placement.axes]
+    groups = [axis.group for axis in axes if axis.group is not None]
     if _is_dtensor(parameter) and parameter.device_mesh.size(-1) > 1:
         # With replicas (HSDP), the first dimension of this mesh holds them; the last one shards.
         groups.append(parameter.device_mesh.get_group(-1))

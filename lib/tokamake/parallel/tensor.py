@@ -30,6 +30,9 @@ class Placement:
     """Dimension that tensor-parallel ranks divide, as by `torch.chunk`; None: replicated."""
     partial: bool = False
     """Whether gradients are partial: they must be summed over the tensor-parallel ranks."""
+    axes: tuple[tuple[str, int], ...] = ()
+    """Further axes of the mesh that divide it, such as ranks that share experts, and the dimension
+    that each divides. They are taken from the ranks that shard parameters."""
     decays: bool | None = None
     """Whether it has weight decay; None: if it has two or more dimensions."""
     hidden: bool | None = None

@@ -16,6 +16,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.models.common.activation_memory import SavedActivations
 from tokamake.parallel.mesh import planned
 from tokamake.parallel.pipeline import stages_of_rank
+from tokamake.parallel.tensor import placements
 from tokamake.train.numerics import precision_of
 
 _FP32_BYTES = 4
@@ -111,12 +112,13 @@ def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
     gathered = max(layers) + total - sum(layers) if by_layers else total
     accumulates = setup.num_batches > 1
     whole_gradients = accumulates and uses_fsdp and (train.zero_stage < 2 or pipelined)
+    own = sum(_own_elements(module, shards) for module in modules)
     optimizer = train.optimizer.facts
     num_states = [*optimizer.state.values()].count("like_parameter")
     return Estimate(
-        weights=_FP32_BYTES * total / shards + setup.dtype_bytes * gathered * has_copies,
-        gradients=_FP32_BYTES * total * whole_gradients + _FP32_BYTES * total / shards,
-        optimizer=optimizer.state_bytes * num_states * total / shards,
+        weights=_FP32_BYTES * own + setup.dtype_bytes * gathered * has_copies,
+        gradients=_FP32_BYTES * total * whole_gradients + _FP32_BYTES * own,
+        optimizer=optimizer.state_bytes * num_states * own,
         activations=_activations(run, setup, modules=modules, rank=rank),
         together=accumulates,
     )
@@ -140,6 +142,16 @@ def _modules(run: Run, rank: int) -> list[Any]:
 
 def _num_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _own_elements(module: Any, shards: int) -> float:
+    """Elements of parameters of which a rank keeps master weights and states."""
+    own = 0.0
+    for name, placement in placements(module).items():
+        # Further axes are taken from the ranks that shard the parameters.
+        taken = math.prod(module.mesh.axis(axis).size for axis, _ in placement.axes)
+        own += module.get_parameter(name).numel() / max(1, shards // taken)
+    return own
 
 
 def _activations(run: Run, setup: _Setup, *, modules: list[Any], rank: int) -> float:

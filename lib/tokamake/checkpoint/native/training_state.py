@@ -38,30 +38,36 @@ class StateLayout:
     """Turns this rank's tensors into parts of whole tensors."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
-        self._mesh: DeviceMesh | None = None
-        ranks = torch.tensor(mesh.copy)
-        if ranks.numel() > 1:
-            # Tensor parallelism first: shards are parts of a tensor-parallel rank's tensor.
-            names = ("tensor", "shards")
-            self._mesh = mesh_without_groups(device.type, ranks, names=names)
+        self._mesh, self._device_type = mesh, device.type
+        self._is_alone = mesh.copy_grid().numel() == 1
+        self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
 
     def whole(self, chunk: ParameterChunk, local: Tensor) -> Tensor:
         """Wrap this rank's part of a parameter, or of its state, as a part of the whole tensor."""
-        if self._mesh is None:
+        if self._is_alone:
             return local
-        dim = chunk.placement.dim
+        dim, axes = chunk.placement.dim, chunk.placement.axes
         tensor_placement: Placement = Replicate() if dim is None else Shard(dim)
         is_sharded = isinstance(chunk.parameter, DTensor)
         shard_placement: Placement = Shard(0) if is_sharded else Replicate()
+        of_axes = (Shard(dim) for _, dim in axes)
         stride = torch.empty(chunk.shape, device="meta").stride()
         return DTensor.from_local(
             local.detach(),
-            self._mesh,
-            [tensor_placement, shard_placement],
+            self._device_mesh(tuple(name for name, _ in axes)),
+            [tensor_placement, *of_axes, shard_placement],
             run_check=False,
             shape=chunk.shape,
             stride=stride,
         )
+
+    def _device_mesh(self, axes: tuple[str, ...]) -> DeviceMesh:
+        if axes not in self._meshes:
+            # Tensor parallelism first: shards are parts of a tensor-parallel rank's tensor.
+            names = ("tensor", *axes, "shards")
+            ranks = self._mesh.copy_grid(axes)
+            self._meshes[axes] = mesh_without_groups(self._device_type, ranks, names=names)
+        return self._meshes[axes]
 
 
 def tensors_of(
