@@ -13,7 +13,7 @@ namespace tokamake {
 // Evenness. Up to a point x, a dataset gives n x samples, with an error of at most 1/2. Let m be
 // the number of datasets, N the sum of all n, and p = n / N. After L samples, the errors of all
 // datasets add up to L - N x. So the dataset has given p L samples with an error of at most (1 - p)
-// times its own error plus p times the errors of the others:
+// times its own error plus p times the errors of the other factors:
 //   (1 - p) / 2 + p (m - 1) / 2.
 // This is below 1/2 for p <= 1 / m, and at most 1 for p <= 1 / (m - 2) and for every dataset if
 // m <= 3. After N samples each dataset has given exactly n.

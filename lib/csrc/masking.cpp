@@ -1,4 +1,4 @@
-// Order of draws: that of megatron-core's BERTMaskedWordPieceDataset and T5MaskedWordPieceDataset.
+// Draws have the order of megatron-core's BERTMaskedWordPieceDataset and T5MaskedWordPieceDataset.
 #include "masking.hpp"
 
 #include <algorithm>

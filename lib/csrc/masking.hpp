@@ -99,7 +99,7 @@ struct MaskedTokens {
   int32_t cls;
   int32_t sep;
   int64_t mask;
-  std::vector<int32_t> random;  // tokens that may replace others
+  std::vector<int32_t> random;  // tokens that may replace a masked token
 };
 
 constexpr int64_t kNoLabel = -100;
@@ -128,7 +128,7 @@ struct SpanTokens {
 
 struct SpanFacts {
   int64_t length;          // tokens of the encoder that are not padding
-  int64_t decoder_length;  // those of the decoder
+  int64_t decoder_length;  // tokens of the decoder
 };
 
 // Lengths of a sample without its tokens: `spans` is one span for each sentinel.

@@ -71,8 +71,8 @@ def atomic(
 ) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths to write; on success fsync and rename them in order, else remove them.
 
-    The last paths are manifests of the others. Old manifests are removed first and new ones are
-    renamed last, so a manifest never exists beside files that it does not describe.
+    The last paths are manifests of the first paths. Old manifests are removed first, new manifests
+    are renamed last: a manifest never exists beside files that it does not describe.
 
     Args:
         optional: paths that need not be written. If one is not, its old file is removed.

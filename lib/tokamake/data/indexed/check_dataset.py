@@ -224,7 +224,7 @@ class TokenScan:
         self._first_invalid: tuple[int, int] | None = None  # position and token
 
     def hash_ranges(self, binary: Path, sizes: list[int]) -> Iterator[HashedRange]:
-        """Yield size and hash of consecutive ranges of these sizes, then of remaining bytes."""
+        """Yield size and hash of consecutive ranges of these sizes, then of the remaining bytes."""
         # One buffer: the kernel would have to clear new memory for each block.
         buffer = memoryview(bytearray(_BLOCK))
         with binary.open("rb", buffering=0) as stream:

@@ -96,7 +96,7 @@ def concatenate(
             for dataset in progress(inputs, label="merge", unit="datasets"):
                 index_checks = _check_index_files(dataset, pool)
                 checks.append(_append(dataset, dtype, output=output))
-                # Compare early: a damaged input should not cost the copy of all others.
+                # Compare early: a damaged input should not cost the copy of all inputs.
                 pending = _compare_finished(pending + index_checks + checks[-1])
             output.finish(check.sha256 for check in pending)
             _compare_finished(pending)

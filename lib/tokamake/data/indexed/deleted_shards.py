@@ -14,7 +14,7 @@ _FILES = ("json", "bin", "idx", "sources")
 
 
 def delete_merged_shards(groups: Iterable[PlannedMerge], shards: Path, *, merged: Path) -> None:
-    """Delete the shards of merged datasets, after all files of these are read once more.
+    """Delete the shards of merged datasets, after all files of the datasets are read once more.
 
     If a merged dataset is damaged, no shard is deleted. Quarantined documents stay: they are in no
     merged dataset.

@@ -1,4 +1,4 @@
-"""Checks of datasets whose manifest states no vocabulary: those of other programs.
+"""Checks of datasets whose manifest states no vocabulary: other programs wrote them.
 
 `index` reads such a dataset once. For datasets of tokamake, the manifest has a hash of the index,
 and the tokenizer's vocabulary bounds every token.

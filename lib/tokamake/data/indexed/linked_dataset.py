@@ -34,7 +34,7 @@ from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 _KEPT = (*SUMS, "text_key", "template", "split_sentences")
-"""Keys of a dataset's manifest that that of the merged dataset states, too."""
+"""Keys that the manifests of a dataset and of the merged dataset share."""
 _MERGING = Lock()
 """Held while a new dataset is written, which already uses all cores."""
 

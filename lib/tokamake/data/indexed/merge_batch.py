@@ -80,7 +80,7 @@ def merge_batch(
     groups = plan_file.batch_merged(plan, batch)
     with alone(summary):
         if linked := [group for group in groups if group.dataset]:
-            # One thread waits for the disk while the others read and hash. Each holds an index.
+            # One thread waits for the disk while other threads read and hash. Each holds an index.
             threads = min(len(os.sched_getaffinity(0)) + 1, len(linked), _MAX_THREADS)
             job_batch.make_each(linked, make_linked, threads=threads)
             sync_file_system(output)

@@ -167,7 +167,7 @@ def _shared_values(dataset: MergeInput) -> dict[str, Any]:
 
 
 def common_dtype(inputs: Iterable[MergeInput]) -> type[np.integer]:
-    """Return the token type of the merged dataset: that of the inputs with integers.
+    """Return the token type of the merged dataset: the type of the inputs with integers.
 
     If all inputs have floating-point tokens, the highest token decides between uint16 and int32.
     """

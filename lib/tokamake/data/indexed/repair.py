@@ -98,7 +98,7 @@ def _open(prefix: Path, eod: int, dtype: str) -> _BrokenDataset:
 def _choose_dtype(
     prefix: Path, layout: IndexLayout | None, *, reason: str, option: str
 ) -> type[np.integer]:
-    """Return the token type of the index, or that of --dtype if the index is unreadable."""
+    """Return the token type of the index, or --dtype if the index is unreadable."""
     types = {dtype.__name__: dtype for dtype in DTYPES.values()}
     name = DTYPES[layout.code].__name__ if layout else option
     if not name:

@@ -9,7 +9,7 @@ from tokamake.errors import UserError
 
 
 def check_tokenizer(prefix: Path, tokenizer: Tokenizer) -> None:
-    """Compare the tokenizer's fingerprint, or that of the one that it extends, with the manifest.
+    """Compare the fingerprint of a tokenizer, or of its base tokenizer, with the manifest.
 
     A dataset of another program has no manifest; it passes unchecked.
     """

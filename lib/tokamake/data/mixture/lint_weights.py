@@ -182,7 +182,7 @@ def _compare_with_table(
     ]
     tokens = {total.corpus: total.tokens or 0 for total in totals}
     if problems or not all(tokens.values()):
-        return problems  # without one corpus, the shares of all others differ too
+        return problems  # without one corpus, the shares of all other corpora differ too
     try:
         expected = shares(rows, tokens, train_tokens=train_tokens, table=table)
     except UserError as error:

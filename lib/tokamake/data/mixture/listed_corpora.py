@@ -1,6 +1,6 @@
 """Corpora of a weighting file that lists existing indexed datasets: `weights` of the config.
 
-The lines of one corpus become a row like those of the table of corpora, with the format indexed.
+The lines of one corpus become a row as in the table of corpora, with the format indexed.
 """
 
 from pathlib import Path

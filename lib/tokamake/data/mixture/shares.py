@@ -29,7 +29,7 @@ def seen_tokens(
 
 
 def _part_tokens(tokens: int, part: splits.FractionRange | None, *, split: str | None) -> int:
-    """Estimate the tokens of a part of the documents, else of those that the split trains on."""
+    """Estimate the tokens of a part of the documents; None: of the training split."""
     if part:
         return round(tokens * (part[1] - part[0]))
     return round(tokens * splits.shares(split)[0]) if split else tokens

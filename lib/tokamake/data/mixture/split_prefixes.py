@@ -54,7 +54,7 @@ class SplitPrefixes:
 
     @property
     def names(self) -> list[str]:
-        """Names of all splits: train, valid, test, then others."""
+        """Names of all splits: train, valid, test, then other names."""
         return list(self._lines)
 
     def lines(self, name: str) -> list[WeightedPrefix]:

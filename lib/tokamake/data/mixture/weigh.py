@@ -1,4 +1,4 @@
-"""Stage `weigh`: write the weighting file of the training, and those of other splits."""
+"""Stage `weigh`: write the weighting files: of the training split, and of other splits."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ def weigh(
 ) -> None:
     """Write the weighting file: divide each corpus' share among its datasets by their tokens.
 
-    A corpus states a weight (its share relative to the others), epochs (how often the training sees
+    A corpus states a weight (a share relative to other corpora), epochs (how often training sees
     it) or a temperature T (its share is in proportion to tokens ** (1 / T)). Corpora with weights
     or temperatures share the tokens that epochs leave.
 
@@ -162,7 +162,7 @@ def _write(path: Path, lines: list[WeightedPrefix], *, root: str) -> None:
 
 
 def split_weights_path(weights: Path, name: str) -> Path:
-    """Path of a split's weighting file beside that of the training: weights.valid.txt."""
+    """Path of a split's weighting file, beside the training split's: weights.valid.txt."""
     return weights.with_name(f"{weights.stem}.{name}{weights.suffix}")
 
 

@@ -143,8 +143,8 @@ def find_prefix(prefix: str, root: Path, *, search: bool) -> str:
 
     Args:
         root: folder of relative prefixes.
-        search: whether a person gave it. Below the folder of a list may be other datasets of these
-            names.
+        search: whether a person gave it. The folder of a list may contain other datasets of
+            the same names.
     """
     variable, is_absolute = os.environ.get(ROOT_VARIABLE), Path(prefix).is_absolute()
     moved, candidates = [], []

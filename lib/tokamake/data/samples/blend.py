@@ -66,7 +66,7 @@ def apportion(weights: list[float], num_samples: int) -> list[int]:
     for number, weight in enumerate(weights):
         if not math.isfinite(weight) or weight < 0:
             raise UserError(f"weights: number {number}: {weight}: give a number of 0 or more")
-    # A float is an integer divided by a power of 2. Times the largest of these powers, all weights
+    # A float is an integer divided by a power of 2. Times the largest power, all weights
     # are integers.
     ratios = [Fraction(weight) for weight in weights]
     scale = max((ratio.denominator for ratio in ratios), default=1)

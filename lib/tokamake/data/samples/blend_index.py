@@ -75,7 +75,7 @@ def find_datasets(
 def _contributing(
     splits: SplitPrefixes, opened: dict[str, IndexedDataset], *, name: str, has_sentences: bool
 ) -> Iterator[WeightedDataset]:
-    """Datasets that contribute to a split. Warns about the others."""
+    """Datasets that contribute to a split. Warns about unused datasets."""
     for line in splits.lines(name):
         dataset = opened[line.prefix]
         num_documents = count_documents(dataset, has_sentences=has_sentences)
@@ -130,7 +130,7 @@ def write_split(
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:
-        # A mixed last epoch would repeat some documents while it drops others.
+        # A mixed last epoch would repeat some documents and drop other documents.
         settings = settings._replace(separate_last_epoch=True)
     indexer = make_indexer(
         settings, epochs_of=epochs_of if num_samples is None else {}, pieces=pieces

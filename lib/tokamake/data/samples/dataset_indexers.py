@@ -1,7 +1,7 @@
 """How the sample index of one dataset is built, for each kind of objective.
 
-`blend_index` calls an indexer for each dataset of a split. The indexes are those of `sample_index`
-for the objective causal, and of `sentence_index` for the others.
+`blend_index` calls an indexer for each dataset of a split. `sample_index` makes the indexes
+of the objective causal, `sentence_index` the indexes of masked and span_corruption.
 """
 
 import logging

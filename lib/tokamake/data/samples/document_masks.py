@@ -1,6 +1,6 @@
 """Loss mask, positions and document numbers that keep the documents of a row apart.
 
-Rows of tokens come from `loader`; the trainer takes the result. The rules are those of Megatron's
+Rows of tokens come from `loader`; the trainer takes the result. The rules are from Megatron's
 get_ltor_masks_and_position_ids: a document begins after an end-of-document token.
 """
 

@@ -60,7 +60,7 @@ def index(
 ) -> None:
     """Build the sample index of every dataset and blend the datasets into one order.
 
-    The arrays equal those of megatron-core for the same datasets, weights and seed. A complete
+    The arrays equal megatron-core's arrays for the same datasets, weights and seed. A complete
     output of the same datasets and options is kept.
 
     Args:

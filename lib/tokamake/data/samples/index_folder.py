@@ -49,7 +49,7 @@ def damaged_file(folder: Path, description: dict[str, Any]) -> Path | None:
 
 
 def existing_splits(folder: Path) -> list[str]:
-    """Names of all splits in a folder, also of those that index.json does not describe."""
+    """Names of all splits in a folder, also of splits that index.json does not describe."""
     return [path.parent.name for path in folder.glob("*/dataset_index.npy")]
 
 

@@ -2,7 +2,7 @@
 
 A sample has one or two parts of a document. Some of its words are masked, always as a whole. Half
 of the samples with two parts swap them: the model learns the order of sentences (arXiv 1909.11942).
-Samples equal those of megatron-core's BERTMaskedWordPieceDataset, with two differences: labels
+Samples equal megatron-core's BERTMaskedWordPieceDataset, with two differences: labels
 without loss are -100, and only tokens after `num_tokens` are padding. megatron-core also takes a
 [PAD] for padding that masking drew as a random token.
 """
@@ -33,7 +33,7 @@ def masked_record(sequence_length: int) -> np.dtype[np.void]:
 
 
 class MaskedSamples(SentenceSamples):
-    """Samples of one split; the fields of a sample are those of `masked_record`."""
+    """Samples of one split; a sample has the fields of `masked_record`."""
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)

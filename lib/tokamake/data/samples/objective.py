@@ -114,7 +114,7 @@ def _vocabulary(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
 def ngram_probabilities(max_ngram: int) -> npt.NDArray[np.float64]:
     """Cumulative probabilities, (max_ngram,), of 1 to `max_ngram` words: in proportion to 1 / n.
 
-    The operations are those of megatron-core and of numpy's `choice`, so that all bits are equal.
+    The operations are the same as in megatron-core and numpy's `choice`: all bits are equal.
     """
     lengths = np.arange(max_ngram, dtype=np.int64) + 1
     shares = 1.0 / lengths

@@ -1,7 +1,7 @@
 """Sample index of one dataset: shuffled documents, concatenated and cut into samples.
 
 The input is the sequence lengths of an indexed dataset. `blend_index` stores the three arrays.
-Names and bytes are those of megatron-core's GPTDataset.
+Names and bytes are the same as in megatron-core's GPTDataset.
 """
 
 from fractions import Fraction

@@ -1,6 +1,6 @@
 """Sample index of one dataset of sentences: the rows of `sentence_mappings` for BERT and T5.
 
-`blend_index` stores it. The rows are those of megatron-core's masked datasets, which shuffle all
+`blend_index` stores it. The rows equal megatron-core's masked datasets, which shuffle all
 epochs together.
 """
 
@@ -38,7 +38,7 @@ class SentenceIndexer:
         self._objective, self._seed = objective, seed
 
     def build(self, dataset: WeightedDataset, num_samples: int) -> SentenceIndex:
-        """Build an index of at least `num_samples` samples: those of whole epochs."""
+        """Build an index of at least `num_samples` samples, in whole epochs."""
         rows = self._epoch(dataset)
         if len(rows) < num_samples:
             rows = self._mapping(dataset, num_epochs=_MAX_SEED, max_num_samples=num_samples)

@@ -1,6 +1,6 @@
 """Samples of sentence data (BERT, T5, ICT): whole sentences of one document, shuffled.
 
-Rows and their order equal those of megatron-core's `build_mapping` and `build_blocks_mapping`.
+Rows and their order are the same as in megatron-core's `build_mapping` and `build_blocks_mapping`.
 """
 
 from typing import NamedTuple

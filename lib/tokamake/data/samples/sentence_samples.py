@@ -32,7 +32,7 @@ class SentenceSample(NamedTuple):
     target: int
     """Most tokens to use."""
     seed: int
-    """Seed of its random numbers, as in megatron-core: that of the run plus its number."""
+    """Seed of its random numbers, as in megatron-core: the run's seed plus the sample's number."""
 
 
 class SentenceSamples(SplitSamples):

@@ -33,7 +33,7 @@ def span_record(sequence_length: int, decoder_length: int) -> np.dtype[np.void]:
 
 
 class SpanCorruptionSamples(SentenceSamples):
-    """Samples of one split; the fields of a sample are those of `span_record`."""
+    """Samples of one split; a sample has the fields of `span_record`."""
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)

@@ -1,6 +1,6 @@
 """Fill-in-the-middle of one sample: choose its documents, cut them and rearrange the parts.
 
-The method is that of Bavarian et al. 2022 (arXiv 2207.14255) as in StarCoder's training. Unlike
+The method is by Bavarian et al. 2022 (arXiv 2207.14255), as in StarCoder's training. Unlike
 there, all random numbers depend only on the seed and the number of the sample.
 """
 
@@ -123,7 +123,7 @@ class Rearranger:
         return [self._prefix, *prefix, self._suffix, *suffix, self._middle, *middle]
 
     def split_texts(self, tokens: Tokens) -> Iterator[tuple[list[int], str]]:
-        """Split tokens into those of texts, with the text, and other tokens, with "".
+        """Split tokens into runs of text, with the text, and special tokens, with "".
 
         Units of a text are its characters. Other tokens are units themselves: special tokens, and
         incomplete characters at the bounds of the sample.

@@ -79,7 +79,8 @@ def _count_characters(ids: list[int], decode: Callable[[list[int]], str]) -> _Ar
     """(tokens,) number of characters that are completed, and begun, up to and with each token.
 
     If a token ends inside a character, the tokens up to it decode to the characters of the text
-    and then to others. Decoding starts at the last token boundary that is a character boundary.
+    and then to other characters. Decoding starts at the last boundary of both a token and a
+    character.
     """
     text = decode(ids)
     completed, begun = [], []
