@@ -286,7 +286,7 @@ def test_checkpoints_of_another_program_are_refused(root: Path) -> None:
     (output(config) / "latest").write_text("global_step9")
     for settings in ({}, CONTINUE):
         make_run(root, "foreign", **settings)
-        assert "settings (those of the checkpoint are not known)" in train(config, code=2)
+        assert "settings (the checkpoint states none)" in train(config, code=2)
     make_run(root, "foreign", on_change="restart")
     train(config)
     assert (config.with_name("training.unknown") / "global_step9").is_dir()

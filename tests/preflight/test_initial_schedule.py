@@ -58,10 +58,12 @@ def test_a_difference_is_named_and_on_change_decides(recorded: dict[str, Any], l
     assert str(caught.value) == (
         f"release: the schedule of the checkpoint and of the config differ: {line}. "
         "train.on_change is refuse: set these as they were, or train.on_change to 'continue', "
-        "which takes those of the config"
+        "which takes the values of the config"
     )
     text = compared(recorded, on_change="continue")
-    assert text.endswith(f"{line}. train.on_change is continue: training takes those of the config")
+    assert text.endswith(
+        f"{line}. train.on_change is continue: training takes the values of the config"
+    )
 
 
 def test_lengths_in_tokens_and_other_checkpoints_are_not_compared() -> None:
@@ -89,4 +91,4 @@ def test_training_stops_or_continues(
     )
     capsys.readouterr()
     assert train_here(config) == 0
-    assert "training takes those of the config" in capsys.readouterr().out
+    assert "training takes the values of the config" in capsys.readouterr().out

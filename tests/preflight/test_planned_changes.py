@@ -167,7 +167,7 @@ def test_what_a_run_cannot_continue_with_fails_the_dry_run(trained: Path) -> Non
     (trained / "architecture.yaml").write_text(
         (trained / "architecture.yaml").read_text().replace("layers: 2", "layers: 3")
     )
-    assert reason().startswith("architecture.num_hidden_layers: the weights are those of another")
+    assert reason().startswith("architecture.num_hidden_layers: the weights belong to another")
 
 
 @pytest.mark.grid

@@ -19,7 +19,7 @@ from tests.support.runs import make_run, prepare, train_here
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.open_samples import open_samples
-from tokamake.preflight.run_digest import initial_digest, run_digest
+from tokamake.preflight.run_digest import run_digest, weights_digest
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import with_precision
@@ -45,7 +45,7 @@ def outlook(config: Path) -> Outlook:
     for split in index["splits"]:
         open_samples(run.index, split=split, data_root=run.data_root)
     verify_data(run, ALONE, index)
-    start = initial_digest(run, ALONE, note=config.with_name(".training.start"))
+    start = weights_digest(run.checkpoint, ALONE, note=config.with_name(".training.start"))
     digest = run_digest(run, index=index, weights=start)
     return damaged_runs.outlook(run.output, digest, lambda _: index["digest"])
 

@@ -17,7 +17,7 @@ would train all runs again."""
 
 
 def without_added_defaults(train: dict[str, Any]) -> dict[str, Any]:
-    """Settings of `train` as JSON, without those of `ADDED_SETTINGS` that have their default."""
+    """Settings of `train` as JSON, without fields of `ADDED_SETTINGS` with their defaults."""
     defaults = TrainSettings().model_dump(mode="json", include={*ADDED_SETTINGS})
     return {
         name: value

@@ -1,8 +1,8 @@
 """Shape of a model, as the files of config/models state it.
 
-A family's `SETTINGS` (lib/tokamake/models/<family>/model.py) lists the fields that it knows beside
-those of all families, with their defaults and choices. Other fields are refused, unless they have
-their default: files of earlier versions state all of them.
+A family's `SETTINGS` (lib/tokamake/models/<family>/model.py) lists its fields, with their defaults
+and choices, beside the fields of all families. Other fields are refused unless they have their
+default: files of earlier versions state all fields.
 """
 
 import math

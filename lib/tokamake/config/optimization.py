@@ -89,7 +89,7 @@ class OptimizerSettings(PlugInSettings):
     newton_schulz_steps: Annotated[int, Field(ge=1, lt=100)] | None = None
     """Newton-Schulz iterations that orthogonalize an update. For muon."""
     matrix_learning_rate_ratio: Positive | None = None
-    """Learning rate of hidden matrices, relative to that of the other parameters. For muon."""
+    """Learning rate of hidden matrices, relative to learning_rate. For muon."""
     beta2_decay: Annotated[float, Field(lt=0, allow_inf_nan=False)] | None = None
     """Exponent d in the weight of the newest squared gradient, step ** d. For adafactor."""
     epsilon2: Positive | None = None

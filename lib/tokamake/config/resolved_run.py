@@ -93,7 +93,7 @@ class Run(Settings):
 
 
 def sample_lengths(run: Run) -> list[int]:
-    """Tokens of a sample in each stack of layers: those of the encoder come first."""
+    """Tokens of a sample in each stack of layers, the encoder first."""
     lengths = [run.train.sequence_length]
     if run.architecture.has_decoder:
         lengths.append(sample_settings(run.train)["decoder_sequence_length"])

@@ -90,9 +90,9 @@ class Config(Settings):
     Other columns are named after settings, for example train.optimizer.learning_rate; their cells
     override the values in this file. Empty: one run."""
     data_set: Annotated[str, Field(pattern=_NAME)] = DEFAULT
-    """Name of the data that the runs share: tokenizer, datasets, report. The files of `default` are
-    in results/data, those of another one in results/data/<data_set>. Another tokenizer, or another
-    table with the same names of corpora, needs another data set."""
+    """Name of the data that the runs share: tokenizer, datasets, report. `default` is in
+    results/data, any other name in results/data/<data_set>. A config with another tokenizer, or
+    with other corpora of the same names, needs another name."""
     replace_data: bool = False
     """Whether data that runs of other configs were trained on may be written again. It is meant for
     one start: `--config replace_data=true`."""

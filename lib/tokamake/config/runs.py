@@ -137,6 +137,6 @@ def _with_overrides(values: dict[str, Any], cells: dict[str, str], *, where: str
             ) from None
     model = overridden.get("model")
     if isinstance(model, dict) and isinstance(model.get("checkpoint"), dict):
-        # The config's architecture is that of the first run; positions may have changed since.
+        # The config states the architecture of the first run; positions may have changed since.
         model["architecture"] = model["architecture"] if "model.architecture" in cells else None
     return overridden

@@ -16,10 +16,10 @@ class BadStepSettings(Settings):
     the newest checkpoint that is whole, and leave out the data of the bad step. lower_rate: skip
     the step, and multiply the learning rate of all later steps by rate_factor."""
     spike: Literal["ignore", "journal", "stop", "skip", "rewind", "lower_rate"] = "journal"
-    """Action if the loss or the gradient norm is far above those of the last good steps. journal:
-    note the step in events.jsonl, and update the weights as usual. ignore: do not look for spikes.
-    The others are those of not_finite, and do not update the weights. The back end deepspeed cannot
-    skip or lower_rate here."""
+    """Action if the loss or the gradient norm is far above the values of the last good steps.
+    ignore: do not look for spikes. journal: note the step in events.jsonl, and update the weights
+    as usual. stop, skip, rewind and lower_rate do not update the weights; see not_finite. The back
+    end deepspeed cannot skip or lower_rate here."""
     spike_threshold: Annotated[float, Field(gt=0)] = 10.0
     """Distance above the median that makes a spike, in robust standard deviations: 1.4826 times the
     median absolute deviation."""

@@ -43,7 +43,7 @@ _OF_START = ("seed ", "step ", "architecture.", "train.finetune ")
 _FIXED = {
     "step": "the run starts at another step",
     "seed": "the order of samples follows from it",
-    "architecture": "the weights are those of another model",
+    "architecture": "the weights belong to another model",
     "train.finetune": "the run starts in another way",
     "train.load_optimizer": "the run starts in another way",
     "train.objective": "the model learns something else",
@@ -64,9 +64,13 @@ class Changes(NamedTuple):
     """Last step of the run with the changes, if the batch sizes have changed."""
 
     def __str__(self) -> str:
-        hidden = len(self.lines) - _MAX_LINES
-        suffix = f" and {hidden} more" if hidden > 0 else ""
-        return ", ".join(self.lines[:_MAX_LINES]) + suffix
+        return shortened(self.lines)
+
+
+def shortened(lines: tuple[str, ...]) -> str:
+    """The first lines, and how many more there are."""
+    hidden = len(lines) - _MAX_LINES
+    return ", ".join(lines[:_MAX_LINES]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 # ---- Comparison ----
@@ -134,7 +138,7 @@ def compare_resolved(run: Run, state: ResumeState, *, current: RunRecord) -> Cha
     known = Known(run.train, settings, current["tokenizers"], start, data)
     changed = compare(run.output, state, known=known)
     if changed is None:
-        return Changes(("settings (those of the checkpoint are not known)",), ("run.yaml is lost",))
+        return Changes(("settings (the checkpoint states none)",), ("run.yaml is lost",))
     if changed.lines:
         return changed
     if read_record(run.output, state.digest) is None:

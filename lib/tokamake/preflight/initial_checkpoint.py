@@ -194,7 +194,7 @@ def check_native(checkpoint: Path, start: "Checkpoint") -> None:
 def check_begun(run: "Run") -> None:
     """Check that a checkpoint to continue is still the one that the run was resolved for.
 
-    Prints a line if it has Megatron's schedule, and that of the run is another one.
+    Prints a line if the checkpoint has Megatron's schedule, and the run has another one.
     """
     from tokamake.preflight.initial_schedule import decide_schedule
 

@@ -127,7 +127,7 @@ def initial_model(run: Config) -> InitialModel:
 
 
 def _decide_schedule(run: Config, initial: Checkpoint) -> None:
-    """Compare the schedule of a Megatron checkpoint with that of a run that has not begun yet."""
+    """Compare the schedules of a Megatron checkpoint and of a run that has not begun yet."""
     state, _ = newest_state(Path(RUN.format(run=run.run)) / "training")
     if not state and (text := decide_schedule(initial, run.train)):
         print(f"tokamake: run {run.run}: {text}", file=sys.stderr)

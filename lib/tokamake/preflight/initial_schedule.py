@@ -28,7 +28,7 @@ _REL_TOLERANCE = 1e-6
 
 
 def decide_schedule(start: "Checkpoint", train: "TrainSettings") -> str:
-    """Compare the schedule of a Megatron checkpoint with that of a run that continues it.
+    """Compare the schedules of a Megatron checkpoint and of a run that continues it.
 
     Returns:
         A line about the differences; empty: there are none.
@@ -43,9 +43,9 @@ def decide_schedule(start: "Checkpoint", train: "TrainSettings") -> str:
     if train.on_change == "refuse":
         raise UserError(
             f"{text}. train.on_change is refuse: set these as they were, or train.on_change to "
-            "'continue', which takes those of the config"
+            "'continue', which takes the values of the config"
         )
-    return f"{text}. train.on_change is {train.on_change}: training takes those of the config"
+    return f"{text}. train.on_change is {train.on_change}: training takes the values of the config"
 
 
 def _differences(schedule: dict[str, Any], train: "TrainSettings") -> Iterator[str]:

@@ -133,7 +133,7 @@ def _is_rebuilt(config: WorkflowConfig, prefix: str, *, record: RunRecord, writt
 
 
 def _token_lines(config: WorkflowConfig, prefix: str) -> Iterator[str]:
-    """Settings of `tokenize` that differ from those of a finished dataset."""
+    """Settings of `tokenize` that differ from a finished dataset."""
     try:
         manifest = read_manifest(Path(config.data_set.folder) / prefix)
     except UserError:  # damaged or deleted: it is written again

@@ -18,7 +18,7 @@ from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import corpus_of, manifest_path
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
-from tokamake.preflight.changes import compare_settings, dataset_lines
+from tokamake.preflight.changes import compare_settings, dataset_lines, shortened
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import OF_MANIFEST
 from tokamake.validation import read_yaml
@@ -26,8 +26,6 @@ from tokamake.validation import read_yaml
 _OF_CORPUS = ("format", "text_key", "template", "filters")
 """Columns of the table of corpora that decide the tokens."""
 _OF_TOKENIZER = ("kind", "vocab_size", "eod", "special_tokens", "train_bytes")
-_MAX_LINES = 6
-"""Changes that a message names."""
 
 
 class Replaced(NamedTuple):
@@ -43,8 +41,7 @@ class Replaced(NamedTuple):
     """Whether the tokenizer is trained again, which all runs of the data set use."""
 
     def __str__(self) -> str:
-        hidden = len(self.lines) - _MAX_LINES
-        return ", ".join(self.lines[:_MAX_LINES]) + (f" and {hidden} more" if hidden > 0 else "")
+        return shortened(self.lines)
 
     def concerns(self, prefix: str) -> bool:
         """Whether a merged dataset of a run is written again, or its tokenizer trained again."""

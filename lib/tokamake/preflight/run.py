@@ -16,6 +16,7 @@ from tokamake.preflight.layout import (
     check_precision,
 )
 from tokamake.preflight.model import check_fim, check_objective
+from tokamake.preflight.packages import check_packages
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,7 @@ def check_run(
 
 def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None:
     """Check a run against its ranks and their device; runs that finetune, too."""
+    check_packages(run.train)
     check_layout(run, world_size)
     check_auxiliary_loss(run)
     check_precision(run.train)

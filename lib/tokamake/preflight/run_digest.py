@@ -99,36 +99,26 @@ def effective_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def initial_digest(
-    run: Run, ranks: Ranks, *, note: Path | None = None, beat: Callable[[], object] = lambda: None
-) -> str:
-    """Hash of the weights that a run starts from; all ranks call this together.
-
-    Random weights follow from settings that the run's digest holds, and from the way to draw them.
-    The arguments are those of `weights_digest`.
-    """
-    if run.checkpoint is None:
-        return files.digest({"random_weights": SCHEME})
-    return weights_digest(run.checkpoint, ranks, note=note, beat=beat)
-
-
 def weights_digest(
-    checkpoint: Path,
+    checkpoint: Path | None,
     ranks: Ranks,
     *,
     note: Path | None = None,
     beat: Callable[[], object] = lambda: None,
 ) -> str:
-    """Hash of the weights of a checkpoint; all ranks call this together.
+    """Hash of the weights that a run starts from; all ranks call this together.
 
+    Random weights follow from settings that the run's digest holds, and from the way to draw them.
     For a checkpoint of a tokamake run, hash the run's digest, the step, and the changes and bad
     steps until there, and read no weights. For other checkpoints, hash all bytes; ranks share the
     files.
 
     Args:
-        checkpoint: its folder, or one whose `latest` names it.
+        checkpoint: its folder, or one whose `latest` names it; None: the weights are random.
         note: file that keeps the hash; bytes are read again only if sizes or times of files change.
     """
+    if checkpoint is None:
+        return files.digest({"random_weights": SCHEME})
     import torch.distributed as dist  # here, because the workflow imports this module
 
     # Only rank 0 looks at the folder: other hosts may still see an older state of it.

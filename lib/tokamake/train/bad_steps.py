@@ -29,8 +29,8 @@ def bad_ranks(values: Sequence[tuple[float, float]]) -> list[int]:
     """Ranks that a bad step comes from, by each rank's loss and squared gradient norm.
 
     Returns:
-        Ranks whose share of the loss is not finite; if there are none, those of the gradient; if
-        there are none, ranks with the largest share of the loss.
+        Ranks whose share of the loss is not finite; else ranks whose gradient is not finite;
+        else ranks with the largest share of the loss.
     """
     for kind in zip(*values, strict=True):
         if ranks := [rank for rank, value in enumerate(kind) if not math.isfinite(value)]:

@@ -1,6 +1,6 @@
 """Compare the datasets and the index of a run with their hashes, before it trains.
 
-The hashes are those of the manifests; for datasets of other programs, those that `index` computed.
+Manifests state the hashes; `index` computed them for datasets of other programs.
 Rank 0 lists the byte ranges to read, and all ranks share them. A note beside the output folder
 keeps size, time and hash of each file that was read: the next job does not read it again.
 """

@@ -1,7 +1,7 @@
 """Log lines and TensorBoard tags of Megatron-LM, for programs that read its logs.
 
-The format is that of megatron/training/training.py in NVIDIA/Megatron-LM, August 2026, with the
-throughput at the end of a line.
+Lines follow megatron/training/training.py in NVIDIA/Megatron-LM, August 2026, with the throughput
+at the end.
 """
 
 import math

@@ -187,7 +187,7 @@ def _num_logits(run: Run, last_stack: _SameLayers) -> float:
 
 
 def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
-    """Layers of a pipeline stage; those of a decoder come after those of its encoder."""
+    """Layers of a pipeline stage: first of the encoder, then of the decoder."""
     architecture, lengths = run.architecture, sample_lengths(run)
     family = plugins.load("models/*/memory", architecture.family)
     sizes = {"size": setup.dtype_bytes, "fused_norm": setup.device_type != "cpu"}

@@ -208,7 +208,7 @@ def model_flops_per_token(run: Run) -> int:
 
 
 def validation(splits: dict[str, Validation]) -> Record:
-    """Entries of a record for validation splits; those of `valid` have no suffix."""
+    """Entries of a record for validation splits; names of the split `valid` have no suffix."""
     return {
         f"validation_{key}" + f"/{name}" * (name != "valid"): value
         for name, each in splits.items()

@@ -152,7 +152,7 @@ class PipelineStages:
         )
 
     def layer_number(self, parameter: str) -> int | None:
-        """Number, among all layers of the model, of that of a parameter; None: it is in none."""
+        """Index, in the whole model, of a parameter's layer; None: it is in no layer."""
         number: int | None = next(iter(self.modules.values())).layer_number(parameter)
         return number
 

@@ -37,8 +37,8 @@ def resolve(
             Without it, the run starts from random weights.
         architecture: File of config/models: the shape of a new model, or the one that the
             checkpoint must agree with.
-        parent: Run whose last checkpoint it is. The fields of `architecture` about positions may
-            then differ from the checkpoint's: the run has those of the file.
+        parent: Run whose last checkpoint it is. `architecture` may then state other
+            positions than the checkpoint; the file decides.
         index: Folder of sample indexes.
         data_root: Folder that the index's prefixes are relative to.
         tokenizer: Tokenizer of the datasets; a new model, fill-in-the-middle and settings about the
@@ -107,8 +107,7 @@ def _from_checkpoint(
 ) -> dict[str, Any]:
     """Where a run that starts from a checkpoint begins, as fields of `Run`.
 
-    Its architecture is that of the checkpoint; if that is of another run, positions are those of
-    the file.
+    The checkpoint decides the architecture; after another run, the file decides positions.
     """
     from tokamake.config.architecture import read_architecture
     from tokamake.preflight.initial_checkpoint import open_initial_checkpoint
@@ -134,7 +133,7 @@ def check_parent_tokenizer(
     if old and not {*new} <= {*old}:
         raise UserError(
             f"model.checkpoint: run {parent} was trained with another tokenizer "
-            f"({old[0][:12]}) than that of the data ({new[0][:12]}); train it with this one first, "
+            f"({old[0][:12]}) than the data ({new[0][:12]}) have; train it with this one first, "
             "or give both runs the same data_set"
         )
 

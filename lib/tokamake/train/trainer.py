@@ -12,7 +12,7 @@ from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
-from tokamake.preflight.packages import check_packages
+from tokamake.preflight.data import IndexContent
 from tokamake.preflight.run import check_run, check_until_step, check_updated, step_of_samples
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped
@@ -66,7 +66,6 @@ def train_run(
         with raise_on_all_ranks():
             index = read_index(run.index)
             check_run(run, index=index, world_size=ranks.world_size, device=device)
-            check_packages(run.train)
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training continues.
@@ -90,7 +89,7 @@ def train_run(
                         write_environment(run)
                 deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
                 job = Job(ranks, device, deadline, heartbeat)
-                trainer = Trainer(run, job, start=start, until_step=until_step)
+                trainer = Trainer(run, job, index=index, start=start, until_step=until_step)
                 state = trainer.train()
                 current, last_step = trainer.run, trainer.last_step
             if state.step < last_step:
@@ -112,7 +111,15 @@ class Trainer(Loop):
         unvalidated: whether an earlier job stopped before the validation of its last step.
     """
 
-    def __init__(self, run: Run, job: Job, *, start: ResumePoint, until_step: int | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        job: Job,
+        *,
+        index: IndexContent,
+        start: ResumePoint,
+        until_step: int | None,
+    ) -> None:
         super().__init__(run, job)
         self._resolved, self._until_step = run, until_step
         self.unvalidated = start.unvalidated
@@ -121,8 +128,8 @@ class Trainer(Loop):
         with raise_on_all_ranks():
             verify = self.ranks.rank == 0  # one rank is enough
             self.samples = training_samples(run, verify=verify)
-            self.validation_splits = open_validation_splits(run, verify=verify)
-        verify_data(run, self.ranks, read_index(run.index), beat=self.heartbeat.beat)
+            self.validation_splits = open_validation_splits(run, index, verify=verify)
+        verify_data(run, self.ranks, index, beat=self.heartbeat.beat)
 
         # ---- Model and optimizer ----
         checkpoint = resume.checkpoint_to_load(run, self.ranks, start=start)

@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import Samples, batches
 from tokamake.data.samples.open_samples import open_samples
 from tokamake.data.samples.sentence_samples import SentenceSamples
@@ -33,12 +32,14 @@ class ValidationSplit(NamedTuple):
         return islice(rows, self.num_steps * num_micro_batches(run.train, mesh))
 
 
-def open_validation_splits(run: Run, *, verify: bool) -> dict[str, ValidationSplit]:
+def open_validation_splits(
+    run: Run, index: dict[str, Any], *, verify: bool
+) -> dict[str, ValidationSplit]:
     """Open the validation splits that fill a global batch; with `verify`, report the others."""
     train, splits = run.train, dict[str, ValidationSplit]()
     if not train.evaluation_steps:
         return splits
-    for name in read_index(run.index)["splits"]:
+    for name in index["splits"]:
         if name == "train":
             continue
         samples = open_samples(run.index, split=name, data_root=run.data_root, verify=verify)

@@ -126,4 +126,4 @@ def test_a_rewind_before_the_data_changed_leaves_out_nothing(
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps(json.loads(path.read_text()) | damage) + "\n")
     assert write(tmp_path, {}, done=4) == BadStepHistory(num_acted=1)
-    assert "step 6: its samples are those of other documents now" in capsys.readouterr().out
+    assert "step 6: its samples have other documents now" in capsys.readouterr().out

@@ -289,7 +289,7 @@ class EngineBase(ABC):
             return None
         sums = torch.zeros((samples.num_corpora, 2), device=self._device)
         if self.stages.has_loss and self.mesh.tensor.rank == 0:
-            # The passes of an optimizer that draws labels come before those of the step.
+            # An optimizer that draws labels makes its passes before the step.
             losses = torch.cat(self.stages.row_losses[-len(batches) :])
             tokens = torch.cat([(batch.labels != NO_LABEL).sum(-1) for batch in batches])
             of_rows = to_device(samples.corpora.flatten(), self._device)

@@ -30,7 +30,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight import changes
 from tokamake.preflight.initial_checkpoint import check_begun
-from tokamake.preflight.run_digest import initial_digest, run_digest
+from tokamake.preflight.run_digest import run_digest, weights_digest
 from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -67,7 +67,7 @@ def locked_output(
             if ranks.rank == 0:
                 lock.enter_context(locked(run.output))
         note = run.output.with_name(f".{run.output.name}.start")
-        weights = initial_digest(run, ranks, note=note, beat=beat)
+        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
         # Only rank 0 looks at the folder: other hosts may still see an older state of it.
         agreed: list[Any] = [None]
         with raise_on_all_ranks():
@@ -186,7 +186,7 @@ def state_at(output: Path, step: int, *, state: ResumeState) -> ResumeState:
     if earlier is None or not earlier.is_before(state):
         raise UserError(
             f"{folder}: missing, but the run is already past step {step}; set "
-            "train.segment_steps so that segments end at later steps, or at those of checkpoints"
+            "train.segment_steps so that segments end at later steps, or at steps with a checkpoint"
         )
     return earlier
 

@@ -39,7 +39,7 @@ class Retention:
     """Keeps the checkpoints of a run that `train.keep_last` and its companions ask for.
 
     These are kept as well: ends of segments, checkpoints that other runs in the same results folder
-    start from, those of other runs, and those later than the step at which training stands.
+    start from, checkpoints of other runs, and checkpoints later than the current step.
 
     Attributes:
         current: step of the newest checkpoint.
@@ -251,7 +251,7 @@ def _size(folder: Path) -> int:
 
 
 def _validation_losses(path: Path) -> Iterator[tuple[int, float]]:
-    """Validation loss at each step: that of the split `valid`, or else the mean of all splits."""
+    """Validation loss at each step: of the split `valid`, or else the mean of all splits."""
     for record in metrics.read(path):
         losses = {name: loss for name, loss in record.items() if name.startswith("validation_loss")}
         if losses:

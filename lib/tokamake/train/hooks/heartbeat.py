@@ -38,7 +38,7 @@ _MAX_INTERVAL_SECONDS = 5.0
 _MAX_GRACE_SECONDS = 60.0
 """How long to wait for files of other ranks: hosts may see them late."""
 _NUM_SHOWN = 4
-"""Ranks that a line names, and ranks whose stacks are printed; the files have those of all."""
+"""Ranks that a line names, and ranks whose stacks are printed; files have the stacks of all."""
 _PRINTED = "printed"
 """File that says that the ranks that lag are printed."""
 
@@ -200,7 +200,7 @@ def watched(run: Run, ranks: Ranks) -> Iterator[Heartbeat]:
     """Watch over the ranks of a run; all ranks call this together."""
     import torch.distributed as dist
 
-    name = time.strftime("%Y%m%d-%H%M%S")  # that of rank 0 counts
+    name = time.strftime("%Y%m%d-%H%M%S")  # rank 0 decides the name
     gathered: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(gathered, (host_name(), name))
     heartbeat = Heartbeat(

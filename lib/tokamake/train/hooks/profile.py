@@ -15,7 +15,7 @@ from tokamake import files
 from tokamake.train.hooks import FinishedStep, Hook, Training
 
 MAX_RANKS = 8
-"""The first ranks write traces: those of all ranks of a large run would fill its disk."""
+"""Only the first ranks write traces: traces of all ranks would fill the disk of a large run."""
 
 
 class StepProfile(Hook):

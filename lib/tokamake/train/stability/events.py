@@ -101,7 +101,7 @@ class EventLog:
             is_same = False
         if not is_same:
             print(
-                f"{self.path}: step {rewind['step']}: its samples are those of other documents "
+                f"{self.path}: step {rewind['step']}: its samples have other documents "
                 "now, so they are not left out",
                 flush=True,
             )

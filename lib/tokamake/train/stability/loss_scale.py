@@ -1,6 +1,6 @@
 """Loss scaling: keeps small gradients from vanishing in fp16, and skips overflows.
 
-Micikevicius et al. 2018 (arXiv 1710.03740). The rules are those of Megatron's DynamicGradScaler;
+Micikevicius et al. 2018 (arXiv 1710.03740). The rules follow Megatron's DynamicGradScaler.
 DeepSpeed's own scaler, which is not used, doubles its scale a step later.
 """
 

@@ -22,8 +22,8 @@ class TrainedSpan(NamedTuple):
     sizes: BatchSizes | None
     """Samples of each step; None: no checkpoint of the part is left."""
     samples: Literal["same", "perhaps others", "others"] = "same"
-    """How its samples compare with those of the run's index: "perhaps others" if the length of the
-    run has changed, which may change their order."""
+    """Whether the run's index has the same samples: "perhaps others" if the length of the run has
+    changed, which may change their order."""
 
 
 def trained_spans(run: Run) -> list[TrainedSpan]:

@@ -25,8 +25,8 @@ def benchmark_train(
         steps: Steps to measure.
         warmup_steps: Steps before them that are not measured.
         synthetic: Train on random tokens instead of the run's samples; its index may be missing.
-        peak_tflops: Peak of a rank's device in 10¹² operations per second; by default that of a
-            known device, else the speed of a matrix product in the same precision.
+        peak_tflops: Peak of a rank's device in 10¹² operations per second; by default the
+            peak of a known device, else the speed of a matrix product in the same precision.
         output: JSON file for all numbers.
     """
     from tokamake import files
