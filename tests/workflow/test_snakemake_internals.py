@@ -286,8 +286,7 @@ rule all:
 
 def test_a_reason_names_the_settings_that_have_changed(tmp_path: Path) -> None:
     snakefile = """
-from tokamake.workflow.snakemake_internals import shorten_changed_params
-shorten_changed_params()
+SNAKEMAKE.keep_records_beside_outputs()
 rule all:
     output: "a.txt"
     params: settings=lambda wildcards: SETTINGS, name=NAME

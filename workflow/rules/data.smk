@@ -277,10 +277,3 @@ rule index:
         "tokamake index --weights {input.weights:q} --data-root {params.data_root:q}"
         " --output {params.folder:q} {params.samples:q} {params.held_out:q} {params.options:q}"
         " --seed {params.seed:q} > {log:q} 2>&1"
-
-
-rule data:
-    "Build all data: tokenized, merged, described and weighted."
-    input:
-        rules.describe.output,
-        expand(rules.weigh.output, run=CONFIG.runs),

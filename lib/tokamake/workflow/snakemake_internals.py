@@ -1,7 +1,8 @@
 """The only place of the workflow that touches private names of Snakemake.
 
-tests/workflow/test_snakemake_internals.py has a test for each method, so that a version of
-Snakemake that breaks one fails there by name. Written for Snakemake 9.20 to 9.27.
+docs/explanation/workflow.md lists the names, each with the reason and its test in
+tests/workflow/test_snakemake_internals.py: a version of Snakemake that breaks one fails there by
+name. Written for Snakemake 9.20 to 9.27.
 """
 
 import ast
@@ -237,6 +238,11 @@ class _Records(FilePersistence):
                 record.incomplete = False
                 self._write_record(key, record)
 
+    def params_changed(self, job: Any, file: Any = None) -> Any:
+        """Changed params, with a short text."""
+        change = super().params_changed(job, file)
+        return _ShortChange(change.only_old, change.only_new, change.files) if change else change
+
     def _input(self, job: Any) -> list[str]:
         # Records of earlier versions have no plan, and a first dry run sees none.
         return [path for path in super()._input(job) if not is_plan(path)]
@@ -285,14 +291,15 @@ def _report_unrecorded() -> None:
         )
 
 
-def shorten_changed_params() -> None:
-    """Let reasons of jobs name the settings that differ, instead of two texts with all settings."""
-    ParamsChange.__str__ = _short_text
+class _ShortChange(ParamsChange):
+    """Changed params; the reason of a job names the settings that differ, not all settings."""
+
+    def __str__(self) -> str:
+        return _short_text(self.only_old, self.only_new)
 
 
-def _short_text(change: ParamsChange) -> str:
+def _short_text(before: set[str], now: set[str]) -> str:
     """Text of changed params; their values are representations of Python objects."""
-    before, now = change.only_old, change.only_new
     sections = [[*filter(None, map(_section, values))] for values in (before, now)]
     if len(sections[0]) == len(sections[1]) == len(before) == len(now) == 1:
         old, new = sections[0][0], sections[1][0]

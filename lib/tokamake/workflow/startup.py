@@ -35,7 +35,6 @@ from tokamake.workflow.snakemake_internals import (
     Snakemake,
     resolve_launch,
     resolve_precommand,
-    shorten_changed_params,
 )
 from tokamake.workflow.targets import Targets
 from tokamake.workflow.tasks import TaskRules
@@ -88,7 +87,6 @@ def rule_functions(
     # workflow/envs/tokamake.post-deploy.sh installs it; Snakemake runs a copy of the script.
     os.environ["TOKAMAKE_REPOSITORY"] = str(snakemake.repository)
     resolve_launch(snakemake, snakemake.repository)
-    shorten_changed_params()
     snakemake.keep_records_beside_outputs()
     with exit_on_user_error():
         checked = read_workflow_config(

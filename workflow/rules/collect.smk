@@ -1,0 +1,13 @@
+# Targets beside `all`. The name of a rule with wildcards means its files of all runs.
+
+from tokamake.workflow.startup import finish
+
+
+rule data:
+    "Build all data: tokenized, merged, described and weighted."
+    input:
+        rules.describe.output,
+        expand(rules.weigh.output, run=CONFIG.runs),
+
+
+finish(SNAKEMAKE, FUNCTIONS)
