@@ -44,7 +44,7 @@ def read_tokenizer(
     The special tokens have the names of config.json. If the model ends text with several tokens,
     these stay, as long as the tokenizer's is among them.
 
-    The warning says that the model has more entries: padding, or those of another tokenizer.
+    The warning says that the model has more entries: padding, or another tokenizer's entries.
     """
     opened = open_tokenizer(tokenizer)
     warning = _compare_sizes(opened.vocab_size, checkpoint, named=f"--tokenizer {tokenizer}")

@@ -30,7 +30,7 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
         dtype: that the weights were cast to; None: they were not.
 
     Returns:
-        What was compared, in a line; or that there is too little memory.
+        A line that names the comparison, or says that memory is too small.
     """
     from tokamake.checkpoint.load_model import load_model
 

@@ -72,8 +72,8 @@ def convert(
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
         data_parallel_size: Ranks that share optimizer states in the target.
         zero_stage: Stage of DeepSpeed's ZeRO for optimizer states: 1 to 3, with a pipeline 1; 0
-            writes no states. With format megatron, 1 writes those of the distributed optimizer, 0
-            those of the others.
+            writes no states. With format megatron, 1 writes files of the distributed optimizer, 0
+            files of each rank.
         dtype: Dtype of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
             end-of-document token becomes the model's end-of-text token, and its beginning-of-text

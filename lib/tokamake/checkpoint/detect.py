@@ -48,7 +48,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def _training(path: Path) -> Path:
-    """Return the folder of the checkpoints of a run, if the path is that of a run."""
+    """Return the folder of a run's checkpoints, if the path is a run's folder."""
     training = path / "training"
     return training if (path / "run.yaml").is_file() and training.is_dir() else path
 

@@ -70,7 +70,7 @@ class CheckpointFormat(Protocol):
     def archives(self, files: Iterable[Path]) -> Mapping[Path, list[tuple[int, int]]]:
         """Return first byte and length of each archive of torch.save in files of a checkpoint.
 
-        Archives have checksums: `convert` writes them, and verifies those of its source.
+        Archives have checksums: `convert` writes them, and verifies the source's.
         """
 
     def warnings(self, checkpoint: Checkpoint) -> list[str]:

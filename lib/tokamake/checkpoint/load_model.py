@@ -79,7 +79,7 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a continuation: the tokenizer's, and those that the checkpoint states.
+    """Tokens that end a continuation: the tokenizer's and the checkpoint's.
 
     Chat models state several, such as the ends of a message and of a document.
     """
@@ -113,7 +113,7 @@ def _stated_tokenizer(checkpoint: Checkpoint) -> Path:
 
 
 def _places(path: Path, run: "Run", *, checkpoint: Checkpoint) -> Iterator[Path]:
-    """Where a path of a run.yaml may be: relative to this folder, or to that of the workflow."""
+    """Where a path of a run.yaml may be: relative to this folder, or to the workflow's."""
     yield path
     output, folder = run.output.parts, checkpoint.path.resolve().parent.parts
     if folder[-len(output) :] == output:

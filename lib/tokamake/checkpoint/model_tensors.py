@@ -1,6 +1,6 @@
 """Tensors of a model by name, independent of any checkpoint format.
 
-Tensor names are those of Hugging Face's Llama for all families, one name a parameter. Formats read
+Tensors have the names of Hugging Face's Llama in all families, one name a parameter. Formats read
 into such mappings and write from them; `to_model` connects them to the model code.
 """
 

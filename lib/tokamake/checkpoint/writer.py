@@ -196,7 +196,7 @@ def _kind(key: str) -> str:
 def _plan(
     content: Path, notes: Path, *, checkpoint: Checkpoint, name: str, target: Target
 ) -> list[Extent]:
-    """Lay the files out, or reuse those that an interrupted process laid out."""
+    """Lay the files out, or reuse the files of an interrupted process."""
     options = [repr(value) for value in (target, checkpoint.notes, checkpoint.progress)]
     shape = checkpoint.architecture.model_dump(mode="json")
     digest = files.digest([__version__, name, *options, shape, _file_states(checkpoint)])

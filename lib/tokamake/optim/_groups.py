@@ -62,7 +62,7 @@ def _group(
 def part_hidden_matrices(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Split each group into hidden matrices (`hidden` is True) and the rest (`hidden` is False).
 
-    Hidden matrices are those of numbered layers in any family: a component of their name is a
+    Hidden matrices are in numbered layers in any family: a component of their name is a
     number, as in layers.3.mlp.up_proj.weight. Embeddings and the output layer are not hidden.
     """
     parted = []

@@ -71,7 +71,7 @@ class ScheduleFree(Rule):
                     part.copy_(part.to(wide(parameter)).lerp_(local(state["z"]), weight))
 
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters that have a gradient; gradients are those at y."""
+        """Update all parameters that have a gradient; gradients are taken at y."""
         if not self._training:
             raise RuntimeError("call train() of the optimizer before gradients are computed")
         return super().step(closure)

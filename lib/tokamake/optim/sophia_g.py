@@ -71,7 +71,7 @@ class SophiaG(Rule):
     def update_hessian(self, num_labels: int) -> None:
         """Average num_labels g^2 of the current gradients into the Hessian.
 
-        The gradients are those of the mean loss over labels sampled from the model, averaged over
+        The gradients are of the mean loss over labels sampled from the model, averaged over
         ranks, without clipping or scaling. The caller clears them afterwards.
         """
         for group in self.param_groups:

@@ -1,7 +1,7 @@
 """Differentiable collectives: the backward pass of each is another collective.
 
 Inputs and outputs are local tensors of any dtype. On an axis of size 1, the differentiable ones
-return their input. The pairs of forward and backward are those of Megatron-LM (arXiv 1909.08053
+return their input. Forward and backward are paired as in Megatron-LM (arXiv 1909.08053
 and 2205.05198).
 """
 

@@ -29,7 +29,7 @@ Site = Literal[
     "task_head",
 ]
 """Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
-stream. Decoders of encoder-decoders have further ones. task_head: what the head of a task reads."""
+stream. Decoders of encoder-decoders have further ones. task_head: the input of a task's head."""
 
 _BITS = 24
 """Bits of a hash that are compared with the rate."""
@@ -51,7 +51,7 @@ class Dropout(NamedTuple):
     """Dropout of a forward pass, for the tokens of this rank."""
 
     hidden: float
-    """Rate of what a layer adds to the residual stream."""
+    """Rate of a layer's addition to the residual stream."""
     attention: float
     """Rate of the weights of attention."""
     embedding: float
@@ -73,7 +73,7 @@ class Dropout(NamedTuple):
         """Drop numbers of states, and scale the others so that the mean stays.
 
         Args:
-            layer: module whose `number` is that of the layer in the whole model; None: 0. A number
+            layer: module whose `number` is the layer's in the whole model; None: 0. A number
                 would make torch.compile compile each layer for itself.
         """
         rate = self.embedding if site.endswith("embedding") else self.hidden

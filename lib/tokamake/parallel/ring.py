@@ -116,7 +116,7 @@ class _QueryKeySlices:
 def _parts(
     axis: Axis, peer: int, *, length: int, documents: Documents | None
 ) -> list[_QueryKeySlices]:
-    """Parts of a peer's keys that this rank attends to, without those that are fully masked."""
+    """Parts of a peer's keys that this rank attends to, without fully masked parts."""
     head, tail, both = slice(length // 2), slice(length // 2, length), slice(length)
     if documents is not None:
         return _document_parts(axis, peer, halves=(head, tail), documents=documents)
@@ -153,7 +153,7 @@ def _around_ring(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
 
 
 class _Message:
-    """Send a tensor to the next rank and receive that of the previous rank, asynchronously."""
+    """Send a tensor to the next rank and receive the previous rank's, asynchronously."""
 
     def __init__(self, sent: Tensor, axis: Axis, *, tag: int) -> None:
         # Both tensors must live until the transfers end.

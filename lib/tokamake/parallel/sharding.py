@@ -37,7 +37,7 @@ class ParameterChunk:
     name: str
     """Name of the parameter in its stage."""
     saved_name: str
-    """Tensor name in checkpoints; of a tied output layer, that of the embedding."""
+    """Tensor name in checkpoints; of a tied output layer, the embedding's name."""
     parameter: nn.Parameter
     """The module's parameter, a DTensor if FSDP2 shards it."""
     local: nn.Parameter

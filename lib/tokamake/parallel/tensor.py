@@ -130,7 +130,7 @@ class ReplicatedLinear(_LoadedLinear):
 
     Args:
         out_features: E of all ranks together.
-        rows: outputs that this rank computes; those of several ranks may overlap.
+        rows: outputs that this rank computes; ranks may overlap.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class ReplicatedEmbedding(_LoadedEmbedding):
-    """An embedding that all ranks have whole, such as that of positions.
+    """An embedding that all ranks have whole, such as a table of positions.
 
     Sequence parallelism makes its gradients partial.
     """
@@ -252,7 +252,7 @@ def first_tokens(x_BLD: Tensor, mesh: Mesh, places: Tensor | None = None) -> Ten
 
     Args:
         x_BLD: of this rank's `own_tokens`. Every rank has the whole gradient of the result; under
-            sequence parallelism, that of the states stays on the rank that has the token.
+            sequence parallelism, the gradient of the states stays on the rank that has the token.
         places: (samples,) int64 places of the tokens among all tokens of the rows; None: each row
             is a sample.
     """

@@ -30,7 +30,7 @@ class Schedule:
         return consumed_samples if self._settings.counts_samples else step
 
     def _share(self, position: int) -> float:
-        """Share of the peak: linear during warm-up, then that of the plug-in."""
+        """Share of the peak: linear during warm-up, then the plug-in's."""
         warmup, start = self._lengths["warmup"], self._settings.warmup_start_ratio
         if position < warmup:
             return start + (1.0 - start) * (position / warmup)

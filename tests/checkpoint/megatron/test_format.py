@@ -61,13 +61,17 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path) -> Tensor:
     """Return the logits of the model that training would start from."""
-    checkpoint = open_any(folder)
+    return outputs(open_any(folder))
+
+
+def outputs(checkpoint: Checkpoint, **further: Tensor) -> Any:
+    """Return the outputs of a checkpoint's model."""
     keys = [key for key in checkpoint.source if key.startswith("model.")]
     weights = {key.removeprefix("model."): checkpoint.source.read(key) for key in keys}
     rows, length = cores.TOKENS
     with torch.no_grad():
         model = model_tensors.to_model(checkpoint.architecture, weights).eval()
-        return model(torch.arange(rows * length).view(cores.TOKENS))
+        return model(torch.arange(rows * length).view(cores.TOKENS), **further)
 
 
 def resave(source: Path, target: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
@@ -99,18 +103,9 @@ def test_logits_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: 
 def assert_is_bert(folder: Path) -> None:
     """Check the logits of a BERT; Megatron's rows of padding see nothing."""
     logits, order = torch.load(folder / "logits.pt")
-    checkpoint = open_any(folder)
-    keys = [key for key in checkpoint.source if key.startswith("model.")]
-    weights = {key.removeprefix("model."): checkpoint.source.read(key) for key in keys}
-    model = model_tensors.to_model(checkpoint.architecture, weights).eval()
-    rows, length = cores.TOKENS
     padding_mask, types = cores.inputs_of_bert()
-    with torch.no_grad():
-        ours = model(
-            torch.arange(rows * length).view(cores.TOKENS),
-            token_types=types,
-            document_ids=(~padding_mask).long(),
-        )
+    document_ids = (~padding_mask).long()
+    ours = outputs(open_any(folder), token_types=types, document_ids=document_ids)
     expected = logits[..., :131][padding_mask]
     assert expected.std() > 1
     torch.testing.assert_close(ours.logits[padding_mask], expected, rtol=0, atol=1e-4)
@@ -119,48 +114,34 @@ def assert_is_bert(folder: Path) -> None:
         torch.testing.assert_close(ours.sample_logits, order, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", cores.BERTS)
-def test_berts_equal_those_of_megatron_core(name: str, folder: Path) -> None:
-    assert_is_bert(folder / name)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("name", cores.BERTS)
-def test_berts_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
-    check_replicas(open_any(two_ranks / name).source)
-    assert_is_bert(two_ranks / name)
-
-
 def assert_is_t5(folder: Path) -> None:
     """Check the logits of a T5."""
     checkpoint = open_any(folder)
     assert checkpoint.architecture.family == "t5"
-    keys = [key for key in checkpoint.source if key.startswith("model.")]
-    weights = {key.removeprefix("model."): checkpoint.source.read(key) for key in keys}
-    model = model_tensors.to_model(checkpoint.architecture, weights).eval()
-    rows, length = cores.TOKENS
     padding_mask, _ = cores.inputs_of_bert()
-    with torch.no_grad():
-        ours = model(
-            torch.arange(rows * length).view(cores.TOKENS),
-            document_ids=(~padding_mask).long(),
-            decoder_tokens=cores.decoder_tokens(),
-        )
+    further = {"document_ids": (~padding_mask).long(), "decoder_tokens": cores.decoder_tokens()}
+    ours = outputs(checkpoint, **further)
     expected = torch.load(folder / "logits.pt")[..., :131]
     assert expected.std() > 1
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", cores.T5S)
-def test_t5s_equal_those_of_megatron_core(name: str, folder: Path) -> None:
-    assert_is_t5(folder / name)
+ENCODERS = {
+    **dict.fromkeys(cores.BERTS, assert_is_bert),
+    **dict.fromkeys(cores.T5S, assert_is_t5),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_equal_those_of_megatron_core(name: str, folder: Path) -> None:
+    ENCODERS[name](folder / name)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", cores.T5S)
-def test_t5s_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
     check_replicas(open_any(two_ranks / name).source)
-    assert_is_t5(two_ranks / name)
+    ENCODERS[name](two_ranks / name)
 
 
 @pytest.mark.parametrize("name", cores.ALL)

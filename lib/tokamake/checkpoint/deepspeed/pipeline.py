@@ -59,7 +59,7 @@ def stage_parameters(
 
     DeepSpeed's `type:transformer` partition gives each stage the same number of layers. If that
     is not possible, the first stages get one more. The first stage also has the layers before
-    them, and the last stage those after them.
+    them, and the last stage the layers after them.
     """
     num_layers = rank.architecture.num_hidden_layers
     per_stage, num_longer = divmod(num_layers, stages)

@@ -180,7 +180,7 @@ def _stage_1_and_2_groups(
             )
             for file, state in partitions
         ]
-        # The file may omit the padding of fp32 weights, but not that of moments. Thus the longest
+        # The file may omit the padding of fp32 weights, but not of moments. Thus the longest
         # tensor of all ranks has the size of a partition.
         size = max(
             tensor.numel for flat in flat_groups for tensor in (flat.weights, *_tensors(flat))

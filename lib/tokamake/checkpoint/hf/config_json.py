@@ -137,7 +137,7 @@ def write_config(
         notes: further `EXPORT_NOTES`. `generation`: settings of generation_config.json, and
             end-of-text tokens of its own if they include `eos_token`. `dropout`: rates of training;
             transformers drops nothing in inference, and a model that is trained further there has
-            those that its type has keys for. `labels`: names of classes.
+            the rates that its type has keys for. `labels`: names of classes.
     """
     model_format = format_for(architecture)
     generation, dropout = notes.get("generation", {}), notes.get("dropout", {})

@@ -125,7 +125,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
-    """Locate tensors by their full names, without those that hold no weights."""
+    """Locate tensors that hold weights, by their full names."""
     extents = _locate(folder, re.compile(f"{_BUFFERS}|{model_format.ignored}"))
     prefix = model_format.prefix
     has_prefix = any(name.startswith(prefix) for name in extents)

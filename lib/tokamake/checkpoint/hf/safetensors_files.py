@@ -69,7 +69,7 @@ def _extents(file: Path, header: Any, *, start: int) -> list[Extent]:
 def lay_out(file: Path, planned: Mapping[str, PlannedTensor]) -> list[Extent]:
     """Write a file with a hole in place of the tensors; a hole takes no space on disk.
 
-    Once filled, the file has the same bytes as that of safetensors' own `save_file`.
+    Once filled, the file has the bytes that safetensors' own `save_file` writes.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     offsets, end = [], 0

@@ -56,7 +56,7 @@ class _ParameterStates(NamedTuple):
     parameter: OptimizerParameter
     states: Mapping[str, Any]
     master: PickledTensor | None
-    """Fp32 weights, if those of the model are rounded."""
+    """Fp32 weights, if the model's weights are rounded."""
     group: Mapping[str, Any]
     """Parameter group of torch's optimizer, with its settings."""
 
@@ -65,7 +65,7 @@ class OptimizerReader:
     """Collects the optimizer states of all ranks.
 
     Attributes:
-        states: states of the ranks so far; empty if tokamake cannot read those of a rank.
+        states: states of the ranks so far; empty if tokamake cannot read a rank's states.
         unread: description of the states that tokamake cannot read.
     """
 

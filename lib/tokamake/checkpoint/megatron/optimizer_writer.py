@@ -101,7 +101,7 @@ def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool
 
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
-    """Return the states of a parameter; those of the vocabulary's padding stay 0."""
+    """Return the states of a parameter; states of the vocabulary's padding stay 0."""
     step_chunks = state_chunks(weights.chunks, f"optimizer.{STEP}.")
     steps = (Chunk(chunk.key, ()) for chunk in step_chunks)
     states = {STEP: PlannedTensor((), FLOAT32, (*steps,))}

@@ -19,7 +19,7 @@ from tokamake.config.optimization import zero_file_optimizers
 from tokamake.errors import UserError
 
 OPTIMIZER, SCALER = "optimizer", "grad_scaler"
-"""Keys of the state of torch's optimizer, and of the loss scaler, in that of Megatron's optimizer.
+"""Keys of the states of torch's optimizer and of the loss scaler in Megatron's optimizer.
 The first is also the key of Megatron's optimizer itself."""
 STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
 """Keys in a parameter's state or a group, and in the loss scaler's state."""
@@ -89,7 +89,7 @@ def unloadable_states_warnings(checkpoint: Checkpoint) -> list[str]:
 
 
 def planned_moment(weights: PlannedTensor, kind: str) -> PlannedTensor:
-    """Return a moment of a parameter to be written; that of the vocabulary's padding stays 0."""
+    """Return a moment of a parameter to be written; it is 0 for the vocabulary's padding."""
     chunks = (*state_chunks(weights.chunks, f"optimizer.{kind}."),)
     return PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_replica)
 
@@ -118,7 +118,7 @@ def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
         "lr_mult": 1.0,
         "is_expert_parallel": False,
         "is_decoupled_lr": False,
-        # Megatron-LM since 2026 finds a group by these; they are those of --lr and --min-lr.
+        # Megatron-LM since 2026 finds a group by these rates, --lr and --min-lr.
         **{name: schedule[name] for name in RATES if schedule.get(name) is not None},
         "default_config": True,
         "bias_correction": True,

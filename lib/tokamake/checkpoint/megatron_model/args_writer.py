@@ -63,7 +63,7 @@ def _model_arguments(shape: Architecture) -> argparse.Namespace:
         tokamake=shape.model_dump(),
         **arguments_of(shape),
     )
-    # The family's values replace those above and keep their places.
+    # The family's values replace the values above and keep their places.
     return argparse.Namespace(**arguments | plugins.load(KIND, shape.family).arguments(shape))
 
 

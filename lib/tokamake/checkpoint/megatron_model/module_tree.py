@@ -246,7 +246,7 @@ def is_core(module: Any) -> bool:
 
 
 def has_both_stacks(names: Iterable[str]) -> bool:
-    """Return whether names of megatron.core are those of a model with an encoder and a decoder."""
+    """Return whether names of megatron.core are of a model with an encoder and a decoder."""
     stacks = {stack for name in names for stack in _CORE_STACKS if name.startswith(stack)}
     return len(stacks) == len(_CORE_STACKS)
 

@@ -65,7 +65,7 @@ def state_chunks(weights: Iterable[Chunk], prefix: str) -> Iterator[Chunk]:
 
 
 def settings_note(groups: Any) -> dict[str, Any]:
-    """Return the note with the settings of torch's optimizer: those of the group that decays most.
+    """Return the note with the optimizer's settings for the group with the largest weight decay.
 
     Weights decay; norms and biases are in other groups.
     """

@@ -103,7 +103,7 @@ class TensorParallelRank:
         return self._modules(getattr(family, "HEADS", ()), "model.")
 
     def _modules(self, modules: Iterable[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
-        """Tensors of modules; `prefix` is that of our names."""
+        """Tensors of modules; `prefix` begins our names."""
         slices: dict[str, TensorSlice] = {}
         for module in modules:
             ours = [f"{prefix}{name}" for name in module.ours]

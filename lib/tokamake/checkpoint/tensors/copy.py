@@ -58,7 +58,7 @@ def fill(
         for chunk in extent.chunks:
             targets[chunk.key].append((extent, chunk))
     keys = [*keys]
-    # Room for the largest tensor: those that need to be mapped whole wait for each other.
+    # Room for the largest tensor: tensors that need to be mapped whole wait for each other.
     budget = _ElementBudget(max((math.prod(source.shapes[key]) for key in keys), default=0))
     bad_keys = set[str]() if not_finite is None else not_finite
 

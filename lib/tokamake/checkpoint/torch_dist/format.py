@@ -90,7 +90,7 @@ _LAYER_MODULES = (
     *("mlp.linear_fc1", "mlp.linear_fc2"),
 )
 """Modules of a layer that have such a state in one of Transformer Engine's versions. All families
-get the same keys: Megatron ignores those that it does not ask for."""
+get the same keys: Megatron ignores keys that it does not ask for."""
 _CROSS_ATTENTION = (
     *("pre_cross_attn_layernorm", "cross_attention.core_attention"),
     *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
@@ -105,7 +105,7 @@ def find(path: Path) -> Path | None:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    # Other folders have a metadata.json, too, such as that of the datasets of a run.
+    # Other folders have a metadata.json, too, such as the datasets of a run.
     beside = (dcp_metadata.FILE, common_state.FILE)
     return (folder / _KIND).is_file() and any((folder / name).is_file() for name in beside)
 
@@ -267,7 +267,7 @@ def _planned(
 def _planned_states(
     weights: Iterable[PlannedArchive], checkpoint: Checkpoint
 ) -> Iterator[PlannedArchive]:
-    """Plan the moments of each parameter, and fp32 weights of those in 16 bit."""
+    """Plan the moments of each parameter, and fp32 weights of 16-bit parameters."""
     for key, offset, tensor in weights:
         if tensor.dtype != FLOAT32:
             master = adam.planned_master(tensor, checkpoint.source)

@@ -1,6 +1,6 @@
 """Locates the optimizer states in a distributed checkpoint of Megatron-LM.
 
-Megatron's optimizers save them in one of two ways: as sharded tensors like those of the model
+Megatron's optimizers save them in one of two ways: as sharded tensors like the model's
 (--dist-ckpt-optim-fully-reshardable, without the distributed optimizer and, flattened, in older
 versions), or as the buckets of each rank's flat buffers (dp_reshardable).
 """

@@ -32,7 +32,7 @@ _HARMLESS = {
 _SIGNAL = re.compile("signal[.]SIG[A-Z0-9]+")
 """Names of signals; Python before 3.11.5 pickles signals by name."""
 _OWN = {*sys.stdlib_module_names, "__builtin__", "commands", "copy_reg"}
-"""Python's own modules, also those of Python 2. Some of them can start programs."""
+"""Modules of Python itself, also of Python 2. Some of them can start programs."""
 
 
 def _is_own(name: str) -> bool:
@@ -40,7 +40,7 @@ def _is_own(name: str) -> bool:
 
 
 class _Kind(type):
-    """Class of stand-in classes. It prints a stand-in as the name of what it stands for."""
+    """Class of stand-in classes. It prints a stand-in as the name of the class or function."""
 
     name: str
 

@@ -185,7 +185,7 @@ def read(folder: Path) -> dict[str, WholeTensor]:
 
 
 def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
-    """Read what a checkpoint holds by key, without data. Two keys `may_share` an archive."""
+    """Read the contents of a checkpoint by key, without data. Two keys `may_share` an archive."""
     file = folder / FILE
     try:
         if (size := file.stat().st_size) > (limit := pickle_bounds.MAX_PICKLE_BYTES):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_PICKLE_BYTES = 2**30
-"""Longest pickle that is read. Pickles hold no data of tensors: those of torch.save have
+"""Longest pickle that is read. Pickles hold no data of tensors: pickles of torch.save have
 kilobytes, and `.metadata` of a checkpoint of 10,000 ranks has some hundred megabytes."""
 MAX_ARGUMENTS = 64
 """Most arguments of a call, and most dimensions of a tensor."""

@@ -21,7 +21,7 @@ def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
 
 
 def _heads(architecture: Architecture) -> tensor_shapes.Shapes:
-    """Heads of masked tokens and of the order of sentences, or that of a task."""
+    """Heads of masked tokens and of the order of sentences, or the head of a task."""
     if architecture.setting("task_head") != "none":
         return _task_head(architecture)
     hidden, vocab_size, head = (

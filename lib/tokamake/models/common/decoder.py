@@ -55,7 +55,7 @@ class Decoder(LanguageModel):
     ) -> AttentionMask:
         """Mask of attention with the family's bias of scores, if it has one.
 
-        `places` are positions in the rows; those for `embedded` can be positions in documents.
+        `places` are positions in the rows; for `embedded`, they can be positions in documents.
         """
         return mask
 

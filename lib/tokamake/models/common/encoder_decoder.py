@@ -26,7 +26,7 @@ _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
 
 class CrossAttention(nn.Module):
-    """Attention of the decoder's tokens to those of the encoder.
+    """Attention of the decoder's tokens to the encoder's.
 
     Attributes:
         number: of its layer in the whole model.
@@ -46,7 +46,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x_BMD: Tensor, memory_BLD: Tensor, mask: AttentionMask, dropout: Dropout | None
     ) -> Tensor:
-        """Mix states of the encoder into those of the decoder.
+        """Mix states of the encoder into the decoder's states.
 
         Args:
             x_BMD: states of the decoder.
@@ -239,7 +239,7 @@ class EncoderDecoder(LanguageModel):
         return states_BLD
 
     def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
-        """Mask of the encoder's attention: tokens see those of their sample."""
+        """Mask of the encoder's attention: tokens see the tokens of their sample."""
         return self.mask(document_ids)
 
     def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002

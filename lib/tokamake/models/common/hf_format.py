@@ -1,7 +1,7 @@
 """How a family's models are stored as one of transformers' model types: config.json and tensors.
 
 A family's hf.py has one `HFFormat` per model type in `HUGGING_FACE`; `checkpoint.hf` reads and
-writes folders by it. Our tensor names are those of Hugging Face's Llama, for all families.
+writes folders by it. Our tensors have the names of Hugging Face's Llama, in all families.
 """
 
 import json
@@ -84,7 +84,7 @@ class HFFormat:
     """Pattern of names of tensors that hold no weights."""
 
     def name(self, ours: str) -> str:
-        """Name of a tensor, by ours; for query, key or value, that of the fused tensor."""
+        """Name of a tensor, by ours; for query, key or value, the name of the fused tensor."""
         if ours in self.as_rows:
             return self.as_rows[ours]
         if match := _LAYER.fullmatch(ours):

@@ -85,7 +85,7 @@ class LayerCache:
         """(R, G, tokens, K) keys and values; None before the first pass."""
 
     def extend(self, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return those of all tokens, (B, G, S, K)."""
+        """Append keys and values of new tokens; return all keys and values, (B, G, S, K)."""
         if not self._cache.is_kept:
             return k_BGLK, v_BGLK
         keys, values = self.with_room(k_BGLK.shape[1], k_BGLK.shape[3], like=k_BGLK)

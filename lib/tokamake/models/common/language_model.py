@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         architecture: shape of the whole model.
-        mesh: this rank among those that share the model.
+        mesh: this rank among the ranks that share the model.
         layers: layers of this stage by their number in the whole model.
         recompute: activations that the backward pass computes again.
         dropout_rates: rates and seed of dropout while training; None: nothing is dropped.
@@ -165,7 +165,7 @@ class LanguageModel(nn.Module):
         return [*self.layers.values()]
 
     def layer_number(self, parameter: str) -> int | None:
-        """Number, among all layers of the model, of that of a parameter; None: it is in none."""
+        """Number, among all layers of the model, of a parameter's layer; None: it is in none."""
         match = _LAYER.match(parameter)
         return int(match[1]) if match else None
 
@@ -200,7 +200,7 @@ class LanguageModel(nn.Module):
 
         Returns:
             (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.
-            With a cache, (N, V): those of the tokens that the pass chooses, row by row.
+            With a cache, (N, V): logits of the tokens that the pass chooses, row by row.
         """
         raise NotImplementedError
 
@@ -299,7 +299,7 @@ class LanguageModel(nn.Module):
     def logits(self, x_BLD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Logits (B, L, V) for this rank's part of the vocabulary; only in the last stage.
 
-        With a cache, (N, V): those of the tokens that the pass chooses, row by row.
+        With a cache, (N, V): logits of the tokens that the pass chooses, row by row.
         """
         # Before the norm and the product, which cost as much as the layers of a small model.
         if cache:

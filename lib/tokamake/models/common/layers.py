@@ -86,7 +86,7 @@ class Attention(nn.Module):
         dropout: Dropout | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Mix tokens: each sees itself and earlier ones, also in the cache, or those of `mask`.
+        """Mix tokens: each sees itself and earlier ones, also cached ones, or the tokens of `mask`.
 
         Args:
             cos_LK: cosines of rotary positions; None: heads are not rotated.
@@ -103,7 +103,7 @@ class Attention(nn.Module):
         if cos_LK is not None and sin_LK is not None:
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
-        if cache is not None:  # S: these tokens and those in the cache
+        if cache is not None:  # S: these tokens and the cached ones
             k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
         axis, method = self._mesh.context, self._mesh.context_method
         drop = None

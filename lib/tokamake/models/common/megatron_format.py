@@ -1,7 +1,7 @@
 """Contents of a family's megatron.py: modules of a layer, and Megatron's arguments.
 
 `checkpoint.megatron_model` uses them to read and write checkpoints in formats derived from
-Megatron's. Names here are those of Megatron-DeepSpeed; megatron.core's are translated to them.
+Megatron's. Names here are Megatron-DeepSpeed's; megatron.core's names are translated to them.
 """
 
 import reprlib
@@ -102,7 +102,7 @@ def mlp_activation(args: Any, file: Path, *, biased: bool, is_core: bool) -> str
 def layer_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     """`fields` of a family with LayerNorms and MLPs without a gate, whose biases are on by default.
 
-    A UserError says that Megatron's versions disagree on what the arguments mean.
+    A UserError says that Megatron's versions disagree on the meaning of the arguments.
     """
     has_biases = biases(args, file, default=True)
     return {

@@ -25,7 +25,7 @@ class Recompute:
     """Activations that the backward pass computes again."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """None; those that are cheap; or whole layers."""
+    """None, cheap activations, or whole layers."""
     method: Literal["uniform", "block"] = "uniform"
     """For `full`: all layers in groups of `num_layers`, or the first `num_layers` of a stage."""
     num_layers: int = 1

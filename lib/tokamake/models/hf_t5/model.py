@@ -119,7 +119,7 @@ class Model(EncoderDecoder):
         return _within_samples(biases, document_ids)
 
     def decoder_mask(self, tokens_BM: Tensor, document_ids: Tensor | None) -> Tensor:
-        """Biases of the decoder's attention, -inf for later tokens and those of other samples."""
+        """Biases of the decoder's attention, -inf for later tokens and tokens of other samples."""
         length = tokens_BM.shape[1]
         later_LL = torch.ones(length, length, dtype=torch.bool, device=tokens_BM.device).triu(1)
         biases = self.decoder_positions(length).masked_fill(later_LL, -math.inf)

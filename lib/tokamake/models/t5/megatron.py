@@ -20,7 +20,7 @@ ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 """Arguments by which a checkpoint's model is known to be of this family."""
 
 TENSORS = ("language_model.decoder.layers.0.inter_attention.query.weight",)
-"""Tensors that only this family has; its arguments equal those of a GPT."""
+"""Tensors that only this family has; its arguments equal a GPT's."""
 
 STACK = "encoder"
 """Name of the layers in megatron.core."""

@@ -75,7 +75,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         for number in range(tensor)
     ]
     weights = [extent for rank in ranks for extent in _locate(folder, rank, numbers=numbers)]
-    # Each stage may have any parameter: the files of its optimizer states name those it has.
+    # Each stage may have any parameter: the files of its optimizer states name its parameters.
     slices = [pipeline.parameters(rank, numbers) for rank in ranks] * stages
     states = read_states(folder, slices, tensor_parallel_size=tensor, weights=weights)
     return deepspeed_folder.opened(

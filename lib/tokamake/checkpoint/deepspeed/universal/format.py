@@ -2,7 +2,7 @@
 
 global_step<N>_universal/zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt hold a parameter, and
 mp_rank_00_model_states.pt holds Megatron's arguments and counters. The file `latest_universal` in
-the root folder names global_step<N>_universal. Parameters are those of Megatron on one
+the root folder names global_step<N>_universal. Parameters are Megatron's on one
 tensor-parallel rank, without padding.
 """
 
