@@ -21,6 +21,8 @@ from tokamake.errors import UserError
 from tokamake.files import digest, glob_expression
 from tokamake.remote.remote_file import RemoteFile, is_remote
 
+_HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
+
 
 class RawFile(NamedTuple):
     """A raw file, for the plan."""
@@ -69,9 +71,10 @@ def raw_files(
             raise UserError(f"{corpus.where}: files: {error}") from None
         if not num_matches:
             fault = "no file matches" if has_magic(pattern) else "no such file"
+            hint = f"; for a dataset of the Hub, write hf://datasets/{pattern}"
             raise UserError(
                 f"{corpus.where}: files: {pattern}: {fault}; fix the column, whose paths start "
-                f"from {Path.cwd()}"
+                f"from {Path.cwd()}{hint * bool(re.fullmatch(_HUB_NAME, pattern))}"
             )
     return in_natural_order(files.values(), path=attrgetter("path"))
 

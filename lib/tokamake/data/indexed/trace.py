@@ -151,21 +151,23 @@ def _line(path: Path, location: RawLocation) -> str:
 
 
 def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:
-    read_row = _parquet_row if raw["format"] == "parquet" else _arrow_row
-    row = read_row(path, number, keys)
+    if raw["format"] == "parquet":
+        row = _parquet_row(path, number, keys=keys)
+    else:
+        row = _read_row(path, number, keys=keys, format=raw["format"])
     if row is None:
         return f"({path} has changed since: it has no row {number})"
     return json.dumps(row, default=str)
 
 
-def _arrow_row(path: Path, number: int, keys: tuple[str, ...]) -> Any:
-    for block in open_input(path).blocks(keys):
+def _read_row(path: Path, number: int, *, keys: tuple[str, ...], format: str) -> Any:
+    for block in open_input(path, format=format).blocks(keys):
         if number <= block.numbers[-1]:
             return block.records[number - int(block.numbers[0])]
     return None
 
 
-def _parquet_row(path: Path, number: int, keys: tuple[str, ...]) -> Any:
+def _parquet_row(path: Path, number: int, *, keys: tuple[str, ...]) -> Any:
     """Read only the row group that holds the row."""
     from pyarrow import parquet
 

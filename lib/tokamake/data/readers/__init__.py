@@ -3,7 +3,8 @@
 The format is detected from the file's content. A reader module defines `UNIT` (what documents are
 counted in: line or row), `HAS_MAGIC` (whether content alone identifies the format),
 `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
-`read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`.
+`read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`; and
+`IS_NAMED_ONLY` if the format is never detected, and the content is its own affair.
 """
 
 import re

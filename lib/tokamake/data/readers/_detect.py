@@ -52,6 +52,8 @@ def sniff(path: Path, format: str = "") -> tuple[str, str]:
 def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     """Return the format, the compression and the first decompressed bytes of a file."""
     packing, head = _head(path)
+    if format and getattr(readers().get(format), "IS_NAMED_ONLY", False):
+        return format, packing, head
     if not packing and path.suffix.lower() in SUFFIXES:
         _refuse_text(head, path)
     detected = find_format(head, path, magic_alone=bool(format))

@@ -49,7 +49,8 @@ def tokenize(
             in the object `meta`, unless a key has this name. Repeat the option or separate
             keys with commas to write one dataset per key.
         template: text of a document as a combination of keys: "{title}\\n\\n{text}".
-        format: format of the files, if it cannot be detected: jsonl, json, json_seq, csv or text.
+        format: format of the files, if it cannot be detected: jsonl, json, json_seq, csv, text or
+            datasets.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
         special_tokens_in_text: special: a special token's name in a text, such as <|endoftext|>,
