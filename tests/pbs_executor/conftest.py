@@ -2,15 +2,26 @@
 
 import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.pbs_servers import Pbs, stand_in
 from tests.support.pbs_simulated import SimulatedServer
 
 
 @pytest.fixture
 def server() -> SimulatedServer:
     return SimulatedServer(random.Random(1))
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> Iterator[Pbs]:
+    """Stand-in for a PBS server, which runs jobs."""
+    server = stand_in(tmp_path / "server")
+    yield server
+    server.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pbs_servers import Controller, Pbs, stand_in, wait_for
+from tests.support.pbs_servers import Controller, Pbs, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +25,6 @@ rule train:
         "echo saved at step $n > $JOB_PROGRESS_FILE; [ -e long ] && sleep 600; "
         "[ -e enough -a $n -ge 3 ] && touch {output}"
 """
-
-
-@pytest.fixture
-def pbs(tmp_path: Path):
-    server = stand_in(tmp_path / "server")
-    yield server
-    server.stop()
 
 
 @pytest.fixture

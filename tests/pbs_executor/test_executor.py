@@ -225,30 +225,6 @@ def test_jobs_of_a_server_without_history_succeed_or_fail(folder: Path, pbs: Pbs
 
 
 @pytest.mark.grid
-def test_a_qstat_without_express_that_prints_one_job_suffices(
-    folder: Path, pbs: Pbs, start
-) -> None:
-    pbs.set(express=False, first_only=True)
-    (folder / "go").write_text("go")
-    controller = start()
-    assert controller.wait() == 0, controller.text
-    assert len(pbs.jobs()) == 3
-    options = ["-E" in arguments for _, arguments in pbs.calls("qstat")]
-    assert options == [True, *[False] * (len(options) - 1)]
-
-
-@pytest.mark.grid
-def test_purged_history_is_no_failure(folder: Path, pbs: Pbs, start) -> None:
-    controller = start()
-    wait_for(lambda: len(started(folder)) == 3, "jobs to start")
-    numbers = [job["number"] for job in pbs.jobs()]
-    pbs.set(purged=numbers)
-    (folder / "go").write_text("go")
-    assert controller.wait() == 0, controller.text
-    assert "no longer knows it" not in controller.text  # the exit-status file says enough
-
-
-@pytest.mark.grid
 @pytest.mark.fault("kill of the controller")
 def test_a_new_controller_after_kill_9_submits_no_job_twice(folder: Path, pbs: Pbs, start) -> None:
     pbs.set(slots=2)  # two run, one waits

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pbs_servers import Controller, Pbs, stand_in, wait_for
+from tests.support.pbs_servers import Controller, Pbs, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +45,6 @@ def folder(tmp_path: Path) -> Path:
     for name in ("go", "fixed"):
         (work / name).write_text("yes")
     return work
-
-
-@pytest.fixture
-def pbs(tmp_path: Path):
-    server = stand_in(tmp_path / "server")
-    yield server
-    server.stop()
 
 
 def names(pbs: Pbs) -> list[str]:

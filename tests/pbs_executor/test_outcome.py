@@ -145,25 +145,20 @@ def test_deleted_work_is_not_submitted_again_although_it_progressed(
     assert len(server.jobs) == 1
 
 
+@pytest.mark.parametrize(
+    ("most", "num_tasks", "purge_after"),
+    [(4, 10, 1e9), (2, 4, 0.0)],
+    ids=["with history", "without history"],
+)
 def test_tasks_that_a_bundle_did_not_start_are_submitted_again(
-    tmp_path: Path, server: SimulatedServer
+    tmp_path: Path, server: SimulatedServer, most: int, num_tasks: int, purge_after: float
 ) -> None:
-    server.most_members = 4
-    run = SimulatedRun(tmp_path, server, same_rule(10), queued={"debug": 1})
+    server.most_members, server.purge_after = most, purge_after
+    run = SimulatedRun(tmp_path, server, same_rule(num_tasks), queued={"debug": 1})
     run.until_all_ended()
     assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
     assert set(server.done.values()) == {1}
-    assert [len(job.members) for job in server.jobs.values()] == [10, 6, 2]
-
-
-def test_tasks_that_a_bundle_did_not_start_are_submitted_again_without_history(
-    tmp_path: Path, server: SimulatedServer
-) -> None:
-    server.most_members, server.purge_after = 2, 0.0
-    run = SimulatedRun(tmp_path, server, same_rule(4), queued={"debug": 1})
-    run.until_all_ended()
-    assert {event.kind for event in run.ended.values()} == {EventKind.SUCCEEDED}
-    assert set(server.done.values()) == {1}
+    assert [len(job.members) for job in server.jobs.values()] == [*range(num_tasks, 0, -most)]
 
 
 def test_each_task_of_a_bundle_has_its_own_outcome(tmp_path: Path, server: SimulatedServer) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
 from tests.support.megatron_datasets import overwrite, write_megatron_dataset
+from tests.support.programs import torch_python
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import read_manifest, sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
@@ -106,7 +106,7 @@ def test_the_command_exits_with_status_two(tmp_path: Path) -> None:
     write_megatron_dataset(
         tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
     )
-    command = [sys.executable, "-m", "tokamake", "describe", str(tmp_path / "a-0")]
+    command = [torch_python(), "-m", "tokamake", "describe", str(tmp_path / "a-0")]
     assert subprocess.run(command, check=False).returncode == 0
     os.truncate(tmp_path / "a-0.bin", 20)
     result = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -6,13 +6,13 @@ import random
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.megatron_datasets import write_dataset
+from tests.support.programs import torch_python
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.indexed.token_counts import count_tokens
 from tokamake.data.mixture.lint_weights import lint_weights
@@ -279,7 +279,7 @@ def test_invalid_options_are_refused(root: Path) -> None:
 def test_the_command_prints_problems_and_exits_with_status_two(root: Path) -> None:
     def run(text: str) -> subprocess.CompletedProcess[str]:
         (root / "w.txt").write_text(text)
-        command = [sys.executable, "-m", "tokamake", "lint-weights", "w.txt"]
+        command = [torch_python(), "-m", "tokamake", "lint-weights", "w.txt"]
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
         return subprocess.run(
             command, cwd=root, env=environment, capture_output=True, text=True, check=False

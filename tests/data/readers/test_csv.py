@@ -123,15 +123,6 @@ def test_a_file_of_another_name_is_read_if_the_format_says_so(tmp_path: Path) ->
     ]
 
 
-def test_other_encodings_and_archives_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("id,text\n1,one\n".encode("utf-16"))
-    with pytest.raises(UserError, match="is UTF-16, not UTF-8; convert it: iconv"):
-        open_input(tmp_path / "a.csv")
-    (tmp_path / "b.csv").write_bytes(b"7z\xbc\xaf\x27\x1c and more")
-    with pytest.raises(UserError, match="is a 7z archive; unpack it"):
-        open_input(tmp_path / "b.csv")
-
-
 def test_a_quarantined_row_of_a_tsv_stays_a_line_of_it(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b'text\tid\n"a ""b"""\t1\tmore\n')
     ((bad,), _) = rows(tmp_path / "a.tsv", "text")

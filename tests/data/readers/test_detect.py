@@ -20,6 +20,8 @@ REFUSED = {
     "wide.txt.xz": (lzma.compress("text".encode("utf-16")), "iconv -f UTF-16 "),
     "picture.png": (b"\x89PNG\r\n\x1a\n\0\0", "has no known format"),
     "binary.jsonl": (b"\x80\0\0\1\2\3", "has no known format"),
+    "wide.csv": ("id,text\n1,one\n".encode("utf-16"), "is UTF-16, not UTF-8; convert it: iconv"),
+    "7z.csv": (b"7z\xbc\xaf\x27\x1c and more", "is a 7z archive; unpack it"),
     "a.7z": (b"7z\xbc\xaf\x27\x1c...", "a 7z archive; unpack it"),
     "words": (b"Once upon a time\n", "has no known format .*name its format"),
     "random.jsonl.gz": (b"\x80\0\0\1\2\3", r"is not a \.gz file, although .* fetch it again"),

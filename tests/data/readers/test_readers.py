@@ -39,6 +39,7 @@ for _name, _pack in PACK.items():
     PACKED[f"members.{_name}"] = _pack(LINES[:20]) + _pack(b"") + _pack(LINES[20:])
     PACKED[f"{_name}_named_wrongly.jsonl"] = _pack(LINES)
     PACKED[f"{_name}_named_as_text.txt"] = _pack(LINES)
+    PACKED[f"{_name}_named_as_table.parquet"] = _pack(LINES)
 
 
 @pytest.mark.parametrize("name", PACKED)
