@@ -346,7 +346,7 @@ def test_each_class_name_means_one_thing() -> None:
 def plug_in_kind(path: Path) -> str | None:
     """Pattern of the plug-ins that a module belongs to."""
     kinds = (
-        *("models/*/model.py", "train/backends/*.py", "train/objectives/*/objective.py"),
-        *("train/trackers/*.py", "data/filters/*.py"),
+        *("models/*/model.py", "train/backends/*.py", "train/trackers/*.py"),
+        *("train/objectives/*/data.py", "train/objectives/*/objective.py", "data/filters/*.py"),
     )
     return next((kind for kind in kinds if path.match(f"tokamake/{kind}")), None)

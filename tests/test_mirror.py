@@ -37,6 +37,7 @@ TESTED_THROUGH = {
     # Sections of the config: a mistake in each is one line of the whole config.
     "config/test_root.py": ["config/data", "config/fields", "config/resolved_run"],
     "config/test_runs.py": ["config/model"],
+    "config/test_objective.py": ["train/objectives/_sentences"],
     "config/test_optimization.py": [
         *("config/schedule", "config/train_fields", "config/training"),
     ],
@@ -129,9 +130,7 @@ TESTED_THROUGH = {
         *("train/backends/_deepspeed_setup", "train/backends/checks/deepspeed"),
     ],
     # What is in a micro batch shows in the training on it.
-    "train/objectives/masked/test_objective.py": [
-        *("train/objectives/_base", "train/objectives/masked/rows"),
-    ],
+    "train/objectives/masked/test_objective.py": ["train/objectives/masked/rows"],
     "train/objectives/span_corruption/test_objective.py": ["train/objectives/span_corruption/rows"],
     "test_cli.py": ["commands"],
     "test_files.py": ["temporary_names"],

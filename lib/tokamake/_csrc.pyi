@@ -117,7 +117,7 @@ class RandomState:
         """The values after `shuffle` of a list."""
 
 class MaskedSampler:
-    """Samples of BERT; `tokamake.data.samples.masked` describes them."""
+    """Samples of BERT; `tokamake.train.objectives.masked.samples` describes them."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class MaskedSampler:
         """
 
 class SpanSampler:
-    """Samples of T5; `tokamake.data.samples.span_corruption` describes them."""
+    """Samples of T5; `tokamake.train.objectives.span_corruption.samples` describes them."""
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from tokamake.config.added_settings import without_added_defaults
-from tokamake.config.objective import max_masked, sample_settings
+from tokamake.config.objective import sample_settings
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
+from tokamake.train.objectives._sentences import max_masked
 
 
 def make(**train: Any) -> TrainSettings:
@@ -55,7 +56,7 @@ def make(**train: Any) -> TrainSettings:
             },
             "pack_samples: true: a pipeline needs micro batches with equal numbers of rows",
         ),
-        ({"objective": "mlm"}, "Input should be 'causal', 'masked' or 'span_corruption'"),
+        ({"objective": "mlm"}, "unknown name; choose one of causal, masked, span_corr"),
     ],
 )
 def test_settings_that_do_not_fit_an_objective_are_refused(

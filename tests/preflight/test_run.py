@@ -85,7 +85,9 @@ def test_a_family_learns_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None
     known = {"llama": ("causal",), "bert": ("masked",)}
     monkeypatch.setattr(model, "objectives", known.__getitem__)
     causal, masked = make_run().train, make_run(objective="masked").train
-    monkeypatch.setattr(model.plugins, "names", lambda _: [*known])
+    names = model.plugins.names
+    families = {model.FAMILIES: [*known]}
+    monkeypatch.setattr(model.plugins, "names", lambda kind: families.get(kind) or names(kind))
     model.check_objective(causal, ARCHITECTURE_100)
     with pytest.raises(UserError) as caught:
         model.check_objective(masked, ARCHITECTURE_100)

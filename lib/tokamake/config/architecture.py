@@ -20,6 +20,7 @@ from pydantic import (
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
+from tokamake.config.objective import objectives_of
 from tokamake.errors import UserError
 from tokamake.validation import parse_yaml, read_yaml, unknown_key, validate
 
@@ -83,9 +84,13 @@ class RopeScaling(Settings):
 
 
 def objectives(family: str) -> tuple[str, ...]:
-    """Objectives that a family learns, as its constant OBJECTIVES states them."""
-    names: tuple[str, ...] = plugins.constant(_KIND, family, "OBJECTIVES", default=("causal",))
-    return names
+    """Objectives that a family learns: they need its stacks of layers."""
+    return objectives_of(_stacks(family))
+
+
+def _stacks(family: str) -> str:
+    """Stacks of layers of a family: decoder, encoder or encoder_decoder."""
+    return str(plugins.constant(_KIND, family, "STACKS", default="decoder"))
 
 
 class Architecture(Settings):
@@ -259,12 +264,12 @@ class Architecture(Settings):
     @property
     def is_causal(self) -> bool:
         """Whether the family predicts the next token, as text is generated; encoders do not."""
-        return "causal" in self.objectives
+        return _stacks(self.family) == "decoder"
 
     @property
     def has_decoder(self) -> bool:
         """Whether the family has two stacks of layers: an encoder, and a decoder that sees it."""
-        return "span_corruption" in self.objectives
+        return _stacks(self.family) == "encoder_decoder"
 
     @property
     def position_fields(self) -> tuple[str, ...]:

@@ -1,12 +1,10 @@
-"""Objectives of training, and how samples of encoder objectives are masked."""
+"""Masking of the samples of encoder objectives."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from tokamake.config.fields import Settings
-
-ObjectiveName = Literal["causal", "masked", "span_corruption"]
 
 
 class MaskingSettings(Settings):

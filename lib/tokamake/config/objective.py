@@ -1,103 +1,121 @@
-"""Checks of a run against its objective, and the settings that decide its samples."""
+"""Objectives by name: their settings, and what they need of data and of the model.
 
-from typing import Any
+An objective is a folder in `train/objectives/`. Its module `data`, without torch, has a class
+`Data`, derived from `ObjectiveData`.
+"""
 
-from tokamake.config.masking import MaskingSettings
-from tokamake.config.train_fields import TrainFields
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
-_MAX_NGRAM = {"masked": 3, "span_corruption": 10}
-"""Longest run of words of BERT and T5, as in Megatron-LM."""
-SPECIAL_TOKENS = {"masked": 3, "span_corruption": 2}
-"""Places that special tokens may take in a sample: [CLS] and two [SEP]; Megatron-LM also leaves two
-places of the encoder of T5 free."""
-_SHORTEST_TARGET = 2
-_OF_CAUSAL = {
-    "reset_position_ids": False,
-    "reset_attention_mask": False,
-    "eod_mask_loss": False,
-    "separate_last_epoch": None,
-    "drop_last_partial_sequence": True,
-}
-"""Settings that only samples of concatenated documents have, with their defaults."""
+from pydantic import AfterValidator
+
+from tokamake import plugins
+
+DEFAULT = "causal"
+"""Objective of a run that names none, and of an index whose index.json names none."""
+_KIND = "train/objectives/*/data"
 
 
-def max_masked(probability: float, target: int) -> int:
-    """Most tokens that are masked in a sample of `target` tokens."""
-    return int(min(probability * target, max(1, round(probability * target))))
+class IndexedObjective(NamedTuple):
+    """Facts of an objective that decide the samples of an index."""
+
+    stated: dict[str, Any]
+    """Entry of index.json, with the objective's name; empty: there is none."""
+    pieces: Any = None
+    """(vocabulary,) uint8 kind of each token, where whole words are masked."""
+    tokenizer: Any = None
+    """Tokenizer that must have made the datasets."""
 
 
-def sample_settings(train: TrainFields) -> dict[str, Any]:
-    """Settings that decide the samples of an encoder objective, without empty ones."""
-    masking, name = train.masking, train.objective
-    target = train.sequence_length - SPECIAL_TOKENS[name]
-    settings: dict[str, Any] = {
-        "name": name,
-        "target_tokens": target,
-        "probability": masking.probability,
-        "max_ngram": masking.max_ngram or _MAX_NGRAM[name],
-        "short_sequence_probability": masking.short_sequence_probability,
-    }
-    if name == "masked":
-        return settings | {"sentence_order": masking.sentence_order}
-    # The decoder's first token, and the worst case: each masked token is a span of its own.
-    longest = 1 + 2 * max_masked(masking.probability, target)
-    return settings | {"decoder_sequence_length": masking.decoder_sequence_length or longest}
+class ObjectiveData:
+    """Settings of an objective, its datasets, and its samples.
+
+    `train`, `tokenize` and `tokenizer` are the sections of the config, `architecture` the model's.
+
+    Attributes:
+        stacks: stacks of layers of the families that learn it, as their constant `STACKS`: decoder,
+            encoder or encoder_decoder. Empty: `train.objective` cannot name it.
+        has_sentences: whether the sequences of its datasets are sentences, not documents.
+        generates: whether its models predict the next token: evaluate and generate take them.
+        has_padding: whether samples may be shorter than `train.sequence_length`.
+    """
+
+    stacks = "decoder"
+    has_sentences = False
+    generates = False
+    has_padding = False
+
+    # ---- Settings and model ----
+
+    def check_settings(self, train: Any) -> None:
+        """Raise ValueError if settings of `train` do not fit."""
+
+    def check_model(self, train: Any, architecture: Any) -> None:
+        """Refuse a model without the layers that the samples need."""
+
+    def check_lengths(self, train: Any, limit: int, *, source: str) -> None:
+        """Refuse stacks longer than the `limit` of the model `source`, `sequence_length` aside."""
+
+    def stack_lengths(self, train: Any) -> list[int]:
+        """Tokens of a sample in each stack of layers; the encoder comes first."""
+        return [train.sequence_length]
+
+    def labeled_share(self, train: Any) -> float:  # noqa: ARG002
+        """Share of the tokens that need logits."""
+        return 1.0
+
+    # ---- Datasets that the workflow makes ----
+
+    def check_tokenize(self, tokenize: Any) -> None:
+        """Refuse settings whose datasets do not fit."""
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse settings whose tokenizer does not fit."""
+
+    # ---- Samples ----
+
+    def sample_settings(self, train: Any) -> dict[str, Any]:  # noqa: ARG002
+        """Settings that decide the samples, as index.json has them; `name` is the objective's."""
+        return {}
+
+    def indexed(self, train: Any, tokenizer: Path | None) -> IndexedObjective:  # noqa: ARG002
+        """Facts that decide the samples of an index."""
+        return IndexedObjective(self.sample_settings(train))
+
+    def make_indexer(self, settings: Any, **options: Any) -> Any:
+        """Make the `DatasetIndexer` of a split, see `data.samples.dataset_indexers`."""
+        raise NotImplementedError
+
+    def open_samples(self, folder: Path, **options: Any) -> Any:
+        """Open the samples of a split of an index, see `data.samples.loader.SplitSamples`."""
+        raise NotImplementedError
 
 
-def check_objective(train: TrainFields) -> None:
-    """Check that the settings of a run fit its objective."""
-    name, masking = train.objective, train.masking
-    defaults = MaskingSettings()
-    if name == "causal":
-        if train.pack_samples:
-            raise ValueError(
-                "pack_samples: true: no effect on objective causal, whose samples have no padding; "
-                "remove it"
-            )
-        for key, value in masking:
-            if value != getattr(defaults, key):
-                raise ValueError(
-                    f"masking.{key}: {value}: no effect on objective causal; remove it, or set "
-                    "objective to masked or span_corruption"
-                )
-        return
-    other = {"masked": "decoder_sequence_length", "span_corruption": "sentence_order"}[name]
-    if getattr(masking, other) != getattr(defaults, other):
-        raise ValueError(
-            f"masking.{other}: {getattr(masking, other)}: no effect on objective {name}; remove it"
-        )
-    for key, default in _OF_CAUSAL.items():
-        if getattr(train, key) != default:
-            raise ValueError(
-                f"{key}: {getattr(train, key)}: no effect on objective {name}, whose samples are "
-                "sentences of one document; remove it"
-            )
-    if train.fim.rate:
-        raise ValueError(
-            f"fim.rate: {train.fim.rate:g}: only objective causal fills in the middle; remove it"
-        )
-    if train.pack_samples and train.parallel.pipeline_parallel_size > 1:
-        raise ValueError(
-            "pack_samples: true: a pipeline needs micro batches with equal numbers of rows; remove "
-            "it, or set parallel.pipeline_parallel_size to 1"
-        )
-    if train.pack_samples and train.log_corpus_losses:
-        raise ValueError(
-            "pack_samples: true: log_corpus_losses needs a row for each sample; remove one of them"
-        )
-    _check_sizes(train)
+def objective_data(name: str) -> ObjectiveData:
+    data: ObjectiveData = plugins.load(_KIND, name).Data()
+    return data
 
 
-def _check_sizes(train: TrainFields) -> None:
-    shortest = SPECIAL_TOKENS[train.objective] + _SHORTEST_TARGET
-    if train.sequence_length < shortest:
-        raise ValueError(
-            f"sequence_length: {train.sequence_length}: too short for objective "
-            f"{train.objective}; give {shortest} or more"
-        )
-    # Megatron rounds 1 / short_sequence_probability to an int32.
-    if 0 < train.masking.short_sequence_probability < 1e-9:
-        raise ValueError(
-            f"masking.short_sequence_probability: {train.masking.short_sequence_probability:g}: "
-            "too small; give 0, or 1e-9 or more"
-        )
+def objectives_of(stacks: str) -> tuple[str, ...]:
+    """Objectives that families with such stacks learn."""
+    return tuple(name for name in plugins.names(_KIND) if objective_data(name).stacks == stacks)
+
+
+def sentence_objectives() -> str:
+    """Names of the objectives of sentences, for messages."""
+    return " or ".join(name for name in plugins.names(_KIND) if objective_data(name).has_sentences)
+
+
+def sample_settings(train: Any) -> dict[str, Any]:
+    """Settings that decide the samples of a run, as index.json has them."""
+    return objective_data(train.objective).sample_settings(train)
+
+
+def _check_name(name: str) -> str:
+    known = [each for each in plugins.names(_KIND) if objective_data(each).stacks]
+    if name not in known:
+        raise ValueError(f"unknown name; choose one of {', '.join(known)}")
+    return name
+
+
+ObjectiveName = Annotated[str, AfterValidator(_check_name)]

@@ -13,7 +13,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.batching import BatchSizes
 from tokamake.config.data_set import data_set_in
 from tokamake.config.fields import Settings
-from tokamake.config.objective import sample_settings
+from tokamake.config.objective import objective_data
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.validation import read_yaml, validate
@@ -93,11 +93,8 @@ class Run(Settings):
 
 
 def sample_lengths(run: Run) -> list[int]:
-    """Tokens of a sample in each stack of layers, the encoder first."""
-    lengths = [run.train.sequence_length]
-    if run.architecture.has_decoder:
-        lengths.append(sample_settings(run.train)["decoder_sequence_length"])
-    return lengths
+    """Tokens of a sample in each stack of layers; the encoder comes first."""
+    return objective_data(run.train.objective).stack_lengths(run.train)
 
 
 ROOT_VARIABLE = "TOKAMAKE_DATA_ROOT"

@@ -11,6 +11,7 @@ from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.fields import Name, Settings
 from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
+from tokamake.config.objective import objective_data
 from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.tasks import Tasks
 from tokamake.config.training import TrainSettings
@@ -188,7 +189,7 @@ class Config(Settings):
                     )
 
     def _check_seed(self) -> None:
-        if self.train.objective != "causal" and self.seed == 0:
+        if objective_data(self.train.objective).has_sentences and self.seed == 0:
             raise ValueError(
                 f"seed: 0: Megatron's order of sentences, which objective {self.train.objective} "
                 "has, needs a seed of 1 or more"

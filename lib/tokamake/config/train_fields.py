@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from tokamake.config.dropout import DropoutSettings
 from tokamake.config.fields import Settings, Split, plug_in
 from tokamake.config.fim import FimSettings
-from tokamake.config.masking import MaskingSettings, ObjectiveName
+from tokamake.config.masking import MaskingSettings
+from tokamake.config.objective import DEFAULT, ObjectiveName
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import ParallelSettings
 from tokamake.config.schedule import ScheduleSettings
@@ -41,7 +42,7 @@ class TrainFields(Settings):
     and continue with the new settings and data. restart: move the checkpoints aside and start at
     step 0. With `finetune: false` and a Megatron checkpoint, refuse stops if the checkpoint has
     another schedule."""
-    objective: ObjectiveName = "causal"
+    objective: ObjectiveName = DEFAULT
     """Training objective. causal: predict the next token. masked: restore masked tokens, as BERT
     does. span_corruption: restore spans of text in a decoder, as T5 does. The last two need
     families that learn them (bert; t5, hf_t5), and data with `tokenize.split_sentences: true`."""

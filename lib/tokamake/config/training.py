@@ -7,7 +7,7 @@ from pydantic import ValidationInfo, model_validator
 
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
-from tokamake.config.objective import check_objective
+from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.schedule import Span, check_schedule
 from tokamake.config.stability import LossScalingSettings
@@ -55,7 +55,7 @@ class TrainSettings(TrainFields):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         self._check_length()
-        check_objective(self)
+        objective_data(self.objective).check_settings(self)
         plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
         self._check_loss_scaling()
         self._check_offload()

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture, read_architecture
-from tokamake.config.objective import sample_settings
+from tokamake.config.objective import DEFAULT, objective_data, sample_settings
 from tokamake.config.resolved_run import Run
-from tokamake.config.root import Config
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
-from tokamake.data.samples.objective import KEY
+from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 from tokamake.preflight.model import check_objective, check_sequence_length
 from tokamake.preflight.planned import WorkflowConfig
@@ -19,55 +18,19 @@ IndexContent = dict[str, Any]
 """Content of an index folder's index.json."""
 
 
-def check_sentences(run: Config) -> None:
-    """Check the data that the workflow tokenizes."""
-    objective, tokenize = run.train.objective, run.tokenize
-    if objective == "causal":
-        if tokenize.split_sentences:
-            raise UserError(
-                "tokenize.split_sentences: true: objective causal would be trained on shuffled "
-                "sentences; set train.objective to masked or span_corruption, or split_sentences "
-                "to false"
-            )
-        return
-    if not tokenize.split_sentences:
-        raise UserError(
-            f"train.objective: {objective}: needs sentences; set tokenize.split_sentences to true"
-        )
-    if tokenize.append_eod:
-        raise UserError(
-            f"tokenize.append_eod: true: samples of objective {objective} have separators of their "
-            "own; set it to false"
-        )
-
-
-def check_trained_tokenizer(run: Config) -> None:
-    """Check the tokenizer that the workflow trains."""
-    objective, tokenizer = run.train.objective, run.tokenizer
-    if objective != "causal" and tokenizer.kind != "wordpiece":
-        raise UserError(
-            f"tokenizer.kind: {tokenizer.kind}: objective {objective} masks whole words, which "
-            "only a WordPiece tokenizer marks; set it to wordpiece"
-        )
-    if objective == "span_corruption" and not tokenizer.sentinels:
-        raise UserError(
-            "tokenizer.sentinels: 0: objective span_corruption replaces spans by sentinels; set it "
-            "to 100, as T5 has"
-        )
-
-
 def check_planned_data(config: WorkflowConfig, name: str) -> None:
     """Check the objective of a run against its model, data and tokenizer, before any job runs.
 
     `index` and `train` check it again, with the datasets that then exist.
     """
     run = config.runs[name]
+    objective = objective_data(run.train.objective)
     if run.model.stated:
         check_objective(run.train, read_architecture(run.model.stated))
     if any(corpus.trains and not corpus.is_indexed for corpus in config.tables[name]):
-        check_sentences(run)
+        objective.check_tokenize(run.tokenize)
     if config.given_tokenizer is None:
-        check_trained_tokenizer(run)
+        objective.check_tokenizer(run.tokenizer)
 
 
 def check_index(run: Run, index: IndexContent) -> None:
@@ -95,7 +58,7 @@ def check_samples_objective(run: Run, index: IndexContent) -> None:
     """Compare the objective of the samples of an index, and their masking, with the run's."""
     train, remedy = run.train, "run `tokamake index` again"
     stated = index.get(KEY, {})
-    name = stated.get("name", "causal")
+    name = stated.get("name", DEFAULT)
     if name != train.objective:
         raise UserError(
             f"{run.index}: has samples of objective {name}, train.objective is {train.objective}; "

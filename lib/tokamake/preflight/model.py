@@ -5,7 +5,7 @@ from pathlib import Path
 from tokamake import plugins
 from tokamake.config.architecture import Architecture, objectives
 from tokamake.config.fim import FimSettings
-from tokamake.config.objective import sample_settings
+from tokamake.config.objective import objective_data
 from tokamake.config.training import TrainSettings
 from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.tokenizers import open_tokenizer
@@ -24,7 +24,7 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         )
     known = objectives(architecture.family)
     if train.objective in known:
-        _check_sentence_order(train, architecture)
+        objective_data(train.objective).check_model(train, architecture)
         return
     others = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
     choice = f", or choose a model of family {' or '.join(others)}" if others else ""
@@ -32,18 +32,6 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         f"train.objective: {train.objective}: family {architecture.family} learns "
         f"{' or '.join(known)}; set it to {known[0]}{choice}"
     )
-
-
-def _check_sentence_order(train: TrainSettings, architecture: Architecture) -> None:
-    """Check that samples have an order of sentences if the model has a head for it."""
-    has_head = (architecture.model_extra or {}).get("sentence_order_head")
-    has_order = train.masking.sentence_order
-    if train.objective == "masked" and has_head not in (None, has_order):
-        raise UserError(
-            f"train.masking.sentence_order: {str(has_order).lower()}: the model has "
-            f"{'a' if has_head else 'no'} head for the order of sentences; set it to "
-            f"{str(has_head).lower()}, or choose a model with another sentence_order_head"
-        )
 
 
 def check_sequence_length(
@@ -55,17 +43,7 @@ def check_sequence_length(
             f"train.sequence_length: {train.sequence_length}: more than the {limit} "
             f"max_position_embeddings of {source}; lower it"
         )
-    if train.objective != "span_corruption":
-        return
-    length = sample_settings(train)["decoder_sequence_length"]
-    # Sequence parallelism pads the decoder to a multiple of its ranks.
-    parallel = train.parallel
-    multiple = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
-    if -(-length // multiple) * multiple > limit:
-        raise UserError(
-            f"train.masking.decoder_sequence_length: {length}: more than the {limit} "
-            f"max_position_embeddings of {source}; lower it"
-        )
+    objective_data(train.objective).check_lengths(train, limit, source=source)
 
 
 def check_layout_and_length(

@@ -14,7 +14,7 @@ from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
 from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS
-from tokamake.data.samples.objective import KEY
+from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 from tokamake.models.common.random_weights import SCHEME
 from tokamake.runtime.rank_errors import raise_on_all_ranks

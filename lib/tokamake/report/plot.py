@@ -43,6 +43,7 @@ def plot(
     import math
 
     from tokamake.checkpoint import model_tensors
+    from tokamake.config.objective import objective_data
     from tokamake.config.resolved_run import read_run
     from tokamake.files import atomic_folder, read_json
     from tokamake.report import style, tables, training_curves
@@ -81,7 +82,7 @@ def plot(
             "mixture": training_curves.mixture(corpora),
             "lengths": lengths(corpora, run.train.sequence_length),
         }
-        if run.train.objective != "causal":
+        if not objective_data(run.train.objective).generates:
             drawings["accuracy"] = training_curves.accuracy(history)
         for name, figure in drawings.items():
             style.save(figure, folder / f"{name}.svg")

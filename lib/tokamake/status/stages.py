@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.config.data_set import DEFAULT, DataSet
+from tokamake.config.objective import objective_data
 from tokamake.config.resolved_run import read_run
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.errors import UserError
@@ -124,7 +125,8 @@ def stages(folder: Path) -> dict[str, list[StageJob]]:
 def _is_encoder(folder: Path, run: str) -> bool:
     """Whether a run trains an encoder, which no stage evaluates."""
     with suppress(UserError):  # there is no run.yaml yet
-        return read_run(folder / f"results/{run}/run.yaml").train.objective != "causal"
+        objective = read_run(folder / f"results/{run}/run.yaml").train.objective
+        return not objective_data(objective).generates
     return (folder / f"logs/{run}/plot_encoder.log").exists()
 
 

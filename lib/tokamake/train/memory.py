@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tokamake import plugins
+from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
@@ -178,12 +179,11 @@ class _SameLayers(NamedTuple):
 
 
 def _num_logits(run: Run, last_stack: _SameLayers) -> float:
-    """Tokens of a sample that have logits: of masked samples only masked ones, where possible."""
+    """Tokens of a sample that have logits: where possible, tokens with a label alone."""
     train = run.train
     needs_rows = train.log_corpus_losses or train.parallel.pipeline_parallel_size > 1
-    if train.objective == "masked" and not needs_rows:
-        return last_stack.length * train.masking.probability
-    return last_stack.length
+    share = 1.0 if needs_rows else objective_data(train.objective).labeled_share(train)
+    return last_stack.length * share
 
 
 def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
@@ -281,7 +281,7 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     train, architecture = run.train, run.architecture
     lengths = sample_lengths(run)
     # Samples of encoders have padding; decoders are causal, unless samples share rows.
-    is_masked = [train.reset_attention_mask or train.objective != "causal"]
+    is_masked = [train.reset_attention_mask or objective_data(train.objective).has_padding]
     is_masked += [train.pack_samples] * (len(lengths) - 1)
     cross_attention = math.prod(lengths) * train.micro_batch_size * (len(lengths) > 1)
     if architecture.has_position_bias:

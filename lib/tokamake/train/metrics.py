@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files, plugins
+from tokamake.config.objective import objective_data
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.runtime.console import counted
 from tokamake.units import duration
@@ -195,16 +196,17 @@ def _line(record: Mapping[str, Any]) -> str:
 def model_flops_per_token(run: Run) -> int:
     """Floating-point operations that the model needs for a token, forward and backward.
 
-    Of masked samples, only masked tokens need logits.
+    Only tokens with a label need logits.
     """
     shape = run.architecture
     family = plugins.load("models/*/memory", shape.family)
     flops: int = family.flops_per_token(shape, *sample_lengths(run))
-    if run.train.objective != "masked":
+    share = objective_data(run.train.objective).labeled_share(run.train)
+    if share == 1:
         return flops
     assert shape.vocab_size is not None
     of_logits = 3 * 2 * shape.hidden_size * shape.vocab_size
-    return flops - round((1 - run.train.masking.probability) * of_logits)
+    return flops - round((1 - share) * of_logits)
 
 
 def validation(splits: dict[str, Validation]) -> Record:

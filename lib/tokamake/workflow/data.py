@@ -8,6 +8,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.config.filters import source_digest
+from tokamake.config.objective import DEFAULT
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
@@ -267,12 +268,12 @@ class DataRules:
         return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *options]
 
     def objective_options(self, wildcards: Any) -> list[str]:
-        """Objective, masking and tokenizer of an encoder; none for the objective causal.
+        """Objective, masking and tokenizer; none for the default objective.
 
         Options of earlier versions stay what they are: else Snakemake would run `index` again.
         """
         train = self._config.runs[wildcards.run].train
-        if train.objective == "causal":
+        if train.objective == DEFAULT:
             return []
         masking = json.dumps(train.masking.model_dump(mode="json"), sort_keys=True)
         return [
@@ -283,8 +284,8 @@ class DataRules:
 
     def objective_tokenizer(self, wildcards: Any) -> list[str]:
         """Files of the tokenizer, if `index` needs it."""
-        is_causal = self._config.runs[wildcards.run].train.objective == "causal"
-        return [] if is_causal else self._config.run_tokenizer_files
+        is_default = self._config.runs[wildcards.run].train.objective == DEFAULT
+        return [] if is_default else self._config.run_tokenizer_files
 
     def held_out_options(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
         """Weighting files of the splits other than the training split."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.fields import Settings
+from tokamake.config.objective import objective_data
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.exit import exit_with
 
@@ -76,7 +77,8 @@ class RunSettings:
         ]
 
     def _check_causal(self, run: str) -> None:
-        if (objective := self._config.runs[run].train.objective) != "causal":
+        objective = self._config.runs[run].train.objective
+        if not objective_data(objective).generates:
             exit_with(
                 f"run {run}: train.objective: {objective}: evaluate, evaluate_task and "
                 "generate are for models that predict the next token; make train, export_hf, report"

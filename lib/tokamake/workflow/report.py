@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.config.objective import objective_data
 from tokamake.config.runs import read_runs
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
@@ -57,12 +58,18 @@ FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg"
 
 def plotted_runs(config: WorkflowConfig) -> list[str]:
     """Runs that the rule `plot` draws: of models that predict the next token."""
-    return [name for name, run in config.runs.items() if run.train.objective == "causal"]
+    return [
+        name for name, run in config.runs.items() if objective_data(run.train.objective).generates
+    ]
 
 
 def plotted_encoders(config: WorkflowConfig) -> list[str]:
     """Runs that the rule `plot_encoder` draws."""
-    return [name for name, run in config.runs.items() if run.train.objective != "causal"]
+    return [
+        name
+        for name, run in config.runs.items()
+        if not objective_data(run.train.objective).generates
+    ]
 
 
 def figure_rules(config: WorkflowConfig) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset
 from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples.objective import SentenceMasking
 from tokamake.data.samples.sentence_index import SentenceIndexer, count_epochs
+from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 

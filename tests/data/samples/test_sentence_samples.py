@@ -12,9 +12,9 @@ from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.documents import documents_of
 from tokamake.data.samples.loader import Samples, batches, steps
-from tokamake.data.samples.masked import MaskedSamples
 from tokamake.data.samples.open_samples import open_samples
 from tokamake.errors import UserError
+from tokamake.train.objectives.masked.samples import MaskedSamples
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.config.objective import objective_data
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.samples import array_file, draw
-from tokamake.data.samples.dataset_indexers import DatasetIndexer, make_indexer
+from tokamake.data.samples.dataset_indexers import DatasetIndexer
 from tokamake.data.samples.index_settings import IndexSettings
 from tokamake.data.samples.weighted_datasets import WeightedDataset, count_documents
 from tokamake.errors import UserError
@@ -126,13 +127,13 @@ def write_split(
     """Write the arrays of a split and return their description for index.json.
 
     Without `num_samples`, `epochs_of` has the epochs of each corpus. `pieces` (vocabulary,) is the
-    kind of each token; None: the objective is causal.
+    kind of each token, where whole words are masked.
     """
     folder.mkdir()
     if num_samples is None and settings.separate_last_epoch is None:
         # A mixed last epoch would repeat some documents and drop other documents.
         settings = settings._replace(separate_last_epoch=True)
-    indexer = make_indexer(
+    indexer: DatasetIndexer[Any] = objective_data(settings.objective_name).make_indexer(
         settings, epochs_of=epochs_of if num_samples is None else {}, pieces=pieces
     )
     order = draw.DrawSettings(settings.blend, settings.within_corpus, settings.seed)

@@ -1,23 +1,22 @@
-"""How the sample index of one dataset is built, for each kind of objective.
+"""Builders of the sample index of one dataset, of documents or of sentences.
 
-`blend_index` calls an indexer for each dataset of a split. `sample_index` makes the indexes
-of the objective causal, `sentence_index` the indexes of masked and span_corruption.
+`blend_index` calls the indexer of the objective for each dataset of a split.
 """
 
 import logging
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.samples import sample_index
 from tokamake.data.samples.array_file import Index
-from tokamake.data.samples.decoder_lengths import check_decoder_lengths
 from tokamake.data.samples.index_settings import IndexSettings
 from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.data.samples.sentence_index import SentenceIndex, SentenceIndexer, count_epochs
+from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 
@@ -51,20 +50,9 @@ class DatasetIndexer(Protocol[Index]):
         ...
 
 
-def make_indexer(
-    settings: IndexSettings,
-    *,
-    epochs_of: Mapping[str, Fraction],
-    pieces: npt.NDArray[np.uint8] | None,
-) -> DatasetIndexer[Any]:
-    """Make the indexer of a split; without `epochs_of`, numbers of samples decide."""
-    if settings.objective is None:
-        return _DocumentIndexer(settings)
-    assert pieces is not None, "an encoder objective has a vocabulary"
-    return _EncoderIndexer(settings, epochs_of=epochs_of, pieces=pieces)
+class DocumentIndexer:
+    """Indexes of concatenated documents."""
 
-
-class _DocumentIndexer:
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
 
@@ -105,7 +93,9 @@ class _DocumentIndexer:
         pass
 
 
-class _EncoderIndexer:
+class SentenceDatasetIndexer:
+    """Indexes of sentences; without `epochs_of`, numbers of samples decide."""
+
     def __init__(
         self,
         settings: IndexSettings,
@@ -113,10 +103,10 @@ class _EncoderIndexer:
         epochs_of: Mapping[str, Fraction],
         pieces: npt.NDArray[np.uint8],
     ) -> None:
-        assert settings.objective is not None
-        self._objective, self._seed = settings.objective, settings.seed
-        self._indexer = SentenceIndexer(settings.objective, seed=settings.seed)
-        self._epochs_of, self._pieces = epochs_of, pieces
+        assert settings.objective is not None, "it is not the default objective"
+        self.masking, self.seed = SentenceMasking(**settings.objective), settings.seed
+        self._indexer = SentenceIndexer(self.masking, seed=settings.seed)
+        self._epochs_of, self.pieces = epochs_of, pieces
 
     def count(self, dataset: WeightedDataset, num_epochs: Fraction, /) -> int:
         """Samples in some epochs."""
@@ -142,18 +132,15 @@ class _EncoderIndexer:
         return count_epochs(index)
 
     def check(
-        self, dataset: WeightedDataset, index: SentenceIndex, *, drawn: int, split: str
+        self,
+        dataset: WeightedDataset,
+        index: SentenceIndex,  # noqa: ARG002
+        *,
+        drawn: int,  # noqa: ARG002
+        split: str,
     ) -> None:
-        """Warn about documents without a sample; measure samples of span corruption."""
+        """Warn about documents without a sample."""
         self._indexer.warn_of_left_out(dataset, split=split)
-        if self._objective.name == "span_corruption":
-            check_decoder_lengths(
-                dataset,
-                index.mapping[:drawn],
-                objective=self._objective,
-                pieces=self._pieces,
-                seed=self._seed,
-            )
 
 
 def _check_epochs(dataset: WeightedDataset, num_epochs: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import files
-from tokamake.config.masking import ObjectiveName
+from tokamake.config.objective import DEFAULT
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
@@ -26,9 +26,9 @@ from tokamake.data.samples.index_folder import (
     sizes,
 )
 from tokamake.data.samples.index_settings import IndexSettings
-from tokamake.data.samples.objective import PIECES
-from tokamake.data.samples.objective_options import check_datasets, read_vocabulary
+from tokamake.data.samples.objective_options import check_datasets, read_objective
 from tokamake.data.samples.sentence_mappings import check_range
+from tokamake.data.samples.sentence_masking import PIECES
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
@@ -52,7 +52,7 @@ def index(
     within_corpus: Within = "shuffled",
     separate_last_epoch: bool | None = None,
     drop_last_partial_sequence: bool = True,
-    objective: ObjectiveName = "causal",
+    objective: str = DEFAULT,
     masking: str = "{}",
     tokenizer: Path | None = None,
     seed: int,
@@ -93,7 +93,7 @@ def index(
         seed: Seed of the shuffles.
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
     """
-    vocabulary = read_vocabulary(
+    indexed = read_objective(
         objective,
         masking,
         sequence_length=sequence_length,
@@ -108,7 +108,7 @@ def index(
         within_corpus=within_corpus,
         separate_last_epoch=separate_last_epoch,
         drop_last_partial_sequence=drop_last_partial_sequence,
-        objective=vocabulary.objective if vocabulary else None,
+        objective=indexed.stated or None,
     )
     _check_values(settings, train_samples, epochs=epochs, valid_samples=valid_samples)
     _check_room(output, (train_samples or 0) + valid_samples)
@@ -121,7 +121,7 @@ def index(
         held_out=parse_held_out(held_out),
     )
     epochs_of = parse_epochs(epochs, splits.lines("train"))
-    check_datasets(data_root, _prefixes(splits), objective=objective, vocabulary=vocabulary)
+    check_datasets(data_root, _prefixes(splits), objective=objective, tokenizer=indexed.tokenizer)
     # Keys of index.json. The digest over them is the identity of the index.
     options = {
         **settings.options(),
@@ -146,7 +146,7 @@ def index(
         data_root=data_root,
         settings=settings,
         epochs_of=epochs_of,
-        pieces=vocabulary.pieces if vocabulary else None,
+        pieces=indexed.pieces,
     )
     _report(output, written)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.config.batching import BatchSizes
+from tokamake.config.objective import DEFAULT, objective_data
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index_folder import REMEDY, damaged_file, identity, matches, read_index
@@ -123,17 +124,18 @@ class SplitSamples(ABC):
 
 
 class Samples(SplitSamples):
-    """Samples of the objective causal: documents, concatenated and cut; see `SplitSamples`."""
+    """Samples of documents, concatenated and cut; see `SplitSamples`."""
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)
-        if objective := self._description.get("objective"):
+        name = self._description.get("objective", {}).get("name", DEFAULT)
+        if objective_data(name).has_sentences:
             raise UserError(
-                f"{folder}: samples of objective {objective['name']}, not causal; set "
-                "train.objective to it, or run `tokamake index` again"
+                f"{folder}: samples of objective {name}, not {DEFAULT}; set train.objective to it, "
+                "or run `tokamake index` again"
             )
         for prefix in self.prefixes if verify else []:
-            check_sentences(prefix, objective="causal")
+            check_sentences(prefix, objective=name)
         self._padded = not self._description["drop_last_partial_sequence"] and split != "train"
         arrays = ArrayFile(folder / split)
         self._indexes = [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tokamake.config.objective import objective_data, sentence_objectives
 from tokamake.data.indexed.merge_inputs import find_manifest
 from tokamake.errors import UserError
 
@@ -11,13 +12,14 @@ def check_sentences(prefix: Path, *, objective: str) -> None:
     manifest = find_manifest(prefix)
     if manifest is None or "split_sentences" not in manifest:
         return
-    if manifest["split_sentences"] and objective == "causal":
+    has_sentences = objective_data(objective).has_sentences
+    if manifest["split_sentences"] and not has_sentences:
         raise UserError(
             f"{prefix}: its sequences are sentences (tokenize.split_sentences: true), which "
-            "objective causal would shuffle; set train.objective to masked or span_corruption, or "
-            "tokenize the corpus with split_sentences: false"
+            f"objective {objective} would shuffle; set train.objective to "
+            f"{sentence_objectives()}, or tokenize the corpus with split_sentences: false"
         )
-    if objective != "causal" and not manifest["split_sentences"]:
+    if has_sentences and not manifest["split_sentences"]:
         raise UserError(
             f"{prefix}: its sequences are documents, objective {objective} needs sentences; "
             "tokenize the corpus with tokenize.split_sentences: true, or set train.objective to "

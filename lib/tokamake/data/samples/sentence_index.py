@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokamake.data.samples.objective import SentenceMasking
 from tokamake.data.samples.sentence_mappings import SampleMapping, Sentences, sentence_mapping
+from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 

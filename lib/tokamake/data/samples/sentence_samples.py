@@ -14,9 +14,9 @@ import numpy.typing as npt
 from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index_folder import REMEDY
 from tokamake.data.samples.loader import DocumentSpan, SplitSamples, open_array
-from tokamake.data.samples.objective import KEY, PIECES, SentenceMasking
 from tokamake.data.samples.sentence_data import check_sentences
 from tokamake.data.samples.sentence_index import SentenceIndex
+from tokamake.data.samples.sentence_masking import KEY, PIECES, SentenceMasking
 from tokamake.errors import UserError
 
 _NUM_SEEDS = 2**32

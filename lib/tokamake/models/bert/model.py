@@ -27,8 +27,8 @@ from tokamake.parallel.tensor import (
     shared_input,
 )
 
-OBJECTIVES = ("masked",)
-"""Objectives that this family learns by."""
+STACKS = "encoder"
+"""Stacks of layers: they decide which objectives it learns."""
 
 SETTINGS = {
     "position_embedding": ("learned",),

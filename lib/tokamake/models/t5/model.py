@@ -16,8 +16,8 @@ from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement, ReplicatedEmbedding, own_tokens
 
-OBJECTIVES = ("span_corruption",)
-"""Objectives that this family learns by."""
+STACKS = "encoder_decoder"
+"""Stacks of layers: they decide which objectives it learns."""
 
 SETTINGS = {
     "position_embedding": ("learned",),

@@ -25,6 +25,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
         row: row of the step's global batch, from 0.
         token: only this token of the row, from 0; the token after the last input is its label.
     """
+    from tokamake.config.objective import objective_data
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
     from tokamake.data.samples.sentence_samples import SentenceSamples
@@ -32,7 +33,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
 
     run = run / "run.yaml" if run.is_dir() else run
     settings = read_run(run)
-    if settings.train.objective != "causal":
+    if not objective_data(settings.train.objective).generates:
         raise UserError(
             f"{run}: train.objective: {settings.train.objective}: only samples of objective causal "
             "can be traced; give the run of another model"

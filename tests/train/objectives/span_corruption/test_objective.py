@@ -38,7 +38,6 @@ from tests.support.t5s import (
     their_loss,
 )
 from tokamake.config.resolved_run import Run, sample_lengths
-from tokamake.data.samples.span_corruption import span_record
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
@@ -49,6 +48,7 @@ from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
 from tokamake.train.objectives._base import make_objective
 from tokamake.train.objectives.span_corruption.rows import SpanRows, span_rows
+from tokamake.train.objectives.span_corruption.samples import span_record
 from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.objective import ABSENT, WORD, SentenceMasking
+from tokamake.data.samples.sentence_masking import ABSENT, WORD, SentenceMasking
 from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
 
 _STOP_PROBABILITY = 0.2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.sentence_data import SentenceData, build_index, megatron_datasets, without_loss
-from tokamake.data.samples.span_corruption import SpanCorruptionSamples
+from tokamake.train.objectives.span_corruption.samples import SpanCorruptionSamples
 
 BOS, EOS = 500, 501
 SENTINELS = range(502, 602)

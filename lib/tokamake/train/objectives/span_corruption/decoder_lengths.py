@@ -11,13 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.config.objective import max_masked
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.objective import SentenceMasking
+from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer
+from tokamake.data.samples.sentence_index import SentenceIndex
 from tokamake.data.samples.sentence_mappings import SampleMapping
-from tokamake.data.samples.span_corruption import make_sampler
+from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
+from tokamake.train.objectives._sentences import max_masked
+from tokamake.train.objectives.span_corruption.samples import make_sampler
 
 _BLOCK = 1 << 14  # samples
 
@@ -27,6 +29,23 @@ class _Longest(NamedTuple):
     decoder_sample: int
     spans: int
     spans_sample: int
+
+
+class SpanIndexer(SentenceDatasetIndexer):
+    """Indexes of sentences; it also measures the samples."""
+
+    def check(
+        self, dataset: WeightedDataset, index: SentenceIndex, *, drawn: int, split: str
+    ) -> None:
+        """Warn about documents without a sample; check the decoder's length."""
+        super().check(dataset, index, drawn=drawn, split=split)
+        check_decoder_lengths(
+            dataset,
+            index.mapping[:drawn],
+            objective=self.masking,
+            pieces=self.pieces,
+            seed=self.seed,
+        )
 
 
 def check_decoder_lengths(

@@ -1,4 +1,4 @@
-"""Samples of sentence data: what decides them, as `index` notes it in index.json.
+"""Masking of sentence data, as `index` notes it in index.json.
 
 `index` makes a `SentenceMasking` from the settings of a run and a tokenizer. The classes that read
 samples (`masked`, `span_corruption`) take it from index.json.
@@ -55,14 +55,14 @@ class SentenceMasking(NamedTuple):
 def make_masking(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) -> SentenceMasking:
     """Add the special tokens of a tokenizer to the settings of a run."""
     vocabulary = _vocabulary(tokenizer, path)
-    name = settings["name"]
-    wanted = _SPECIAL if name == "masked" else {**_SPECIAL, **_OF_DECODER}
+    has_decoder = "decoder_sequence_length" in settings
+    wanted = {**_SPECIAL, **_OF_DECODER} if has_decoder else _SPECIAL
     if missing := [text for text in wanted.values() if text not in vocabulary]:
         raise UserError(f"tokenizer {path}: has no {', '.join(missing)}; {_remedy(missing)}")
     sentinels: list[int] = []
-    while name == "span_corruption" and SENTINEL.format(len(sentinels)) in vocabulary:
+    while has_decoder and SENTINEL.format(len(sentinels)) in vocabulary:
         sentinels.append(vocabulary[SENTINEL.format(len(sentinels))])
-    if name == "span_corruption" and not sentinels:
+    if has_decoder and not sentinels:
         missing = [SENTINEL.format(0)]
         raise UserError(f"tokenizer {path}: has no {missing[0]}; {_remedy(missing)}")
     return SentenceMasking(

@@ -10,7 +10,7 @@ import pytest
 from tests.support.sentence_data import SentenceData
 from tokamake.config.objective import sample_settings
 from tokamake.config.training import TrainSettings
-from tokamake.data.samples.objective import (
+from tokamake.data.samples.sentence_masking import (
     ABSENT,
     BOUNDARY,
     CONTINUATION,

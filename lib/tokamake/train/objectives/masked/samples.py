@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.objective import ABSENT, WORD, SentenceMasking, ngram_probabilities
+from tokamake.data.samples.sentence_masking import (
+    ABSENT,
+    WORD,
+    SentenceMasking,
+    ngram_probabilities,
+)
 from tokamake.data.samples.sentence_samples import SentenceSample, SentenceSamples
 
 

@@ -13,8 +13,8 @@ from tests.support.sentence_data import (
     megatron_datasets,
     without_loss,
 )
-from tokamake.data.samples.masked import MaskedSamples, make_sampler, masked_record
-from tokamake.data.samples.objective import SentenceMasking
+from tokamake.data.samples.sentence_masking import SentenceMasking
+from tokamake.train.objectives.masked.samples import MaskedSamples, make_sampler, masked_record
 
 PAD, MASK = 0, 4
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.sentence_data import SentenceData, build_index
 from tokamake.data.corpus.extend_tokenizer import extend_tokenizer
-from tokamake.data.samples.span_corruption import SpanCorruptionSamples
 from tokamake.errors import UserError
+from tokamake.train.objectives.span_corruption.samples import SpanCorruptionSamples
 
 
 def build(data: SentenceData, folder: Path, **changes: Any) -> SpanCorruptionSamples:

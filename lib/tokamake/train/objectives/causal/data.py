@@ -1,0 +1,50 @@
+"""Settings and data of the objective causal: documents, concatenated and cut."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.data import TokenizeSettings
+from tokamake.config.masking import MaskingSettings
+from tokamake.config.objective import ObjectiveData, sentence_objectives
+from tokamake.config.train_fields import TrainFields
+from tokamake.errors import UserError
+
+
+class Data(ObjectiveData):
+    """Documents; each sample is full."""
+
+    generates = True
+
+    def check_settings(self, train: TrainFields) -> None:
+        """Refuse settings about padding and masking."""
+        if train.pack_samples:
+            raise ValueError(
+                "pack_samples: true: no effect on objective causal, whose samples have no padding; "
+                "remove it"
+            )
+        defaults = MaskingSettings()
+        for key, value in train.masking:
+            if value != getattr(defaults, key):
+                raise ValueError(
+                    f"masking.{key}: {value}: no effect on objective causal; remove it, or set "
+                    f"objective to {sentence_objectives()}"
+                )
+
+    def check_tokenize(self, tokenize: TokenizeSettings) -> None:
+        """Refuse sentences."""
+        if tokenize.split_sentences:
+            raise UserError(
+                "tokenize.split_sentences: true: objective causal would be trained on shuffled "
+                f"sentences; set train.objective to {sentence_objectives()}, or split_sentences "
+                "to false"
+            )
+
+    def make_indexer(self, settings: Any, **_: Any) -> Any:
+        from tokamake.data.samples.dataset_indexers import DocumentIndexer
+
+        return DocumentIndexer(settings)
+
+    def open_samples(self, folder: Path, **options: Any) -> Any:
+        from tokamake.data.samples.loader import Samples
+
+        return Samples(folder, **options)
