@@ -27,8 +27,8 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 
 def corpora(shares: dict[str, float], **values: object) -> pd.DataFrame:
     """Corpora with these shares of tokens and samples; each is read once."""
-    known = {"datasets": 1, "documents": 1, "tokens": 10, "text_bytes": 40, "lengths": ()}
-    known |= {"trained_tokens": 8, "epochs": 1.0, **values}
+    known = {"datasets": 1, "documents": 1, "tokens": 10, "text_bytes": 40}
+    known |= {"lengths": (), "filters": (), "trained_tokens": 8, "epochs": 1.0, **values}
     rows = [
         {"corpus": name, "share_of_tokens": share, "share_of_samples": share, **known}
         for name, share in shares.items()
