@@ -7,7 +7,7 @@ import pytest
 from tests.support.deepspeed_runs import zero
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes
-from tests.support.runs import make_run, prepare
+from tests.support.runs import make_run
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -27,9 +27,8 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
     ],
 )
 def test_settings_that_deepspeed_gets_wrong_are_refused(
-    changes: Changes, message: str, tmp_path_factory: pytest.TempPathFactory
+    changes: Changes, message: str, root: Path
 ) -> None:
-    root = prepare(tmp_path_factory.mktemp("refused"))
     run = read_run(make_run(root, "run"))
     precision = {"precision": changes.pop("precision", "fp32")} if "fp16" in message else {}
     run = laid_out(run, changes)
@@ -77,20 +76,22 @@ def test_optimizers_that_do_not_fit_are_refused_by_the_config(
         ({"backend": "native", "zero_stage": 3, "offload_param": "cpu"}, "needs backend deepspeed"),
     ],
 )
-def test_offloading_needs_something_to_offload(
-    changes: Changes, message: str, tmp_path: Path
-) -> None:
-    run = read_run(make_run(prepare(tmp_path), "run"))
+def test_offloading_needs_something_to_offload(changes: Changes, message: str, root: Path) -> None:
+    run = read_run(make_run(root, "run"))
     with pytest.raises(ValueError, match=message):
         laid_out(run, changes)
 
 
-def test_resolve_refuses_them_before_any_rank_starts(tmp_path: Path) -> None:
-    root = prepare(tmp_path)
-    for changes, message in (
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         (zero(2) | parallel(pp=2), "train.zero_stage: 2: DeepSpeed reduces gradients after each"),
         (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters"),
-    ):
-        with pytest.raises(UserError, match=message):
-            make_run(root, "run", **changes)
-        assert not (root / "run").exists()
+    ],
+)
+def test_resolve_refuses_them_before_any_rank_starts(
+    changes: Changes, message: str, root: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make_run(root, "refused", **changes)
+    assert not (root / "refused").exists()
