@@ -125,7 +125,7 @@ def measure_transformers(
 
     from tokamake.config.architecture import Architecture
     from tokamake.models.common.model_flops import per_token
-    from tokamake.train.trials.device_peaks import known_peak
+    from tokamake.train.trials.speed import known_peak
 
     shape = {name: value for name, value in SHAPE.items() if name != "family"}
     config = LlamaConfig(**shape, attn_implementation="sdpa", use_cache=False)

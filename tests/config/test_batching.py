@@ -75,11 +75,11 @@ def test_invalid_sizes_are_refused(full: int, ramp: Rampup | None, reason: str) 
 
 
 def test_ranks_need_whole_micro_batches() -> None:
-    BatchSizes(12, Rampup(4, 4, 100)).check(2, 2)
+    BatchSizes(12, Rampup(4, 4, 100)).check_micro_batches(2, 2)
     with pytest.raises(UserError, match=r"12 samples cannot be shared by 4 .*multiple of 8"):
-        BatchSizes(12).check(2, 4)
+        BatchSizes(12).check_micro_batches(2, 4)
     with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
-        BatchSizes(12, Rampup(6, 6, 100)).check(2, 2)
+        BatchSizes(12, Rampup(6, 6, 100)).check_micro_batches(2, 2)
 
 
 @pytest.mark.parametrize("first_sample", [0, 7, 30, 100])

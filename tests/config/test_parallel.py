@@ -25,7 +25,7 @@ def check(plan: Plan) -> ParallelSettings:
     settings = ParallelSettings.model_validate(plan["settings"])
     data = settings.data_parallel_size(plan["world_size"])
     sizes, micro = BatchSizes(plan["global_batch_size"]), plan["micro_batch_size"]
-    sizes.check(micro, data)
+    sizes.check_micro_batches(micro, data)
     settings.check_batches(plan["global_batch_size"] // (micro * data))
     settings.check_architecture(plan["architecture"], plan["sequence_length"])
     return settings

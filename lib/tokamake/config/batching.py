@@ -99,7 +99,7 @@ class BatchSizes:
         ramp, full = self.rampup, self.global_batch_size
         return [*(range(ramp.start, full, ramp.increment) if ramp else ()), full]
 
-    def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
+    def check_micro_batches(self, micro_batch_size: int, data_parallel_size: int) -> None:
         """Check that each rank gets whole micro batches in every step."""
         divisor = micro_batch_size * data_parallel_size
         for size in self.all:

@@ -6,17 +6,18 @@ still the same.
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.detect import open_any, title
+from tokamake.checkpoint.native.folder import NativeCheckpoint, open_native
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.optimization import OptimizerSettings
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.checkpoint.native.folder import NativeCheckpoint
-    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
-    from tokamake.config.architecture import Architecture
-    from tokamake.config.optimization import OptimizerSettings
-    from tokamake.config.resolved_run import Run
-    from tokamake.config.training import TrainSettings
+from tokamake.preflight.initial_schedule import decide_schedule
 
 _FINETUNE_REMEDY = "set train.finetune to true to load only its weights"
 _OPTIMIZER_REMEDY = (
@@ -29,11 +30,11 @@ _WITHOUT_EFFECT = {"initializer_range"}
 
 def open_initial_checkpoint(
     checkpoint: Path,
-    train: "TrainSettings",
+    train: TrainSettings,
     *,
     architecture: Path | None = None,
     parent: str | None = None,
-) -> "Checkpoint":
+) -> Checkpoint:
     """Open a checkpoint of any format for a run to start from.
 
     Args:
@@ -41,16 +42,14 @@ def open_initial_checkpoint(
         architecture: file of the architecture that the checkpoint must have; None: any.
         parent: run whose last checkpoint it is; fields about positions may then differ.
     """
-    from tokamake.checkpoint.detect import open_any
-
     start = open_any(checkpoint)
     check_start(start, train, architecture=architecture, parent=parent)
     return start
 
 
 def check_start(
-    start: "Checkpoint",
-    train: "TrainSettings",
+    start: Checkpoint,
+    train: TrainSettings,
     *,
     architecture: Path | None = None,
     parent: str | None = None,
@@ -63,11 +62,9 @@ def check_start(
 
 
 def check_architecture(
-    actual: "Architecture", path: Path, *, source: object, parent: str | None = None
+    actual: Architecture, path: Path, *, source: object, parent: str | None = None
 ) -> None:
     """Compare an architecture with a file of config/models; a file without vocab_size fits any."""
-    from tokamake.config.architecture import read_architecture
-
     stated = read_architecture(path)
     if lines := differing_fields(actual, stated, path=path, parent=parent):
         raise UserError(
@@ -77,7 +74,7 @@ def check_architecture(
 
 
 def differing_fields(
-    actual: "Architecture", stated: "Architecture", *, path: Path, parent: str | None = None
+    actual: Architecture, stated: Architecture, *, path: Path, parent: str | None = None
 ) -> list[str]:
     """One line for each field that differs between a stated architecture and a checkpoint."""
     values, expected = dict(actual), dict(stated)
@@ -94,7 +91,7 @@ def differing_fields(
     ]
 
 
-def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
+def check_continued(start: Checkpoint, train: TrainSettings) -> None:
     """Check that a run can continue a checkpoint."""
     if train.load_optimizer:
         _check_states(start, train.optimizer)
@@ -102,7 +99,7 @@ def check_continued(start: "Checkpoint", train: "TrainSettings") -> None:
     check_progress(train, progress.iteration, consumed=progress.consumed_samples, source=start.path)
 
 
-def check_progress(train: "TrainSettings", step: int, *, consumed: int, source: object) -> None:
+def check_progress(train: TrainSettings, step: int, *, consumed: int, source: object) -> None:
     """Check that a step is left after a checkpoint, and that the batch sizes were the same."""
     last = train.num_steps
     if last is not None and step >= last:
@@ -127,7 +124,7 @@ def check_optimizer(saved: str, name: str, *, source: object) -> None:
         )
 
 
-def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
+def _check_states(start: Checkpoint, settings: OptimizerSettings) -> None:
     """Check that a checkpoint has exactly the states of the run's optimizer."""
     name = settings.name
     actual = {key for key in start.source if key.startswith("optimizer.")}
@@ -149,7 +146,7 @@ def _check_states(start: "Checkpoint", settings: "OptimizerSettings") -> None:
             )
 
 
-def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> set[str]:
+def state_keys(architecture: Architecture, settings: OptimizerSettings) -> set[str]:
     """Keys of an optimizer's states in a checkpoint of a model, after the first step.
 
     The optimizer takes one step on tiny parameters: its states depend only on names and numbers
@@ -157,8 +154,6 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     """
     import torch
 
-    from tokamake import plugins
-    from tokamake.checkpoint import model_tensors
     from tokamake.optim._groups import parameter_groups
 
     plug_in = plugins.load("optim", settings.name)
@@ -179,10 +174,8 @@ def state_keys(architecture: "Architecture", settings: "OptimizerSettings") -> s
     }
 
 
-def check_native(checkpoint: Path, start: "Checkpoint") -> None:
+def check_native(checkpoint: Path, start: Checkpoint) -> None:
     """Check that a checkpoint has the native format, in which each rank reads only its chunks."""
-    from tokamake.checkpoint.detect import title
-
     if start.format != "native":
         command = ("tokamake", "convert", "--from", checkpoint, "--to", f"{checkpoint}-native")
         raise UserError(
@@ -191,13 +184,11 @@ def check_native(checkpoint: Path, start: "Checkpoint") -> None:
         )
 
 
-def check_begun(run: "Run") -> None:
+def check_begun(run: Run) -> None:
     """Check that a checkpoint to continue is still the one that the run was resolved for.
 
     Prints a line if the checkpoint has Megatron's schedule, and the run has another one.
     """
-    from tokamake.preflight.initial_schedule import decide_schedule
-
     assert run.checkpoint is not None, "a run that continues has a checkpoint"
     start = open_initial_checkpoint(run.checkpoint, run.train)
     progress = start.progress
@@ -211,7 +202,7 @@ def check_begun(run: "Run") -> None:
         print(text, flush=True)
 
 
-def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> bool:
+def _has_architecture(start: Checkpoint | NativeCheckpoint, run: Run) -> bool:
     """Whether a checkpoint has a run's architecture, or its parent's with other positions."""
     actual = start.architecture
     if run.parent:
@@ -219,10 +210,8 @@ def _has_architecture(start: "Checkpoint | NativeCheckpoint", run: "Run") -> boo
     return run.architecture == actual
 
 
-def describe_initial_checkpoint(run: "Run") -> "NativeCheckpoint":
+def describe_initial_checkpoint(run: Run) -> NativeCheckpoint:
     """Describe the checkpoint whose weights a run takes."""
-    from tokamake.checkpoint.native.folder import open_native
-
     assert run.checkpoint is not None, "random weights are in no checkpoint"
     start = open_native(run.checkpoint)
     if not _has_architecture(start, run):

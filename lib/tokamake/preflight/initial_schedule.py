@@ -6,15 +6,13 @@ Megatron refuses other values than those in the checkpoint unless it gets
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.schedule import Span
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
-    from tokamake.config.training import TrainSettings
 
 _STYLES = {
     "constant": "constant",
@@ -27,7 +25,7 @@ _STYLES = {
 _REL_TOLERANCE = 1e-6
 
 
-def decide_schedule(start: "Checkpoint", train: "TrainSettings") -> str:
+def decide_schedule(start: Checkpoint, train: TrainSettings) -> str:
     """Compare the schedules of a Megatron checkpoint and of a run that continues it.
 
     Returns:
@@ -48,7 +46,7 @@ def decide_schedule(start: "Checkpoint", train: "TrainSettings") -> str:
     return f"{text}. train.on_change is {train.on_change}: training takes the values of the config"
 
 
-def _differences(schedule: dict[str, Any], train: "TrainSettings") -> Iterator[str]:
+def _differences(schedule: dict[str, Any], train: TrainSettings) -> Iterator[str]:
     """Settings whose value in a checkpoint is another one, such as `NAME 0.001 -> 0.0003`."""
     style = str(schedule["lr_decay_style"])
     if _STYLES.get(style) != train.schedule.name:
@@ -68,7 +66,7 @@ def _differences(schedule: dict[str, Any], train: "TrainSettings") -> Iterator[s
             yield f"{name} {recorded:g} -> {value:g}"
 
 
-def _values(train: "TrainSettings", *, has_minimum: bool) -> Iterator[tuple[str, str, float]]:
+def _values(train: TrainSettings, *, has_minimum: bool) -> Iterator[tuple[str, str, float]]:
     """Setting, key of Megatron and value of each number that a schedule has.
 
     Megatron counts lengths in samples, those in steps as samples of the whole global batch.

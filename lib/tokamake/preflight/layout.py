@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check_ranks(train: TrainSettings, world_size: int) -> None:
     """Check that the sizes of the mesh and the batches fit the number of ranks."""
     data_parallel_size = train.parallel.data_parallel_size(world_size)
-    train.batch_sizes.check(train.micro_batch_size, data_parallel_size)
+    train.batch_sizes.check_micro_batches(train.micro_batch_size, data_parallel_size)
     for size in train.batch_sizes.all:
         num_batches = size // (train.micro_batch_size * data_parallel_size)
         in_rampup = size < train.global_batch_size

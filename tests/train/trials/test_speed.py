@@ -9,8 +9,7 @@ import torch
 
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.trials import speed
-from tokamake.train.trials.device_peaks import known_peak
-from tokamake.train.trials.speed import gemm_tflops, measure, report, utilization
+from tokamake.train.trials.speed import gemm_tflops, known_peak, measure, report, utilization
 
 CPU = torch.device("cpu")
 SOLE = Ranks(0, 1, 0, 1)

@@ -264,7 +264,7 @@ def steps(
     The samples of a step depend only on `consumed_samples`. Micro batches and ranks only divide
     them. `left_out` has the first and last number, from 1, of steps whose samples are not read.
     """
-    sizes.check(micro_batch_size, data_parallel_size)
+    sizes.check_micro_batches(micro_batch_size, data_parallel_size)
     while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):
         step = sizes.whole_steps(consumed_samples) + 1
         if any(first <= step <= last for first, last in left_out):
