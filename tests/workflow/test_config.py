@@ -16,8 +16,9 @@ from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.errors import UserError
 from tokamake.preflight import initial_models
+from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.workflow.config import _report_lists, held_out_splits, read_workflow_config
+from tokamake.workflow.config import _report_lists, read_workflow_config
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 

@@ -71,7 +71,20 @@ def read_runs(
                 "give each run its own name"
             )
         runs[config.run], lines[config.run] = NamedRun(config, where), number
+    _check_push(runs)
     return runs
+
+
+def _check_push(runs: dict[str, NamedRun]) -> None:
+    """Check that no two runs are uploaded to one place; runs that finetune are not uploaded."""
+    first: dict[str, str] = {}
+    for name, (run, where) in runs.items():
+        push = run.export.push if run.finetune is None else None
+        if push and first.setdefault(push, name) != name:
+            raise UserError(
+                f"{where}: export.push: {push}: run {first[push]} is uploaded there; give each run "
+                "a repository or a branch of its own (hf://ORG/NAME@BRANCH)"
+            )
 
 
 def _attribute_mistakes(

@@ -1,12 +1,16 @@
 """The data of a run: facts are the config, or index.json and the headers of datasets."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.fields import split_fractions
 from tokamake.config.objective import DEFAULT, objective_data, sample_settings
 from tokamake.config.resolved_run import Run
-from tokamake.config.training import INDEX_SETTINGS
+from tokamake.config.training import INDEX_SETTINGS, TrainSettings
+from tokamake.data.corpus.corpora import Corpus
+from tokamake.data.corpus.splits import NAMES
 from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.sentence_masking import KEY
@@ -109,3 +113,36 @@ def check_trial_samples(run: Run, index: IndexContent, *, num_steps: int) -> Non
             f"{run.index}: has {num_samples} training samples, {num_steps} steps take "
             f"{needed}; lower --steps"
         )
+
+
+def check_splits(train: TrainSettings, corpora: list[Corpus], *, where: str) -> None:
+    """Check that there is data to validate on, and that the length of the run is known."""
+    missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
+    if train.num_samples is None and missing:
+        raise UserError(
+            f"{where}: train: no length of the run; set train_steps, train_samples or "
+            f"train_tokens, or epochs of {', '.join(missing)}"
+        )
+    if train.evaluation_steps and not set(held_out_splits(train, corpora)) - {"test"}:
+        has_share = float(train.split.split(",")[1]) > 0
+        share = "" if has_share else "give the second number a share, "
+        reason = " (all corpora have sets of their own)" if has_share else ""
+        raise UserError(
+            f"{where}: train: split: {train.split!r}: nothing to validate on{reason}; {share}name "
+            "a validation split in the column sets of the table of corpora, or set "
+            "evaluation_steps to 0"
+        )
+
+
+def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
+    """Splits of a run but the training split, as far as the config and the table decide.
+
+    `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
+    """
+    rows = list(corpora)
+    shares = zip(NAMES[1:], split_fractions(train.split)[1:], strict=True)
+    shared = [name for name, share in shares if share]
+    named = [name for corpus in rows for name in corpus.parts if name != "train"]
+    is_shared = any(corpus.is_split for corpus in rows)
+    splits = dict.fromkeys([*(shared if is_shared else ()), *named])
+    return sorted(splits, key=lambda name: name not in NAMES)

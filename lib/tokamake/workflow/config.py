@@ -9,17 +9,16 @@ from typing import Any
 
 from tokamake.checkpoint.detect import list_files
 from tokamake.config.data_set import DataSet
-from tokamake.config.fields import FETCH, split_fractions
+from tokamake.config.fields import FETCH
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
-from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.sample_corpus import sample_names
-from tokamake.data.corpus.splits import NAMES
 from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
+from tokamake.preflight.data import check_splits, held_out_splits
 from tokamake.preflight.finetune import check_files, check_finetuned
 from tokamake.preflight.initial_models import check_initial_models, naming_setting
 from tokamake.preflight.planned import WorkflowConfig
@@ -96,7 +95,7 @@ def _read(
             if run.finetune:
                 check_braces(check_files(run.finetune), f"{where}: finetune")
     for name, (run, where) in runs.items():
-        _check_splits(run.train, tables[name], where=where)
+        check_splits(run.train, tables[name], where=where)
     if is_main_process:
         _report_lists({run.weights: tables[name] for name, (run, _) in runs.items()})
         _report_evaluation(
@@ -112,7 +111,6 @@ def _read(
                 f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
                 "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
             )
-    _check_push(runs)
     for run, where in runs.values() if tokenizer is None else ():
         _check_fim(run, where)
     return WorkflowConfig(
@@ -158,17 +156,6 @@ def _check_braces(run: Config, where: str) -> None:
             check_braces([path], f"{where}: {name}")
 
 
-def _check_push(runs: Mapping[str, NamedRun]) -> None:
-    """Check that no two runs are uploaded to one place."""
-    first: dict[str, str] = {}
-    for name, (run, where) in runs.items():
-        if (push := run.export.push) and first.setdefault(push, name) != name:
-            raise UserError(
-                f"{where}: export.push: {push}: run {first[push]} is uploaded there; give each run "
-                "a repository or a branch of its own (hf://ORG/NAME@BRANCH)"
-            )
-
-
 def _check_fim(run: Config, where: str) -> None:
     """Check that a tokenizer that is still to be trained will have the tokens of FIM."""
     fim = run.train.fim
@@ -179,39 +166,6 @@ def _check_fim(run: Config, where: str) -> None:
             f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
             "trained; add it to tokenizer.special_tokens"
         )
-
-
-def _check_splits(train: TrainSettings, corpora: list[Corpus], *, where: str) -> None:
-    """Check that there is data to validate on, and that the length of the run is known."""
-    missing = [corpus.corpus for corpus in corpora if corpus.trains and corpus.epochs is None]
-    if train.num_samples is None and missing:
-        raise UserError(
-            f"{where}: train: no length of the run; set train_steps, train_samples or "
-            f"train_tokens, or epochs of {', '.join(missing)}"
-        )
-    if train.evaluation_steps and not set(held_out_splits(train, corpora)) - {"test"}:
-        has_share = float(train.split.split(",")[1]) > 0
-        share = "" if has_share else "give the second number a share, "
-        reason = " (all corpora have sets of their own)" if has_share else ""
-        raise UserError(
-            f"{where}: train: split: {train.split!r}: nothing to validate on{reason}; {share}name "
-            "a validation split in the column sets of the table of corpora, or set "
-            "evaluation_steps to 0"
-        )
-
-
-def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
-    """Splits of a run but the training split, as far as the config and the table decide.
-
-    `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
-    """
-    rows = list(corpora)
-    shares = zip(NAMES[1:], split_fractions(train.split)[1:], strict=True)
-    shared = [name for name, share in shares if share]
-    named = [name for corpus in rows for name in corpus.parts if name != "train"]
-    is_shared = any(corpus.is_split for corpus in rows)
-    splits = dict.fromkeys([*(shared if is_shared else ()), *named])
-    return sorted(splits, key=lambda name: name not in NAMES)
 
 
 def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:

@@ -13,8 +13,8 @@ from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
 from tokamake.data.indexed.paths import corpus_of
+from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.workflow.config import held_out_splits
 from tokamake.workflow.paths import split_weights
 
 
