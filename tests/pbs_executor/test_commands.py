@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs import commands
+from snakemake_executor_plugin_pbs import pbs_commands
 from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
 from snakemake_executor_plugin_pbs.dialect import PBS
 from snakemake_executor_plugin_pbs.pbs_commands import PbsCommands
@@ -32,8 +32,8 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 ERRORS = [
-    *((text, Later) for text in commands._LATER),
-    *((text, Unsure) for text in commands._UNSURE),
+    *((text, Later) for text in pbs_commands._LATER),
+    *((text, Unsure) for text in pbs_commands._UNSURE),
     ("Unauthorized Request", Refused),
     ("Job violates queue and/or server resource limits", Refused),
 ]
@@ -210,7 +210,7 @@ def test_qdel_returns_its_errors(programs: Path, text: str, code: int, expected:
 
 
 def test_no_error_has_two_types() -> None:
-    for later, unsure in itertools.product(commands._LATER, commands._UNSURE):
+    for later, unsure in itertools.product(pbs_commands._LATER, pbs_commands._UNSURE):
         assert later not in unsure
         assert unsure not in later
 
