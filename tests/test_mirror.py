@@ -55,6 +55,7 @@ TESTED_THROUGH = {
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],
+    "data/filters/test_run.py": ["data/indexed/filter_counts"],
     "data/indexed/test_linked_dataset.py": ["data/indexed/merge_batch"],
     "data/indexed/test_merge.py": [
         *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merge_groups"),

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from tokamake.config.resolved_run import Run
-from tokamake.data.filters._run import verdicts
+from tokamake.data.indexed.filter_counts import verdicts
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
 from tokamake.report.mixture import total

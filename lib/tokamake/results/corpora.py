@@ -7,8 +7,8 @@ import pandas as pd
 
 from tokamake import files
 from tokamake.config.resolved_run import Run, read_run
-from tokamake.data.filters._run import merge_counts
 from tokamake.data.indexed import length_histogram
+from tokamake.data.indexed.filter_counts import merge_counts
 from tokamake.data.indexed.length_histogram import Bin
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError

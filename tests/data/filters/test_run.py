@@ -16,8 +16,8 @@ import pytest
 from tests.config.test_filters import OUTSIDE
 from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
-from tokamake.data.filters._run import merge_counts, verdicts
 from tokamake.data.indexed.describe import describe
+from tokamake.data.indexed.filter_counts import merge_counts, verdicts
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.trace import origin

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.data.corpus.plan_file import read_plan
-from tokamake.data.filters._run import verdicts
 from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
+from tokamake.data.indexed.filter_counts import verdicts
 from tokamake.data.indexed.length_histogram import document_lengths, histogram
 from tokamake.data.indexed.merge_groups import expand_prefixes
 from tokamake.data.indexed.paths import corpus_of

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tokamake import __version__
-from tokamake.data.filters._run import merge_counts
 from tokamake.data.indexed.concatenate import concatenate
 from tokamake.data.indexed.dataset import IndexWriter
 from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
+from tokamake.data.indexed.filter_counts import merge_counts
 from tokamake.data.indexed.kernel_copy import shared_bytes
 from tokamake.data.indexed.manifest import (
     HashedRange,

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from tokamake import __version__
 from tokamake._csrc import pack
 from tokamake.data.corpus import sentences
 from tokamake.data.corpus.quarantine import Quarantine
-from tokamake.data.filters._run import LoadedFilter
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
@@ -41,6 +40,9 @@ from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import progress
 
+if TYPE_CHECKING:
+    from tokamake.data.filters._run import LoadedFilter
+
 
 class ShardWriter:
     """Writes the indexed datasets of a shard; see `ShardReader` for what it leaves out."""
@@ -54,7 +56,7 @@ class ShardWriter:
         encoder: Encoder,
         options: ShardOptions,
         duplicates: npt.NDArray[np.int64] | None = None,
-        filters: Sequence[LoadedFilter] = (),
+        filters: "Sequence[LoadedFilter]" = (),
     ) -> None:
         self._inputs = inputs
         self._output = output

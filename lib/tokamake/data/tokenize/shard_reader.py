@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus import documents
 from tokamake.data.corpus.quarantine import Quarantine
-from tokamake.data.filters._run import FilterRun, LoadedFilter
 from tokamake.data.readers import Input, select_texts
 from tokamake.data.tokenize.document_batch import DocumentBatch
 from tokamake.data.tokenize.shard_options import ShardOptions
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.filters._run import FilterRun, LoadedFilter
 
 
 class ShardReader:
@@ -25,7 +27,7 @@ class ShardReader:
         options: ShardOptions,
         *,
         duplicates: npt.NDArray[np.int64] | None,
-        filters: Sequence[LoadedFilter],
+        filters: "Sequence[LoadedFilter]",
         quarantine: Quarantine,
     ) -> None:
         """Prepare to read.
@@ -37,7 +39,11 @@ class ShardReader:
         self._inputs = inputs
         self._options = options
         self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
-        self._filters = FilterRun(filters)
+        self._filters: FilterRun | None = None
+        if filters:
+            from tokamake.data.filters import _run  # imports pydantic, which takes 0.25 s
+
+            self._filters = _run.FilterRun(filters)
         self._quarantine = quarantine
         self._num_read = self._num_duplicates = 0
         self._opened: list[Input] = []
@@ -55,7 +61,8 @@ class ShardReader:
 
     def _batches_of(self, source: Input, number: int) -> Iterator[DocumentBatch]:
         fields = self._options.fields
-        for block in source.blocks(fields.read_keys, self._filters.metadata_keys):
+        metadata_keys = self._filters.metadata_keys if self._filters else ()
+        for block in source.blocks(fields.read_keys, metadata_keys):
             texts = documents.texts(block, fields)
             is_kept = self._is_not_duplicate(texts.kept)
             for index, reason in texts.bad:
@@ -67,7 +74,7 @@ class ShardReader:
             kept = is_kept.nonzero()[0].tolist()
             columns = tuple(select_texts(column, kept) for column in texts.columns)
             indices = texts.kept[is_kept]
-            if self._options.filters:
+            if self._filters:
                 place_of = partial(documents.place, source, block)
                 columns, indices = self._filters.apply(
                     columns, block, indices=indices, place=place_of
@@ -91,7 +98,7 @@ class ShardReader:
             "quarantined_documents": self._quarantine.documents,
             "duplicate_documents": self._num_duplicates,
         }
-        if self._options.filters:  # manifests without filters stay as earlier versions wrote them
+        if self._filters:  # manifests without filters stay as earlier versions wrote them
             counts |= {"filtered_documents": self._filters.dropped, "filters": self._filters.counts}
         return counts
 

@@ -7,14 +7,13 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data import readers
 from tokamake.data.corpus.stamps import open_unchanged, read_stamp
-from tokamake.data.filters._run import load_filters
 from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
@@ -25,6 +24,9 @@ from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.runtime.console import counted
+
+if TYPE_CHECKING:
+    from tokamake.data.filters._run import LoadedFilter
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,11 @@ class ShardTokenizer:
         self._tokenizer = tokenizer
         self._workers = workers or len(os.sched_getaffinity(0))
         self._encoder = Encoder(tokenizer, workers=self._workers)
-        self._filters = load_filters(options.filters)
+        self._filters: list[LoadedFilter] = []
+        if options.filters:
+            from tokamake.data.filters._run import load_filters  # imports pydantic: 0.25 s
+
+            self._filters = load_filters(options.filters)
         self._are_set_up = False
         self._reported_reason = ""
 

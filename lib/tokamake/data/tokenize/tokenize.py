@@ -4,9 +4,12 @@ The workflow uses `tokenize-batch`. `shard` has the path of the data.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.config.filters import Filters
 
 
 def tokenize(
@@ -79,14 +82,17 @@ def tokenize(
     if output.is_dir():
         raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
     # These modules import numpy or pydantic, and `tokamake tokenize --help` should be instant.
-    from tokamake.config.filters import parse_filters
     from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.tokenize.shard_options import ShardOptions
     from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
 
-    chosen = parse_filters(filters)
+    chosen: Filters = ()
+    if filters:
+        from tokamake.config.filters import parse_filters  # imports pydantic: 0.25 s
+
+        chosen = parse_filters(filters)
     if corpora is not None:
         # Imported only here: pydantic takes 0.25 s to import, and few calls name a table.
         from tokamake.data.corpus.corpora import find_corpus
