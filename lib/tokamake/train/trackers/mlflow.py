@@ -41,7 +41,6 @@ class Tracker:
             self._client.log_batch(self.id, params=values[start : start + _MAX_PARAMETERS])
 
     def add(self, record: Record) -> None:
-        """See `_base.Tracker`."""
         from mlflow.entities import Metric
 
         now, step = int(time.time() * 1000), int(record["step"])
@@ -51,5 +50,4 @@ class Tracker:
         self._client.log_batch(self.id, metrics=metrics)
 
     def close(self) -> None:
-        """See `_base.Tracker`."""
         self._client.set_terminated(self.id)

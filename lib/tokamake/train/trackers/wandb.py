@@ -34,10 +34,8 @@ class Tracker:
         )
 
     def add(self, record: Record) -> None:
-        """See `_base.Tracker`."""
         values = {name: value for name, value in record.items() if name != "step"}
         self._run.log(values, step=int(record["step"]))
 
     def close(self) -> None:
-        """See `_base.Tracker`."""
         self._run.finish()
