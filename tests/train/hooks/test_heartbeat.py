@@ -13,7 +13,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.hooks import FinishedStep
+from tokamake.train.hooks import FinishedStep, heartbeat
 from tokamake.train.hooks.heartbeat import (
     FOLDER,
     Beat,
@@ -25,7 +25,6 @@ from tokamake.train.hooks.heartbeat import (
     suspects,
     write_report,
 )
-from tokamake.train.stability import heartbeat
 from tokamake.train.step_result import NOTHING
 
 STACKS = "Thread 0x1 (most recent call first):\n"

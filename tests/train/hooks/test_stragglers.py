@@ -10,7 +10,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import make_run, train_here
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
-from tokamake.train.hooks import FinishedStep
+from tokamake.train.hooks import FinishedStep, stragglers
 from tokamake.train.hooks.stragglers import (
     RankTimes,
     Stragglers,
@@ -18,7 +18,6 @@ from tokamake.train.hooks.stragglers import (
     read_slow,
     slow_ranks,
 )
-from tokamake.train.stability import stragglers
 from tokamake.train.step_result import StepResult
 
 HOSTS = ("n1", "n1", "n2")
