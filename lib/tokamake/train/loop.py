@@ -103,7 +103,7 @@ class Loop(ABC):
                 batch.micro_batches,
                 learning_rate=learning_rate,
                 weight_decay=self.schedule.weight_decay(*self._progress),
-                judge=self.judge,
+                find_fault=self.find_fault,
                 stop=self.stopping.is_asked(),
                 saved=self.has_written,
                 samples=self.samples_of(batch),
@@ -129,8 +129,8 @@ class Loop(ABC):
 
     # ---- A loop of a kind may differ in these ----
 
-    def judge(self, loss: float, grad_norm: float) -> BadStep | None:  # noqa: ARG002
-        """Judge a step by its loss and gradient norm, before the update."""
+    def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:  # noqa: ARG002
+        """Find the fault of a step by its loss and gradient norm, before the update."""
         return None
 
     @property

@@ -11,8 +11,8 @@ from torch.distributed.checkpoint import CheckpointException
 from tokamake.errors import UserError
 from tokamake.train.bad_steps import BadStep
 
-Judge = Callable[[float, float], BadStep | None]
-"""Judges a step by its loss and gradient norm; the same on all ranks."""
+FindFault = Callable[[float, float], BadStep | None]
+"""Checks a step by its loss and gradient norm; the same on all ranks."""
 
 
 class StepResult(NamedTuple):
@@ -52,7 +52,7 @@ NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False,
 
 
 def accept(loss: float, grad_norm: float) -> None:
-    """Judge of steps on trial, which are not part of a run."""
+    """Find no fault: for steps on trial, which are not part of a run."""
 
 
 class Saving:

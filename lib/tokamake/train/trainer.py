@@ -222,7 +222,7 @@ class Trainer(Loop):
         """Learning rate of the next step, lowered by bad steps."""
         return super().learning_rate() * self.guard.state.rate_factor
 
-    def judge(self, loss: float, grad_norm: float) -> BadStep | None:
+    def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:
         return self.guard.judge(loss, grad_norm)
 
     @property

@@ -28,7 +28,7 @@ from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
-from tokamake.train.step_result import Judge, Saving, StepResult, accept
+from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
 class _StagesModule(nn.Module):
@@ -91,7 +91,7 @@ class Engine(EngineBase):
         *,
         learning_rate: float,
         weight_decay: float,
-        judge: Judge = accept,
+        find_fault: FindFault = accept,
         stop: bool = False,
         saved: bool = False,
         samples: SampleIds | None = None,
@@ -135,7 +135,7 @@ class Engine(EngineBase):
             skipped=overflowed,
             loss_scale=loss_scale,
             # DeepSpeed knows the norm only after the update.
-            bad=None if overflowed else judge(loss, norm),
+            bad=None if overflowed else find_fault(loss, norm),
             updated=math.isfinite(loss) and math.isfinite(norm),
             corpus_losses=sums.corpora,
             sample_loss=sums.sample_loss,

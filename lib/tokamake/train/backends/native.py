@@ -26,7 +26,7 @@ from tokamake.train.backends._base import EngineBase, StepSums
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import LossFactors
 from tokamake.train.sampled_labels import label_draws
-from tokamake.train.step_result import Judge, Saving, StepResult, accept
+from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
 class Engine(EngineBase):
@@ -57,7 +57,7 @@ class Engine(EngineBase):
         *,
         learning_rate: float,
         weight_decay: float,
-        judge: Judge = accept,
+        find_fault: FindFault = accept,
         stop: bool = False,
         saved: bool = False,
         samples: SampleIds | None = None,
@@ -65,7 +65,7 @@ class Engine(EngineBase):
         """Do one optimizer step.
 
         Args:
-            judge: says what is wrong with the step, and whether it updates the weights even so.
+            find_fault: finds the fault of the step, if any, and whether it updates the weights.
             saved: whether this rank has written its files of a checkpoint.
             samples: those in `rows`; None: nothing is dropped, no loss of a corpus is measured.
         """
@@ -78,7 +78,7 @@ class Engine(EngineBase):
         sums = self._measure(batches, stop=stop, saved=saved, samples=samples)
         loss, norm = sums.loss, sums.norm
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
-        bad = None if overflowed else judge(loss, norm)
+        bad = None if overflowed else find_fault(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
         if updates:
             set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
