@@ -105,11 +105,7 @@ def train_run(
 
 
 class Trainer(Loop):
-    """The loop of pretraining; `run` has the steps that are left after the run's last change.
-
-    Attributes:
-        unvalidated: whether an earlier job stopped before the validation of its last step.
-    """
+    """The loop of pretraining; `run` has the steps that are left after the run's last change."""
 
     def __init__(
         self,
@@ -122,7 +118,7 @@ class Trainer(Loop):
     ) -> None:
         super().__init__(run, job)
         self._resolved, self._until_step = run, until_step
-        self.unvalidated = start.unvalidated
+        self.unvalidated = start.unvalidated  # an earlier job stopped before its last validation
 
         # ---- Data ----
         with raise_on_all_ranks():
@@ -219,8 +215,7 @@ class Trainer(Loop):
     # ---- A step: the guard decides its update, and what follows ----
 
     def learning_rate(self) -> float:
-        """Learning rate of the next step, lowered by bad steps."""
-        return super().learning_rate() * self.guard.state.rate_factor
+        return super().learning_rate() * self.guard.state.rate_factor  # bad steps lower it
 
     def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:
         return self.guard.judge(loss, grad_norm)
@@ -251,7 +246,6 @@ class Trainer(Loop):
         return True
 
     def _checkpoint_before(self, result: StepResult, batch: StepBatch) -> ResumePoint | None:
-        """Checkpoint to go back to after a bad step, if any."""
         try:
             return self.guard.respond(
                 self.state.step + 1, result, batch=batch, newest=self._newest_checkpoint
