@@ -15,7 +15,7 @@ if checkpoint_rules.addresses:
             weights="|".join(map(re.escape, checkpoint_rules.addresses)),
         localrule: True  # compute nodes have no network
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             address=checkpoint_rules.weights_address,
         shell:
@@ -33,7 +33,7 @@ rule import_checkpoint:
     benchmark:
         "results/benchmarks/import_checkpoint/{start}.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 4
     params:
         checkpoint=checkpoint_rules.import_folder,
@@ -54,7 +54,7 @@ rule convert:
     benchmark:
         "results/benchmarks/{run}/convert/{form}.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
@@ -79,7 +79,7 @@ rule model_card:
         "results/benchmarks/{run}/model_card.tsv"
     localrule: True  # it takes no time, and the export waits for it
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         options=checkpoint_rules.card_options,
         index=subpath(input.index, parent=True),
@@ -102,7 +102,7 @@ rule export_hf:
     benchmark:
         "results/benchmarks/{run}/export_hf.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 4
     params:
         checkpoint=subpath(input.train, parent=True),
@@ -125,7 +125,7 @@ rule push:
         "results/benchmarks/{run}/push.tsv"
     localrule: True  # compute nodes have no network
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         address=run_settings.value("export.push"),
         options=run_settings.options("export", only=("private",)),

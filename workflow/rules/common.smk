@@ -33,6 +33,9 @@ report_rules = FUNCTIONS.report
 DATA_SET = CONFIG.data_set
 DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
 
+# Snakemake formats the path: braces in the name of a folder are doubled.
+ENVIRONMENT = re.sub("[{}]", r"\g<0>\g<0>", f"{workflow.basedir}/envs/tokamake.yaml")
+
 
 wildcard_constraints:
     run="|".join(map(re.escape, CONFIG.runs)) or "(?!)",

@@ -11,7 +11,7 @@ if CONFIG.shared.sample_corpus:
         benchmark:
             "results/benchmarks/sample_corpus.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             settings=run_settings.section("sample_corpus"),
         shell:
@@ -33,7 +33,7 @@ if CONFIG.given_tokenizer is None:
         benchmark:
             f"{DATA_SET.benchmarks}/train_tokenizer.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             corpora=CONFIG.tokenizer_stamp,
             kind=CONFIG.shared.tokenizer.kind,
@@ -68,7 +68,7 @@ if CONFIG.shared.tokenizer.sentinels:
         benchmark:
             f"{DATA_SET.benchmarks}/extend_tokenizer.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             sentinels=CONFIG.shared.tokenizer.sentinels,
             folder=subpath(output[0], parent=True),
@@ -95,7 +95,7 @@ if CONFIG.downloads:
             batch="|".join(map(re.escape, [ALL, *CONFIG.batch_names])),
         localrule: True  # compute nodes have no network
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             files=data_rules.downloads_digest,
             plan=PLAN,
@@ -119,7 +119,7 @@ if CONFIG.shared.tokenize.deduplicate:
         benchmark:
             f"{DATA_SET.benchmarks}/hash_documents/{{batch}}.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             shards=data_rules.shards_digest,
             corpus=data_rules.corpus_options,
@@ -139,7 +139,7 @@ if CONFIG.shared.tokenize.deduplicate:
         benchmark:
             f"{DATA_SET.benchmarks}/find_duplicates/{{corpus}}.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         shell:
             "tokamake find-duplicates {input:q} --output {output:q} > {log:q} 2>&1"
 
@@ -162,7 +162,7 @@ rule tokenize:
     benchmark:
         f"{DATA_SET.benchmarks}/tokenize/{{batch}}.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 1
     params:
         shards=data_rules.filtered_shards_digest,
@@ -191,7 +191,7 @@ rule merge:
         f"{DATA_SET.benchmarks}/merge/{{batch}}.tsv"
     priority: 0 if CONFIG.shared.plan.keep_shards else 1  # shards should not wait for their deletion
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         pairs=data_rules.merges_digest,
         plan=PLAN,
@@ -217,7 +217,7 @@ rule describe:
     benchmark:
         f"{DATA_SET.benchmarks}/describe.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         pairs=data_rules.datasets_digest(),
         plan=PLAN,
@@ -241,7 +241,7 @@ rule weigh:
     benchmark:
         "results/benchmarks/{run}/weigh.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         corpora=data_rules.table_options,
         length=data_rules.length_options,
@@ -264,7 +264,7 @@ rule index:
     benchmark:
         "results/benchmarks/{run}/index.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         checked=preflight.index,
         samples=data_rules.sample_options,

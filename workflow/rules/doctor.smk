@@ -12,7 +12,7 @@ rule doctor:
     priority: 100
     retries: 0  # a person waits for its report
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     resources:
         nodes=1,
         tasks=1,

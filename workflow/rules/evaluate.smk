@@ -15,7 +15,7 @@ rule evaluate:
     benchmark:
         "results/benchmarks/{run}/evaluate{segment}.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 2
     resources:
         nodes=1,
@@ -52,7 +52,7 @@ if task_rules.fetched:
             "results/benchmarks/{run}/fetch_task/{task}.tsv"
         localrule: True  # compute nodes have no network
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
@@ -77,7 +77,7 @@ if task_rules.names:
         benchmark:
             "results/benchmarks/{run}/tasks/{task}{segment}.tsv"
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         threads: 2
         resources:
             nodes=1,
@@ -110,7 +110,7 @@ rule generate:
     benchmark:
         "results/benchmarks/{run}/generate.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 2
     resources:
         nodes=1,

@@ -19,7 +19,7 @@ if finetune_rules.names:
         wildcard_constraints:
             run=FINETUNED,
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             settings=finetune_rules.settings,
             train=finetune_rules.train_settings,
@@ -49,7 +49,7 @@ if finetune_rules.names:
         wildcard_constraints:
             run=FINETUNED,
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         threads: 2
         resources:
             nodes=1,
@@ -78,7 +78,7 @@ if finetune_rules.names:
         wildcard_constraints:
             run=FINETUNED,
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         threads: 4
         shell:
             "tokamake convert --from {input.model:q} --to {output:q} --format hf"
@@ -101,7 +101,7 @@ if finetune_rules.names:
         wildcard_constraints:
             run=FINETUNED,
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         threads: 2
         resources:
             nodes=1,
@@ -140,7 +140,7 @@ if finetune_rules.names:
         wildcard_constraints:
             run=FINETUNED,
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             folder=subpath(output[0], parent=True),
         shell:

@@ -40,7 +40,7 @@ rule plot:
     wildcard_constraints:
         run="|".join(map(re.escape, PLOTTED)) or "(?!)",
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         earlier=lambda wildcards, input: [f"--earlier={path}" for path in input.earlier],
         tasks=lambda wildcards, input: [f"--tasks={path}" for path in input.tasks],
@@ -80,7 +80,7 @@ if ENCODERS:
         wildcard_constraints:
             run="|".join(map(re.escape, ENCODERS)),
         conda:
-            "../envs/tokamake.yaml"
+            ENVIRONMENT
         params:
             run=subpath(input.train, parent=True),
             index=subpath(input.index, parent=True),
@@ -112,7 +112,7 @@ rule compare:
     benchmark:
         f"{DATA_SET.benchmarks}/compare.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         runs=[f"results/{run}" for run in PLOTTED],
         folder=subpath(output[0], parent=True),
@@ -140,7 +140,7 @@ rule report:
     benchmark:
         f"{DATA_SET.benchmarks}/report.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         config=report_rules.config_text,
         # A function, since its folder may have braces. A function of the output is not among the

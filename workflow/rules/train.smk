@@ -15,7 +15,7 @@ checkpoint plan_segments:
         run="|".join(segments.open_ended) or "(?!)",
     localrule: True  # it takes no time, and all that follows waits for it
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         steps=run_settings.value("train.segment_steps"),
     shell:
@@ -38,7 +38,7 @@ rule resolve:
     benchmark:
         "results/benchmarks/{run}/resolve.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     params:
         settings=run_settings.section("train", leave_out=("on_change", "segment_steps")),
         seed=run_settings.value("seed"),
@@ -70,7 +70,7 @@ rule train:
     benchmark:
         "results/benchmarks/{run}/train{segment}.tsv"
     conda:
-        "../envs/tokamake.yaml"
+        ENVIRONMENT
     threads: 2
     resources:
         nodes=1,
