@@ -5,7 +5,7 @@ from typing import Any
 
 from tokamake.data.tokenize.tokenize import tokenize
 
-QUARANTINE: dict[str, Any] = {"on_bad_document": "quarantine", "max_bad_fraction": 1}
+QUARANTINE: dict[str, Any] = {"on_bad_document": "quarantine", "max_bad_fraction": 1.0}
 """Options that let any number of documents be bad."""
 
 

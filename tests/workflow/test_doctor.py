@@ -19,6 +19,7 @@ from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.paths import DOCTOR
 from tokamake.workflow.snakemake_internals import Snakemake
 doctor_rules = DoctorRules(Snakemake(workflow))
+ENVIRONMENT = "{ROOT}/workflow/envs/tokamake.yaml"
 rule all:
     input: "results/a/train.json"
 include: "{ROOT}/workflow/rules/doctor.smk"

@@ -32,9 +32,7 @@ report_rules = FUNCTIONS.report
 
 DATA_SET = CONFIG.data_set
 DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
-
-# Snakemake formats the path: braces in the name of a folder are doubled.
-ENVIRONMENT = re.sub("[{}]", r"\g<0>\g<0>", f"{workflow.basedir}/envs/tokamake.yaml")
+ENVIRONMENT = SNAKEMAKE.environment
 
 
 wildcard_constraints:

@@ -61,6 +61,12 @@ class Snakemake:
         return DeploymentMethod.CONDA in self._workflow.deployment_settings.deployment_method
 
     @property
+    def environment(self) -> str:
+        """Conda environment of the rules, with doubled braces: Snakemake formats the path."""
+        path = str(self.repository / "workflow/envs/tokamake.yaml")
+        return path.replace("{", "{{").replace("}", "}}")
+
+    @property
     def config_files(self) -> list[str]:
         """Files that `--configfile` names."""
         return [str(path) for path in self._workflow.overwrite_configfiles]
