@@ -246,7 +246,7 @@ PUBLISHED = {
 }
 """Number of parameters on the pages of these models, or that transformers counts."""
 VOCABULARIES = {"bert": 30522, "hf_t5": 32128, "t5": 30522 + 102}
-"""By family, where a file states none; 8192 for the others."""
+"""By family, where a file states none; 8192 for other families."""
 BILLIONS = {
     "gpt3-1.7b": "1.7",
     "gpt3-3.6b": "3.6",

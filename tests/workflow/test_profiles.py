@@ -191,7 +191,7 @@ def test_environment_scripts_load_the_modules_of_the_site(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("profile", ["local", *sorted(EXPECTED.keys() - {"slurm-plugin"})])
 def test_every_profile_plans_the_shipped_config(tmp_path: Path, profile: str) -> None:
-    """Also as a small try-out: `train_steps` alone. Those of clusters run the doctor, too."""
+    """Also as a small try-out, with `train_steps` alone. Cluster profiles run the doctor, too."""
     users = tmp_path / ".config/tokamake"
     users.mkdir(parents=True)
     on_pbs = profile in ("aurora", "polaris", "sunspot")

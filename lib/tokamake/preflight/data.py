@@ -137,7 +137,7 @@ def check_splits(train: TrainSettings, corpora: list[Corpus], *, where: str) -> 
 def held_out_splits(train: TrainSettings, corpora: Iterable[Corpus]) -> list[str]:
     """Splits of a run but the training split, as far as the config and the table decide.
 
-    `train.split` is about corpora without sets of their own. The order is that of `evaluate`.
+    `train.split` is about corpora without sets of their own. `evaluate` has the same order.
     """
     rows = list(corpora)
     shares = zip(NAMES[1:], split_fractions(train.split)[1:], strict=True)

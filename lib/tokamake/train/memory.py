@@ -146,7 +146,7 @@ def _num_parameters(module: torch.nn.Module) -> int:
 
 
 def _own_elements(module: Any, shards: int) -> float:
-    """Elements of parameters of which a rank keeps master weights and states."""
+    """Parameter elements whose master weights and optimizer states a rank keeps."""
     own = 0.0
     for name, placement in placements(module).items():
         # Further axes are taken from the ranks that shard the parameters.

@@ -33,7 +33,7 @@ FILTERS = (
 
 
 def documents(number: int, *, seed: int = 3, longest: int = 60) -> Iterator[dict[str, Any]]:
-    """Documents of which each filter drops or changes some."""
+    """Documents: each filter drops or changes some of them."""
     numbers = random.Random(seed)
     for _ in range(number):
         words = [numbers.choice(["lorem", "ab", "cd", "中", "é"]) for _ in range(3)]

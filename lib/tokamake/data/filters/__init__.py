@@ -39,7 +39,7 @@ class DocumentFilter(Settings):
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:
-        """Fields of `Document.metadata` that `apply` reads. Tables are read without the others."""
+        """Fields of `Document.metadata` that `apply` reads; tables skip other columns."""
         return ()
 
     def setup(self) -> None:
