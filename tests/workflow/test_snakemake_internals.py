@@ -366,6 +366,24 @@ def test_records_leave_out_the_plan(recorded: Path) -> None:
     assert not reasons(recorded, "y")
 
 
+def test_a_record_with_the_plan_as_a_param_reruns_nothing(tmp_path: Path) -> None:
+    (tmp_path / "results/data").mkdir(parents=True)
+    (tmp_path / "results/data/plan.json").touch()
+    rule = """
+SNAKEMAKE.keep_records_beside_outputs()
+rule make:
+    input: plan="results/data/plan.json"
+    output: "results/mine/a.txt"
+    params: PARAMS
+    shell: "touch {output}; : COMMAND"
+"""
+    before = rule.replace("PARAMS", "'x', plan='results/data/plan.json'")
+    assert run(tmp_path, before.replace("COMMAND", "{params.plan:q}")).returncode == 0
+    now = rule.replace("COMMAND", "{input.plan:q}")
+    assert "Nothing to be done" in run(tmp_path, now.replace("PARAMS", "'x'"), "-n").stdout
+    assert "'x' -> 'y'" in run(tmp_path, now.replace("PARAMS", "'y'"), "-n").stdout
+
+
 def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:
     assert run(tmp_path, f"OPTION = 'x'{RECORDED}", "--drop-metadata").returncode == 0
     assert not reasons(tmp_path, "x")

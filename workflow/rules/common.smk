@@ -31,7 +31,7 @@ preflight = FUNCTIONS.preflight
 report_rules = FUNCTIONS.report
 
 DATA_SET = CONFIG.data_set
-DATA, PLAN, WEIGHTS = DATA_SET.folder, DATA_SET.plan, DATA_SET.weights
+DATA, WEIGHTS = DATA_SET.folder, DATA_SET.weights
 ENVIRONMENT = SNAKEMAKE.environment
 
 

@@ -25,7 +25,7 @@ if CONFIG.given_tokenizer is None:
         input:
             data_rules.tokenizer_corpus(),
             data_rules.tokenizer_downloads(),
-            plan=ancient(data_rules.plan_file),
+            plan=data_rules.plan_file,
         output:
             CONFIG.tokenizer_files,
         log:
@@ -47,9 +47,8 @@ if CONFIG.given_tokenizer is None:
             # A function of the output is not among the params that train again when they change.
             on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
             folder=subpath(output[0], parent=True),
-            plan=PLAN,
         shell:
-            "tokamake train-tokenizer --plan {params.plan:q} --kind {params.kind:q}"
+            "tokamake train-tokenizer --plan {input.plan:q} --kind {params.kind:q}"
             " --vocab-size {params.vocab_size:q} --train-bytes {params.train_bytes:q}"
             " {params.special_tokens:q}"
             " --on-bad-document {params.on_bad_document:q} --output {params.folder:q} > {log:q} 2>&1"
@@ -82,7 +81,7 @@ if CONFIG.downloads:
     rule fetch:
         "Download the raw files of a job batch that are behind addresses."
         input:
-            plan=ancient(data_rules.plan_file),
+            plan=data_rules.plan_file,
         output:
             # Temporary: a job that runs again asks for its files again, wherever they are then.
             temp(DATA_SET.batch_file("fetch/{stage}", "{batch}")),
@@ -98,9 +97,8 @@ if CONFIG.downloads:
             ENVIRONMENT
         params:
             files=data_rules.downloads_digest,
-            plan=PLAN,
         shell:
-            "tokamake fetch-batch --plan {params.plan:q} --batch {wildcards.batch:q} --output {output:q}"
+            "tokamake fetch-batch --plan {input.plan:q} --batch {wildcards.batch:q} --output {output:q}"
             " > {log:q} 2>&1"
 
 
@@ -111,7 +109,7 @@ if CONFIG.shared.tokenize.deduplicate:
         input:
             data_rules.raw_files,
             data_rules.downloads_for("hash_documents"),
-            plan=ancient(data_rules.plan_file),
+            plan=data_rules.plan_file,
         output:
             f"{DATA}/hashes/{{batch}}.rows",
         log:
@@ -123,9 +121,8 @@ if CONFIG.shared.tokenize.deduplicate:
         params:
             shards=data_rules.shards_digest,
             corpus=data_rules.corpus_options,
-            plan=PLAN,
         shell:
-            "tokamake hash-documents --plan {params.plan:q} --batch {wildcards.batch:q}"
+            "tokamake hash-documents --plan {input.plan:q} --batch {wildcards.batch:q}"
             " {params.corpus:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_duplicates:
@@ -151,7 +148,7 @@ rule tokenize:
         downloads=data_rules.downloads_for("tokenize"),
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
-        plan=ancient(data_rules.plan_file),
+        plan=data_rules.plan_file,
     output:
         # Temporary if shards are: a merge that runs again then tokenizes them again.
         DATA_SET.batch_file("tokenize", "{batch}")
@@ -169,10 +166,9 @@ rule tokenize:
         corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
         options=options(CONFIG.shared.tokenize, leave_out=("deduplicate", "filters")),
-        plan=PLAN,
         folder=f"{DATA}/shards",
     shell:
-        "tokamake tokenize-batch --plan {params.plan:q} --batch {wildcards.batch:q}"
+        "tokamake tokenize-batch --plan {input.plan:q} --batch {wildcards.batch:q}"
         " --output {params.folder:q} --summary {output:q} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
         " {params.duplicates:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
 
@@ -182,7 +178,7 @@ rule merge:
     input:
         shards=data_rules.merge_inputs,
         tokenizer=data_rules.links_tokenizer,
-        plan=ancient(data_rules.plan_file),
+        plan=data_rules.plan_file,
     output:
         DATA_SET.batch_file("merge", "{batch}"),
     log:
@@ -194,13 +190,12 @@ rule merge:
         ENVIRONMENT
     params:
         pairs=data_rules.merges_digest,
-        plan=PLAN,
         shards=f"{DATA}/shards",
         folder=f"{DATA}/merged",
         tokenizer=lambda wildcards, input: [f"--tokenizer={path}" for path in input.tokenizer[:1]],
         options=data_rules.links_options,
     shell:
-        "tokamake merge-batch --plan {params.plan:q} --batch {wildcards.batch:q} --input {params.shards:q}"
+        "tokamake merge-batch --plan {input.plan:q} --batch {wildcards.batch:q} --input {params.shards:q}"
         " --output {params.folder:q} --summary {output:q} {params.tokenizer:q} {params.options:q}"
         " > {log:q} 2>&1"
 
@@ -209,7 +204,7 @@ rule describe:
     "Write the metadata of every merged dataset, and of all of them."
     input:
         data_rules.merge_files(),
-        plan=ancient(data_rules.plan_file),
+        plan=data_rules.plan_file,
     output:
         DATA_SET.metadata,
     log:
@@ -220,10 +215,9 @@ rule describe:
         ENVIRONMENT
     params:
         pairs=data_rules.datasets_digest(),
-        plan=PLAN,
         folder=f"{DATA}/merged",
     shell:
-        "tokamake describe --plan {params.plan:q} --input {params.folder:q} --output {output:q}"
+        "tokamake describe --plan {input.plan:q} --input {params.folder:q} --output {output:q}"
         " > {log:q} 2>&1"
 
 
@@ -232,7 +226,7 @@ rule weigh:
     input:
         metadata=DATA_SET.metadata,
         corpora=data_rules.table_files,
-        plan=ancient(data_rules.weights_plan),
+        plan=data_rules.weights_plan,
     output:
         weights=WEIGHTS,
         held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],

@@ -62,7 +62,7 @@ rule train:
         index=f"{RUN}/index/index.json",
         checkpoint=checkpoint_rules.start_inputs,
         before=segments.before,
-        doctor=ancient(doctor_rules.report_for(f"{RUN}/train{{segment}}.json")),
+        doctor=doctor_rules.report_for(f"{RUN}/train{{segment}}.json"),
     output:
         f"{RUN}/train{{segment}}.json",
     log:

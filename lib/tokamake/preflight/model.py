@@ -6,6 +6,7 @@ from tokamake import plugins
 from tokamake.config.architecture import Architecture, objectives
 from tokamake.config.fim import FimSettings
 from tokamake.config.objective import objective_data
+from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.tokenizers import open_tokenizer
@@ -60,6 +61,18 @@ def check_fim(fim: FimSettings, architecture: Architecture, *, tokenizer: Path |
         raise UserError("train.fim.rate: needs a tokenizer; give it with --tokenizer")
     find_tokens(fim, open_tokenizer(tokenizer), path=tokenizer)
     check_embeddings(tokenizer, architecture)
+
+
+def check_planned_fim(run: Config, where: str) -> None:
+    """Check that a tokenizer that the workflow will train has the special tokens of FIM."""
+    fim = run.train.fim
+    tokens = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
+    missing = [token for token in tokens if token not in run.tokenizer.special_tokens]
+    if fim.rate and missing and not run.tokenizer.has_ids:
+        raise UserError(
+            f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
+            "trained; add it to tokenizer.special_tokens"
+        )
 
 
 def check_embeddings(

@@ -21,6 +21,7 @@ from tokamake.errors import UserError
 from tokamake.preflight.data import check_splits, held_out_splits
 from tokamake.preflight.finetune import check_files, check_finetuned
 from tokamake.preflight.initial_models import check_initial_models, naming_setting
+from tokamake.preflight.model import check_planned_fim
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.console import counted
 from tokamake.validation import read_yaml
@@ -112,7 +113,7 @@ def _read(
                 "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
             )
     for run, where in runs.values() if tokenizer is None else ():
-        _check_fim(run, where)
+        check_planned_fim(run, where)
     return WorkflowConfig(
         runs={name: run.config for name, run in runs.items()},
         finetuned={n: run.config for n, run in all_runs.items() if n not in runs},
@@ -154,18 +155,6 @@ def _check_braces(run: Config, where: str) -> None:
     for name, path in settings.items():
         if isinstance(path, Path):
             check_braces([path], f"{where}: {name}")
-
-
-def _check_fim(run: Config, where: str) -> None:
-    """Check that a tokenizer that is still to be trained will have the tokens of FIM."""
-    fim = run.train.fim
-    tokens = [fim.prefix, fim.suffix, fim.middle, *filter(None, [fim.split_token])]
-    missing = [token for token in tokens if token not in run.tokenizer.special_tokens]
-    if fim.rate and missing and not run.tokenizer.has_ids:
-        raise UserError(
-            f"{where}: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
-            "trained; add it to tokenizer.special_tokens"
-        )
 
 
 def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:

@@ -16,6 +16,7 @@ from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.paths import split_weights
+from tokamake.workflow.snakemake_internals import ancient
 
 
 class DataRules:
@@ -60,7 +61,7 @@ class DataRules:
         path = Path(self._data_set.plan)
         if self._write_plan and not path.exists():
             self.has_written_plan = self._write_plan()
-        return [str(path)] if path.exists() else []
+        return ancient([str(path)]) if path.exists() else []
 
     def made_files(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.

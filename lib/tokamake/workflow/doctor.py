@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.workflow.paths import DOCTOR
-from tokamake.workflow.snakemake_internals import Snakemake
+from tokamake.workflow.snakemake_internals import Snakemake, ancient
 
 
 class DoctorRules:
@@ -28,17 +28,18 @@ class DoctorRules:
     def report_for(self, product: str) -> Callable[[Any], list[str]]:
         """The report as an input of `product`, if the profile gives the rule `doctor` resources.
 
-        Snakemake reruns a job when its inputs change. A product that exists keeps the report that
-        it was made with, whatever the profile, and jobs take what their controller planned.
+        It is ancient: a new report trains nothing again. A product that exists keeps the report
+        that it was made with, whatever the profile, since Snakemake reruns a job when its inputs
+        change. Jobs take what their controller planned.
         """
 
         def inputs(wildcards: Any) -> list[str]:
             path = product.format(**dict(wildcards.items()))
             if self._snakemake.is_main_process and Path(path).exists():
                 recorded = self._snakemake.recorded_inputs(path)
-                return [source for source in recorded if source.startswith(DOCTOR)]
+                return ancient([path for path in recorded if path.startswith(DOCTOR)])
             is_wanted = bool(self._snakemake.rule_resources("doctor"))
             is_planned = self._snakemake.is_main_process or Path(self.report).exists()
-            return [self.report] if is_wanted and is_planned else []
+            return ancient([self.report]) if is_wanted and is_planned else []
 
         return inputs

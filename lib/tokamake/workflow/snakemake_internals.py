@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from snakemake.io import IOFile, contains_wildcard, strip_wildcard_constraints
+from snakemake.io import IOFile, contains_wildcard, flag, strip_wildcard_constraints
 from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.resources import Resource
@@ -253,6 +253,15 @@ class _Records(FilePersistence):
         # Records of earlier versions have no plan, and a first dry run sees none.
         return [path for path in super()._input(job) if not is_plan(path)]
 
+    def _read_record(self, key: str) -> MetadataRecord | None:
+        record = super()._read_record(key)
+        if record and record.code and record.params and "{params.plan:q}" in record.code:
+            # An earlier version made the output: its commands read the plan as a param.
+            record = record.model_copy()
+            record.code = record.code.replace("{params.plan:q}", "{input.plan:q}")
+            record.params = [each for each in record.params if not is_plan(str(each).strip("'"))]
+        return record
+
     def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
         keys = list(keys)
         recorded = {key for key in keys if (r := self._read_record(key)) and r.incomplete}
@@ -326,6 +335,11 @@ def _section(value: str) -> dict[str, Any] | None:
 
 def _cut(value: str) -> str:
     return value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
+
+
+def ancient(paths: list[str]) -> list[str]:
+    """Input files whose times rerun no job."""
+    return [flag(path, "ancient") for path in paths]
 
 
 def check_braces(paths: Iterable[Path], setting: str) -> None:
