@@ -40,7 +40,8 @@ from tokamake.train.bad_steps import GuardState
 from tokamake.train.hooks.heartbeat import Heartbeat
 from tokamake.train.hooks.stragglers import Stragglers, product_seconds
 from tokamake.train.stability.spikes import judge
-from tokamake.train.trainer import Trainer, train_run
+from tokamake.train.train import start_run
+from tokamake.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 SAVE_INTERVAL = 8
@@ -172,7 +173,7 @@ def measure_saves(config: Path, ranks: Ranks) -> float:
     steps, waits = [], []
     timed(Trainer, "step", steps)
     timed(Trainer, "save", waits)
-    train_run(read_run(config), ranks, device=torch.device("cpu"))
+    start_run(read_run(config), ranks, device=torch.device("cpu"))
     half = SAVE_INTERVAL // 2
     after_saves = [steps[first:] for first in range(SAVE_INTERVAL, len(steps), SAVE_INTERVAL)]
     calm = median(second for group in after_saves for second in group[half:SAVE_INTERVAL])

@@ -156,6 +156,7 @@ def start(folder: Path, world_size: int, *, rank: int) -> dict[str, Any]:
     from tokamake.parallel import mesh
     from tokamake.runtime.ranks import Ranks
     from tokamake.train import trainer
+    from tokamake.train.train import start_run
 
     torch.set_num_threads(1)
     architecture = read_architecture(ROOT / "config/models/gpt3-175b.yaml")
@@ -205,7 +206,7 @@ def start(folder: Path, world_size: int, *, rank: int) -> dict[str, Any]:
     trainer.Trainer.train = stop  # type: ignore[method-assign]
     local = 8
     ranks = Ranks(rank, world_size, rank % local, local)
-    trainer.train_run(run, ranks, device=torch.device("cpu"))
+    start_run(run, ranks, device=torch.device("cpu"))
     raise AssertionError("the trainer returned")
 
 

@@ -30,7 +30,7 @@ from tokamake.runtime.process_group import free_port, process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import Record, read
 from tokamake.train.resolve import resolve
-from tokamake.train.trainer import train_run
+from tokamake.train.train import start_run
 
 MPICH = Path(sys.prefix) / "mpich"
 """Folder of MPICH, installed for tests only: not on PATH, and not where mpi4py searches."""
@@ -170,10 +170,10 @@ def launch_line(launcher: str, ranks: int) -> list[str]:
 
 
 def train_here(config: Path, **options: Any) -> int:
-    """Train in this process, with options of `train_run`; return the exit code."""
+    """Train in this process, with options of `start_run`; return the exit code."""
     ranks = Ranks(0, 1, 0, 1)
     with process_group(ranks) as device:
-        return train_run(read_run(config), ranks, device=device, **options)
+        return start_run(read_run(config), ranks, device=device, **options)
 
 
 def losses(config: Path, key: str = "loss") -> list[float]:

@@ -60,6 +60,8 @@ class Loop(ABC):
     steps: Iterator[StepBatch]
 
     def __init__(self, run: Run, job: Job) -> None:
+        if text := str(job.deadline):
+            job.ranks.print_once(text)
         self.run, self.ranks = run, job.ranks
         self.device, self.deadline, self.heartbeat = job.device, job.deadline, job.heartbeat
         self.hooks: list[Hook] = [self.heartbeat]

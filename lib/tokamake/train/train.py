@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
+    from tokamake.config.resolved_run import Run
     from tokamake.runtime.ranks import Ranks
 
 _MAX_MINUTES = 1e6
@@ -64,12 +67,9 @@ def train(
             run = read_decision(config, read_run(config))
             _check_limits(until_step, until_samples, until_tokens)
             _check_minutes(minutes)
-        # Imported late: torch's distributed modules take seconds.
-        from tokamake.train.trainer import train_run
-
         if until_tokens is not None:
             until_samples = until_tokens // run.train.sequence_length
-        code = train_run(
+        code = start_run(
             run,
             ranks,
             device=device,
@@ -78,6 +78,54 @@ def train(
             minutes=minutes,
         )
     leave(ranks, code)
+
+
+def start_run(
+    run: "Run",
+    ranks: "Ranks",
+    *,
+    device: "torch.device",
+    until_step: int | None = None,
+    until_samples: int | None = None,
+    minutes: float | None = None,
+) -> int:
+    """Check a run, lock its output folder and train it; all ranks call this together.
+
+    It ends at `until_step`, or at the last whole step of `until_samples` consumed samples; None:
+    at the end of the run. `minutes` is the time of this job; None: its scheduler knows it.
+
+    Returns:
+        Exit status: 0, or one of `Stopped` if steps are left.
+    """
+    # Imported late: torch's distributed modules take seconds.
+    from tokamake.checkpoint.native.resume_state import run_since_change
+    from tokamake.data.samples.index_folder import read_index
+    from tokamake.preflight.run import check_run, check_until_step, step_of_samples
+    from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.checkpoints.resume import locked_output
+    from tokamake.train.hooks.heartbeat import watched
+    from tokamake.train.loop import Job
+    from tokamake.train.numerics import deterministic_algorithms, with_precision
+    from tokamake.train.stopping.deadline import Deadline
+    from tokamake.train.trainer import train_run
+
+    run = with_precision(run, device)
+    with deterministic_algorithms(run.train.deterministic), watched(run, ranks) as heartbeat:
+        with raise_on_all_ranks():
+            index = read_index(run.index)
+            check_run(run, index=index, world_size=ranks.world_size, device=device)
+            check_until_step(run, until_step)
+
+        # Rank 0 locks the output folder while training continues.
+        with locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
+            with raise_on_all_ranks():
+                current = run_since_change(run, start.state)
+                if until_samples is not None:
+                    until_step = step_of_samples(current, until_samples)
+                check_until_step(current, until_step)
+            deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
+            job = Job(ranks, device, deadline, heartbeat)
+            return train_run(run, job, index=index, start=start, until_step=until_step)
 
 
 def _check_minutes(minutes: float | None) -> None:

@@ -1,23 +1,19 @@
 """The training loop: from a resolved run to its last checkpoint.
 
-`train_run` is what happens in a run; `Trainer.train` what happens around each step. All ranks run
+`train.start_run` has checked the run; `train_run` is a job, `Trainer.train` the loop. All ranks run
 this code together, and each of its decisions is the same on all ranks.
 """
-
-from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
-from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.preflight.data import IndexContent
-from tokamake.preflight.run import check_run, check_until_step, check_updated, step_of_samples
+from tokamake.preflight.run import check_updated
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
-from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
 from tokamake.train.bad_steps import BadStep
@@ -29,78 +25,45 @@ from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.checkpoints.summary import write_summary
 from tokamake.train.data_verification import verify_data
 from tokamake.train.hooks import Training, open_hooks
-from tokamake.train.hooks.heartbeat import watched
 from tokamake.train.loop import Job, Loop
-from tokamake.train.numerics import deterministic_algorithms, with_precision
 from tokamake.train.run_environment import write_environment
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
-from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.validation import open_validation_splits
-
-if TYPE_CHECKING:
-    import torch
 
 
 def train_run(
-    run: Run,
-    ranks: Ranks,
-    *,
-    device: "torch.device",
-    until_step: int | None = None,
-    until_samples: int | None = None,
-    minutes: float | None = None,
+    run: Run, job: Job, *, index: IndexContent, start: ResumePoint, until_step: int | None = None
 ) -> int:
-    """Train a run from its start or its last checkpoint; do nothing if it is already finished.
-
-    It ends at `until_step`, or at the last whole step of `until_samples` consumed samples; None:
-    at the end of the run. `minutes` is the time of this job; None: its scheduler knows it.
+    """Train a checked run from `start` to `until_step`, or to its end, if a step is left.
 
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
     """
-    run = with_precision(run, device)
-    with deterministic_algorithms(run.train.deterministic), watched(run, ranks) as heartbeat:
-        # Check everything before a model is built.
+    ranks, state, current = job.ranks, start.state, run_since_change(run, start.state)
+    last_step = until_step or current.train.train_steps
+    if state.step >= last_step and not start.unvalidated:
+        place = f"step {state.step}" + ", the last" * (state.step == current.train.train_steps)
+        ranks.print_once(f"{run.output}: already at {place}; nothing to train")
+    else:
         with raise_on_all_ranks():
-            index = read_index(run.index)
-            check_run(run, index=index, world_size=ranks.world_size, device=device)
-            check_until_step(run, until_step)
+            text = startup_log(current, ranks, device=job.device, resumed=start.resumed)
+            ranks.print_once(text)
+            if ranks.rank == 0:
+                write_environment(run)
+        trainer = Trainer(run, job, index=index, start=start, until_step=until_step)
+        state = trainer.train()
+        current, last_step = trainer.run, trainer.last_step
+    if state.step < last_step:
+        assert trainer.stopped
+        return trainer.stopped
+    check_updated(current, step=state.step, updates=state.updates)
 
-        # Rank 0 locks the output folder while training continues.
-        with resume.locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
-            state, current = start.state, run_since_change(run, start.state)
-            with raise_on_all_ranks():
-                if until_samples is not None:
-                    until_step = step_of_samples(current, until_samples)
-                check_until_step(current, until_step)
-            last_step = until_step or current.train.train_steps
-            if state.step >= last_step and not start.unvalidated:
-                place = f"step {state.step}"
-                if state.step == current.train.train_steps:
-                    place += ", the last"
-                ranks.print_once(f"{run.output}: already at {place}; nothing to train")
-            else:
-                with raise_on_all_ranks():
-                    text = startup_log(current, ranks, device=device, resumed=start.resumed)
-                    ranks.print_once(text)
-                    if ranks.rank == 0:
-                        write_environment(run)
-                deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
-                job = Job(ranks, device, deadline, heartbeat)
-                trainer = Trainer(run, job, index=index, start=start, until_step=until_step)
-                state = trainer.train()
-                current, last_step = trainer.run, trainer.last_step
-            if state.step < last_step:
-                assert trainer.stopped
-                return trainer.stopped
-            check_updated(current, step=state.step, updates=state.updates)
-
-            # train.json tells the workflow that this segment of the run is finished.
-            with raise_on_all_ranks():
-                if ranks.rank == 0:
-                    write_summary(current, resume.state_at(run.output, last_step, state=state))
+    # train.json tells the workflow that this segment of the run is finished.
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            write_summary(current, resume.state_at(run.output, last_step, state=state))
     return 0
 
 
