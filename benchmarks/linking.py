@@ -28,7 +28,7 @@ from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import DatasetWriter
-from tokamake.data.mixture.listed_corpora import read_listed_corpora
+from tokamake.data.mixture.weigh import read_listed_corpora
 
 VOCAB_SIZE = 32_000
 EOD = 2

@@ -56,13 +56,10 @@ TESTED_THROUGH = {
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],
     "data/filters/test_run.py": ["data/indexed/filter_counts"],
-    "data/indexed/test_linked_dataset.py": ["data/indexed/merge_batch"],
     "data/indexed/test_merge.py": [
-        *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merge_groups"),
-        "data/indexed/merged_dataset",
+        *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merged_dataset"),
     ],
     "data/indexed/test_trace.py": ["data/indexed/document_sources"],
-    "data/mixture/test_lint_weights.py": ["data/indexed/token_counts"],
     "data/tokenize/test_tokenize_batch.py": [
         *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
     ],

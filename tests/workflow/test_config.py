@@ -13,7 +13,7 @@ from tests.support.workflows import ARCHITECTURE, CONFIG
 from tokamake.config.architecture import Architecture
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
-from tokamake.data.mixture.listed_corpora import read_listed_corpora
+from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
 from tokamake.preflight import initial_models
 from tokamake.preflight.data import held_out_splits

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokamake.data.corpus.documents import read_texts, split_keys
 from tokamake.data.corpus.raw_files import expand
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError

@@ -16,7 +16,7 @@ from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
-from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.manifest import find_manifest
 from tokamake.errors import UserError
 from tokamake.preflight.run_digest import effective_settings, training_index
 from tokamake.runtime.console import counted

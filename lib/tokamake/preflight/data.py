@@ -11,7 +11,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.splits import NAMES
-from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
+from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError

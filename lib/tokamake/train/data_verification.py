@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from tokamake import files
 from tokamake.config.resolved_run import Run
-from tokamake.data.indexed.manifest import HashedRange, hashed_ranges
-from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.manifest import HashedRange, find_manifest, hashed_ranges
 from tokamake.data.indexed.paths import file_path, manifest_path
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted

@@ -15,7 +15,7 @@ from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.sample_corpus import sample_names
-from tokamake.data.mixture.listed_corpora import read_listed_corpora
+from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_splits, held_out_splits

@@ -8,7 +8,7 @@ import tokenizers
 
 from tests.support.sentence_data import SentenceData
 from tokamake.data.corpus.extend_tokenizer import extend_tokenizer
-from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 

@@ -14,8 +14,7 @@ import pytest
 from tests.support.megatron_datasets import write_dataset
 from tests.support.programs import torch_python
 from tokamake.config.resolved_run import ROOT_VARIABLE
-from tokamake.data.indexed.token_counts import count_tokens
-from tokamake.data.mixture.lint_weights import lint_weights
+from tokamake.data.mixture.lint_weights import count_tokens, lint_weights
 from tokamake.data.mixture.weigh import weigh
 from tokamake.errors import UserError
 

@@ -15,8 +15,7 @@ from tests.support.tokenized import tokenized
 from tokamake.data.corpus.plan_file import Plan, PlannedMerge, read_plan, write_plan
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.merge import merge
-from tokamake.data.mixture.listed_corpora import read_listed_corpora
-from tokamake.data.mixture.weigh import weigh
+from tokamake.data.mixture.weigh import read_listed_corpora, weigh
 from tokamake.errors import UserError
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokamake import files
-from tokamake.data.indexed.dataset import DTYPES
+from tokamake.data.indexed.dataset import DTYPES, IndexedDataset
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
-from tokamake.data.indexed.manifest import HashedRange, differs_from_manifest, hashed_ranges
+from tokamake.data.indexed.manifest import (
+    HashedRange,
+    differs_from_manifest,
+    find_manifest,
+    hashed_ranges,
+)
 from tokamake.data.indexed.merge_inputs import (
     check_bounds,
     check_sequence_starts,
     check_size,
-    find_manifest,
     size_faults,
 )
 from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
@@ -26,6 +32,9 @@ from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
 _BLOCK = 1 << 20
+_TASK_TOKENS = 1 << 24
+_BLOCK_TOKENS = 1 << 17
+"""Small enough for the processor's cache: a block is read twice."""
 _REBUILD = "remove the dataset and rebuild it"
 
 
@@ -269,3 +278,48 @@ class TokenScan:
             f"{binary}: {invalid} not in the vocabulary{limit}, the first "
             f"is token {position:,}: {token}; tokenize again with the tokenizer of the training"
         )
+
+
+def stated_vocabulary(prefix: Path) -> int | None:
+    """Return the vocabulary size that the manifest of a dataset states, if any."""
+    manifest = find_manifest(prefix)
+    return manifest.get("vocab_size") if manifest else None
+
+
+def check_foreign(prefix: Path) -> int:
+    """Check index and tokens of a dataset; return its largest token, -1 if none.
+
+    Lengths and tokens must not be negative, pointers must follow from the lengths, and document
+    bounds must ascend.
+    """
+    dataset = IndexedDataset(prefix)
+    layout = read_layout(idx_path(prefix))
+    check_sequence_starts(prefix, layout, itemsize=np.dtype(dataset.dtype).itemsize)
+    check_bounds(prefix, layout)
+    tasks = range(0, len(dataset.tokens), _TASK_TOKENS)
+    # Threads suffice: min and max of numpy release the interpreter lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        bounds = list(pool.map(lambda first: _bounds(dataset, first), tasks))
+    if min((smallest for smallest, _ in bounds), default=0) < 0:
+        first = next(
+            first for first, (smallest, _) in zip(tasks, bounds, strict=True) if smallest < 0
+        )
+        position = first + int((dataset.tokens[first : first + _TASK_TOKENS] < 0).argmax())
+        raise UserError(
+            f"{bin_path(prefix)}: token {position:,} is {dataset.tokens[position]}, below 0; "
+            "tokenize again, or leave the dataset out"
+        )
+    return max((largest for _, largest in bounds), default=-1)
+
+
+def _bounds(dataset: IndexedDataset, first: int) -> tuple[int, int]:
+    """Return the smallest and the largest of the tokens of a task, which begins at `first`."""
+    smallest, largest = 0, -1
+    is_signed = np.iinfo(dataset.dtype).min < 0
+    stop = min(first + _TASK_TOKENS, len(dataset.tokens))
+    for start in range(first, stop, _BLOCK_TOKENS):
+        block = dataset.tokens[start : min(start + _BLOCK_TOKENS, stop)]
+        largest = max(largest, int(block.max()))
+        if is_signed:
+            smallest = min(smallest, int(block.min()))
+    return smallest, largest

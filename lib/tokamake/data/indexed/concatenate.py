@@ -17,10 +17,9 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from tokamake import files
-from tokamake.data.indexed.float_tokens import as_integers
 from tokamake.data.indexed.kernel_copy import copy
 from tokamake.data.indexed.manifest import HashedRange, hashed_ranges
-from tokamake.data.indexed.merge_inputs import MergeInput
+from tokamake.data.indexed.merge_inputs import MergeInput, as_integers
 from tokamake.data.indexed.paths import bin_path, file_path
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress

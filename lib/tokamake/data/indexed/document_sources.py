@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.indexed.paths import file_path
+from tokamake.data.indexed.paths import sources_path
 from tokamake.errors import UserError
 
 _MAGIC = b"TKMSRC\0\1"
@@ -32,10 +32,6 @@ class RawLocation(NamedTuple):
     """First byte of the line that is `skip` lines before the document, or -1."""
     skip: int
     """Number of lines between `offset` and the document."""
-
-
-def sources_path(prefix: Path) -> Path:
-    return file_path(prefix, "sources")
 
 
 class SourcesWriter:

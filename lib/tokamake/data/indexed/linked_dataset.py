@@ -14,20 +14,23 @@ from numpy.typing import NDArray
 
 from tokamake import __version__
 from tokamake.data.indexed.check_dataset import TokenScan
-from tokamake.data.indexed.document_sources import sources_path
-from tokamake.data.indexed.float_tokens import highest_token
 from tokamake.data.indexed.manifest import (
     HashedRange,
+    check_tokenizer,
     hashed_ranges,
     joined_sha256,
     raw_inputs,
     sizes_and_hashes,
     write_manifest,
 )
-from tokamake.data.indexed.merge_inputs import MergeInput, common_dtype, open_merge_input
+from tokamake.data.indexed.merge_inputs import (
+    MergeInput,
+    common_dtype,
+    highest_token,
+    open_merge_input,
+)
 from tokamake.data.indexed.merged_dataset import SUMS, refuse_overwrite, write_merged
-from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
-from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, sources_path
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic

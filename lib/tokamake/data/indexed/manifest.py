@@ -7,11 +7,14 @@ workflow.
 
 import hashlib
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
-from tokamake.data.indexed.paths import file_path, manifest_path
+from tokamake.data.indexed.paths import file_path, manifest_path, sources_path
 from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.data.tokenizers import Tokenizer
 
 _JOINED = "parts:"
 _BLOCK = 1 << 20
@@ -43,6 +46,30 @@ def read_manifest(prefix: Path) -> dict[str, Any]:
     if manifest.pop("digest", None) != files.digest(manifest):
         raise UserError(f"{path}: changed since it was written; rebuild the dataset")
     return manifest
+
+
+def find_manifest(prefix: Path) -> dict[str, Any] | None:
+    """Return the manifest of a dataset, or None for a dataset of another program."""
+    # A sources file without a manifest: the manifest was lost, or the job did not finish.
+    has_manifest = manifest_path(prefix).exists() or sources_path(prefix).exists()
+    return read_manifest(prefix) if has_manifest else None
+
+
+def check_tokenizer(prefix: Path, tokenizer: "Tokenizer") -> None:
+    """Compare the fingerprint of a tokenizer, or of its base tokenizer, with the manifest.
+
+    A dataset of another program has no manifest; it passes unchecked.
+    """
+    path = manifest_path(prefix)
+    if not path.is_file():
+        return
+    fingerprint = files.read_json(path, "rebuild the dataset").get("tokenizer")
+    known = [tokenizer.fingerprint, *filter(None, [tokenizer.base])]
+    if fingerprint not in (None, *known):
+        raise UserError(
+            f"{prefix}: made with another tokenizer ({fingerprint[:12]}) than the one given "
+            f"({tokenizer.fingerprint[:12]}); give the tokenizer that made the dataset"
+        )
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:

@@ -1,15 +1,27 @@
 """Tool `merge`: concatenate indexed datasets into one, or into several of limited size."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from tokamake.data.indexed.merge_groups import (
-    expand_prefixes,
-    group_inputs,
-    numbered_prefixes,
-    read_limit,
-)
+import numpy as np
+
+from tokamake.data.indexed.merge_inputs import MergeInput, expand_prefixes
 from tokamake.data.indexed.merged_dataset import open_inputs, refuse_overwrite, write_merged
+from tokamake.data.indexed.paths import bin_path
 from tokamake.errors import UserError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class _Limit(NamedTuple):
+    """Maximum size of a merged dataset."""
+
+    kind: str
+    """bytes (of the .bin file), tokens or documents."""
+    maximum: int
+    """A single input above it is not divided."""
 
 
 def merge(
@@ -43,14 +55,85 @@ def merge(
     """
     if output.is_dir():
         raise UserError(f"--output {output}: is a folder; give a prefix, such as {output}/NAME")
-    limit = read_limit(max_bytes, max_tokens, max_documents=max_documents)
+    limit = _read_limit(max_bytes, max_tokens, max_documents=max_documents)
     inputs, dtype = open_inputs(expand_prefixes(prefixes))
     if limit is None:
         write_merged(inputs, output, corpus=corpus, dtype=dtype)
         return
-    groups = list(group_inputs(inputs, limit, dtype=dtype))
-    outputs = numbered_prefixes(output, len(groups))
+    groups = list(_group_inputs(inputs, limit, dtype=dtype))
+    outputs = _numbered_prefixes(output, len(groups))
     for prefix in outputs:  # before anything is written
         refuse_overwrite(prefix, inputs)
     for prefix, group in zip(outputs, groups, strict=True):
         write_merged(group, prefix, corpus=corpus, dtype=dtype)
+
+
+def _read_limit(
+    max_bytes: str | None, max_tokens: int | None, *, max_documents: int | None
+) -> _Limit | None:
+    """Read the limit of the command line; at most one may be given."""
+    limits = [
+        _Limit(kind, maximum)
+        for kind, maximum in (
+            ("bytes", None if max_bytes is None else _read_size(max_bytes)),
+            ("tokens", max_tokens),
+            ("documents", max_documents),
+        )
+        if maximum is not None
+    ]
+    if len(limits) > 1:
+        options = " and ".join(f"--max-{limit.kind}" for limit in limits)
+        raise UserError(f"{options}: give one of them")
+    if limits and limits[0].maximum < 1:
+        raise UserError(f"--max-{limits[0].kind}: {limits[0].maximum}: give 1 or more")
+    return limits[0] if limits else None
+
+
+def _read_size(text: str) -> int:
+    """Read a number of bytes such as 5GB, in powers of 1,000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise UserError(f"--max-bytes: {text!r} is not a size; give a size such as 5GB")
+    return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _group_inputs(
+    inputs: list[MergeInput], limit: _Limit, *, dtype: type[np.integer]
+) -> Iterator[list[MergeInput]]:
+    """Divide inputs into groups of neighbours within the limit; a group has at least one."""
+    group: list[MergeInput] = []
+    total = 0
+    for dataset in inputs:
+        size = _size(dataset, limit, dtype)
+        if group and total + size > limit.maximum:
+            yield group
+            group, total = [], 0
+        group.append(dataset)
+        total += size
+    if group:
+        yield group
+
+
+def _size(dataset: MergeInput, limit: _Limit, dtype: type[np.integer]) -> int:
+    sizes = {
+        "bytes": dataset.tokens * np.dtype(dtype).itemsize,
+        "tokens": dataset.tokens,
+        "documents": dataset.documents,
+    }
+    return sizes[limit.kind]
+
+
+def _numbered_prefixes(output: Path, count: int) -> list[Path]:
+    """Return the prefixes of `count` merged datasets: PREFIX-0000, PREFIX-0001 and so on.
+
+    Datasets with higher numbers are refused: they are left from an earlier merge, and would look
+    like part of this one.
+    """
+    prefixes = [output.with_name(f"{output.name}-{number:04d}") for number in range(count)]
+    following = output.with_name(f"{output.name}-{count:04d}")
+    if bin_path(following).exists():
+        raise UserError(
+            f"{following}: left by an earlier merge into more datasets; remove it and those after "
+            "it"
+        )
+    return prefixes

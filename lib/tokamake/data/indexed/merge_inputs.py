@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import DTYPES, index_remedy, token_dtype
-from tokamake.data.indexed.document_sources import sources_path
-from tokamake.data.indexed.float_tokens import highest_token
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
-from tokamake.data.indexed.manifest import read_manifest
-from tokamake.data.indexed.paths import bin_path, file_path, idx_path, manifest_path
+from tokamake.data.indexed.manifest import find_manifest
+from tokamake.data.indexed.paths import bin_path, file_path, idx_path
+from tokamake.data.readers import natural_key
 from tokamake.errors import UserError
+
+_CHUNK = 1 << 20
 
 SHARED_KEYS = (
     "tokenizer", "vocab_size", "eod", "bos", "append_eod", "prepend_bos", "split_sentences",
@@ -44,6 +46,42 @@ class MergeInput(NamedTuple):
         return self.layout.lengths.length
 
 
+def expand_prefixes(names: list[Path]) -> list[Path]:
+    """Return the prefixes that names stand for, in the order of the names.
+
+    A name is a prefix, also with .bin or .idx at the end, or a folder: all its datasets in natural
+    order, 2 before 10.
+    """
+    prefixes: list[Path] = []
+    for name in names:
+        if name.is_dir() and not idx_path(name).exists():
+            prefixes += _datasets_in(name)
+        elif name.suffix in (".bin", ".idx") and not bin_path(name).exists():
+            prefixes.append(name.with_suffix(""))
+        else:
+            prefixes.append(name)
+    return prefixes
+
+
+def _datasets_in(folder: Path) -> list[Path]:
+    prefixes = {
+        path.with_suffix("")
+        for path in folder.iterdir()
+        # Names with a leading dot are temporary files of a running job.
+        if path.suffix in (".bin", ".idx") and not path.name.startswith(".")
+    }
+    for prefix in prefixes:
+        for path in (bin_path(prefix), idx_path(prefix)):
+            if not path.is_file():
+                raise UserError(
+                    f"{path}: no such file, but the other file of the dataset exists; rebuild or "
+                    "remove the dataset"
+                )
+    if not prefixes:
+        raise UserError(f"{folder}: no dataset in this folder; name another folder, or prefixes")
+    return sorted(prefixes, key=lambda prefix: natural_key(prefix.name))
+
+
 def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput:
     """Open a dataset and check its index and sizes; `concatenate` compares the hashes later."""
     manifest = find_manifest(prefix)
@@ -60,13 +98,6 @@ def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput
     check_sequence_starts(prefix, layout, itemsize=dtype.itemsize)
     check_bounds(prefix, layout)
     return MergeInput(prefix, manifest, layout, dtype, tokens)
-
-
-def find_manifest(prefix: Path) -> dict[str, Any] | None:
-    """Return the manifest of a dataset, or None for a dataset of another program."""
-    # A sources file without a manifest: the manifest was lost, or the job did not finish.
-    has_manifest = manifest_path(prefix).exists() or sources_path(prefix).exists()
-    return read_manifest(prefix) if has_manifest else None
 
 
 def size_faults(prefix: Path, manifest: dict[str, Any], *, names: Iterable[str]) -> Iterator[str]:
@@ -186,3 +217,33 @@ def common_dtype(inputs: Iterable[MergeInput]) -> type[np.integer]:
                 "token type of the other datasets; tokenize all with the same settings"
             )
     return dtype
+
+
+def highest_token(binary: Path, dtype: np.dtype) -> int:
+    """Return the highest token, -1 if there is none; refuse numbers that are no int32 above -1."""
+    highest, first = -1, 0
+    for tokens in _chunks(binary, dtype):
+        # NaN and infinity fail these comparisons too.
+        invalid = ~((tokens >= 0) & (tokens < 1 << 31) & (tokens == np.floor(tokens)))
+        if invalid.any():
+            position = int(invalid.argmax())
+            raise UserError(
+                f"{binary}: number {first + position} is {tokens[position]}, not a token; the "
+                "file holds no tokens, leave it out"
+            )
+        highest, first = max(highest, int(tokens.max())), first + len(tokens)
+    return highest
+
+
+def as_integers(
+    binary: Path, dtype: np.dtype, *, target_dtype: type[np.integer]
+) -> Iterator[npt.NDArray[np.integer]]:
+    """Yield the tokens of a file as integers; call `highest_token` first to check them."""
+    for tokens in _chunks(binary, dtype):
+        yield tokens.astype(target_dtype)
+
+
+def _chunks(binary: Path, dtype: np.dtype) -> Iterator[npt.NDArray[np.floating]]:
+    with binary.open("rb") as stream:
+        while len(tokens := np.fromfile(stream, dtype, _CHUNK)):
+            yield tokens

@@ -11,7 +11,7 @@ import numpy as np
 from tokamake import __version__
 from tokamake.data.indexed.concatenate import concatenate
 from tokamake.data.indexed.dataset import IndexWriter
-from tokamake.data.indexed.document_sources import SourcesWriter, sources_path
+from tokamake.data.indexed.document_sources import SourcesWriter
 from tokamake.data.indexed.filter_counts import merge_counts
 from tokamake.data.indexed.kernel_copy import shared_bytes
 from tokamake.data.indexed.manifest import (
@@ -28,7 +28,7 @@ from tokamake.data.indexed.merge_inputs import (
     common_dtype,
     open_merge_input,
 )
-from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, sources_path
 from tokamake.errors import UserError
 from tokamake.files import atomic
 from tokamake.runtime.console import counted

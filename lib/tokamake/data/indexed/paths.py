@@ -30,6 +30,10 @@ def idx_path(prefix: Path) -> Path:
     return file_path(prefix, "idx")
 
 
+def sources_path(prefix: Path) -> Path:
+    return file_path(prefix, "sources")
+
+
 def manifest_path(prefix: Path) -> Path:
     """Path of the manifest. It is written last: if it exists, the dataset is complete."""
     return file_path(prefix, "json")

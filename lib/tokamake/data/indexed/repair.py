@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import DTYPES, IndexWriter
-from tokamake.data.indexed.document_sources import sources_path
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.kernel_copy import copy
 from tokamake.data.indexed.merge_inputs import check_bounds
-from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, sources_path
 from tokamake.errors import UserError
 from tokamake.files import atomic
 

@@ -10,8 +10,7 @@ import numpy as np
 from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.document_sources import RawLocation, locate_document
-from tokamake.data.indexed.manifest import raw_inputs
-from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.manifest import find_manifest, raw_inputs
 from tokamake.data.readers import open_input
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted

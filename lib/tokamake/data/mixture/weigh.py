@@ -6,13 +6,25 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tokamake.data.corpus.corpora import Corpus, ListedDataset, check_rows, read_corpora
+from tokamake.data.corpus.corpora import (
+    Corpus,
+    ListedDataset,
+    check_rows,
+    listed_corpus,
+    read_corpora,
+)
 from tokamake.data.corpus.plan_file import read_plan
-from tokamake.data.mixture.listed_corpora import read_listed_corpora
 from tokamake.data.mixture.shares import TOLERANCE, seen_tokens, shares
-from tokamake.data.mixture.weights import WeightedPrefix, write_weighting_file
+from tokamake.data.mixture.weights import (
+    WeightedPrefix,
+    find_prefix,
+    location,
+    scan,
+    write_weighting_file,
+)
 from tokamake.errors import UserError
 from tokamake.files import read_json
+from tokamake.remote.remote_file import is_remote
 from tokamake.runtime.console import counted
 
 _log = logging.getLogger(__name__)
@@ -133,6 +145,33 @@ def _read_rows(
                 raise UserError(f"{line.where}: {line.prefix}: not in {plan}; plan again")
             listed[name] = line
     return rows, listed
+
+
+def read_listed_corpora(weights: Path, data_root: Path | None) -> list[Corpus]:
+    """Read a weighting file as corpora, in the order of their first lines.
+
+    Lines of weight 0 are left out: no sample is drawn from them.
+    """
+    if not weights.exists():
+        raise UserError(f"weights: {weights}: no such file; fix the path of the list")
+    root = weights.parent if data_root is None else data_root
+    lines, problems = scan(weights)
+    # A problem of the whole file, such as no weight above 0, may come from its lines.
+    if errors := [problem for problem in problems if problem.number] or problems:
+        raise UserError("\n".join(location(weights, p.number) + p.text for p in errors))
+    datasets: dict[str, list[ListedDataset]] = {}
+    for number, _, _, entry in lines:
+        if entry.weight:
+            where = location(weights, number).removesuffix(": ")
+            if is_remote(entry.prefix):
+                raise UserError(
+                    f"{where}: {entry.prefix}: a list takes no addresses; name raw files behind "
+                    "addresses in a table of corpora"
+                )
+            prefix = find_prefix(entry.prefix, root, search=data_root is not None)
+            listed = ListedDataset(prefix, entry.weight, entry.part, where)
+            datasets.setdefault(entry.corpus, []).append(listed)
+    return [listed_corpus(corpus, listed) for corpus, listed in datasets.items()]
 
 
 def _weigh_dataset(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokamake import files
 from tokamake.config.objective import DEFAULT
 from tokamake.data.corpus.splits import SplitRule
-from tokamake.data.indexed.foreign import check_foreign, stated_vocabulary
+from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import divide_root, find_root
 from tokamake.data.samples.blend_index import find_datasets, write_split

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.data.indexed.manifest import differs_from_manifest
-from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.manifest import differs_from_manifest, find_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError
 

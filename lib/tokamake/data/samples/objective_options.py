@@ -7,7 +7,7 @@ from pathlib import Path
 from tokamake.config.masking import MaskingSettings
 from tokamake.config.objective import IndexedObjective, objective_data
 from tokamake.config.training import TrainSettings
-from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.samples.sentence_data import check_sentences, ends_with_eod
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.validation import parse_json, validate

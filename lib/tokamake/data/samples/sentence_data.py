@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tokamake.config.objective import objective_data, sentence_objectives
-from tokamake.data.indexed.merge_inputs import find_manifest
+from tokamake.data.indexed.manifest import find_manifest
 from tokamake.errors import UserError
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokamake.data.corpus import documents
-from tokamake.data.indexed.document_sources import sources_path
-from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, sources_path
 from tokamake.errors import UserError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.data.indexed.manifest import raw_inputs, read_manifest, sha256_of
-from tokamake.data.indexed.merge_groups import expand_prefixes
+from tokamake.data.indexed.merge_inputs import expand_prefixes
 from tokamake.data.readers import reading
 from tokamake.data.readers.jsonl import next_line
 from tokamake.errors import UserError

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokamake import files
 from tokamake.config.fim import FimSettings
-from tokamake.data.indexed.tokenizer_check import check_tokenizer
+from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import find_tokens

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tokamake.data.corpus.plan_file import PlannedMerge
-from tokamake.data.indexed.deleted_shards import delete_merged_shards
 from tokamake.data.indexed.merge import merge
+from tokamake.data.indexed.merge_batch import delete_merged_shards
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 
