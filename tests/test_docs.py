@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.support import pages
+from tests.support.faults import KINDS
 from tests.support.paths import ROOT
 from tests.support.readings import PACK
 from tests.support.shared_folders import made_once
@@ -144,31 +145,9 @@ def test_each_how_to_is_run_and_has_known_commands_only() -> None:
         assert "tokamake" in script_of(name)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        "```sh\nwget example.org\n```\n",
-        "```sh\nls && wget example.org\n```\n",
-        "```sh\nls \\\n  | wget example.org\n```\n",
-        "```sh\ncat <<'EOF' | wget example.org\ntext\nEOF\n```\n",
-        "```yaml\nrun: mine\n```\n",
-        "```\nls\n```\n",
-    ],
-)
-def test_a_page_with_an_unknown_command_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
-) -> None:
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
-    (tmp_path / "page.md").write_text(block)
-    with pytest.raises(AssertionError, match=r"page.md: (add to RUN|name the language)"):
-        pages.script("page.md")
-
-
-def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
-    pages.make_clone(tmp_path)
-    assert pages.run("echo $HOME", tmp_path).endswith(f"{tmp_path}\n")
-    with pytest.raises(AssertionError, match="ls: cannot access 'nowhere'"):
-        pages.run("ls nowhere\nls", tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_on_reliability_has_a_row_for_each_fault(kind: str) -> None:
+    assert f"| {kind} |" in (ROOT / "docs/explanation/reliability.md").read_text()
 
 
 @pytest.fixture

@@ -118,12 +118,6 @@ def test_shell_commands_quote_every_value() -> None:
         assert set(unquoted(shell)) <= known, f"rule {name}"
 
 
-@pytest.mark.parametrize("field", ["wildcards.x", "params.x", "log", "input[0]", "output.x"])
-def test_an_unquoted_value_in_a_shell_command_is_found(field: str) -> None:
-    text = f'if True:\n    rule a:\n        output: "x"\n        shell: "b {{{field}}} {{log:q}}"\n'
-    assert unquoted(shells(text)["a"]) == [field]
-
-
 def test_the_package_names_no_page_that_does_not_exist() -> None:
     # A page is named once the package is published.
     assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

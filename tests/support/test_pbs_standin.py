@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.replies import parse
-from snakemake_executor_plugin_pbs.states import read
 from tests.support.paths import REPLIES
-from tests.support.pbs_servers import Pbs, real, stand_in, wait_for
+from tests.support.pbs_servers import Pbs, stand_in, wait_for
 
 pytestmark = pytest.mark.grid
 OPTIONS = ("-j", "oe", "-A", "proj", "-q", "debug", "-l", "filesystems=home:flare")
@@ -92,74 +90,3 @@ def test_unknown_and_finished_jobs(pbs: Pbs) -> None:
     done = pbs.run("qstat", "-f", "-F", "json", job_id)
     real = (REPLIES / "finished_without_x.err").read_text()
     assert (done.returncode, done.stderr) == (35, real.replace("111.pbs01", job_id))
-
-
-@pytest.mark.parametrize(("options", "code"), [(("-q", "none"), 170), (("-l", "unheard=1"), 187)])
-def test_qsub_refuses_wrong_options(pbs: Pbs, options: tuple[str, ...], code: int) -> None:
-    done = pbs.run("qsub", *options, "/dev/null")
-    assert done.returncode == code
-
-
-def test_a_job_ends_although_its_output_cannot_be_written(pbs: Pbs) -> None:
-    job_id = submit(pbs, "echo words", "-o", str(pbs.folder / "gone" / "out"))
-    assert await_state(pbs, job_id, "F")["Exit_status"] == 0
-
-
-def test_jobs_run_in_their_own_environment(pbs: Pbs) -> None:
-    job_id = submit(pbs, 'echo "$PBS_JOBID $VIRTUAL_ENV $PATH"', "-N", "env")
-    await_state(pbs, job_id, "F")
-    assert (pbs.folder / "out").read_text() == f"{job_id}  /usr/bin:/bin\n"
-
-
-@pytest.fixture
-def front(tmp_path: Path, pbs: Pbs):
-    """Front of a real PBS, with the stand-in in place of that PBS."""
-    yield real(tmp_path / "front", pbs.folder / "bin")
-    pbs.stop()
-
-
-def parsed_reply(pbs: Pbs, fault: str, *ids: str) -> tuple:
-    """Reply of qstat with a fault, as the executor parses it."""
-    pbs.faults("qstat", fault)
-    done = pbs.run("qstat", "-x", "-f", "-F", "json", *ids)
-    answer = parse(done.returncode, done.stdout, errors=done.stderr)
-    jobs = {number: read(job) for number, job in answer.jobs.items()}
-    return jobs, answer.unknown, answer.fault, done.returncode
-
-
-def test_a_front_makes_a_server_fail_like_the_stand_in(front: Pbs, pbs: Pbs) -> None:
-    ids = [make(front, name) for name in ("ok", "running")]
-    assert {job["id"]: job["state"] for job in front.jobs()} == dict(zip(ids, "FR", strict=True))
-    faults = (
-        "", "down", "empty", "forgetful", "lie-failed", "lie-finished", "first", "truncated",
-        "malformed",
-    )  # fmt: skip
-    replies = [parsed_reply(front, fault, *ids) for fault in faults]
-    assert replies == [parsed_reply(pbs, fault, *ids) for fault in faults]
-    assert all(reply != replies[0] for reply in replies[1:-1])
-    for server in (front, pbs):
-        server.set(purged=[100])
-    assert parsed_reply(front, "", *ids) == parsed_reply(pbs, "", *ids)
-    for command, fault in (
-        ("qsub", "down"),
-        ("qsub", "full"),
-        ("qselect", "down"),
-        ("qdel", "down"),
-    ):
-        for server in (front, pbs):
-            server.faults(command, fault)
-        codes = [server.run(command, "-N", "name").returncode for server in (front, pbs)]
-        assert codes[0] == codes[1] > 0
-    assert (
-        pbs.run("qselect", "-N", "running").stdout == front.run("qselect", "-N", "running").stdout
-    )
-
-
-def test_a_front_holds_jobs_without_room(front: Pbs) -> None:
-    front.set(slots=1)
-    first = submit(front, "sleep 600")
-    second = submit(front, "true")
-    assert await_state(front, first, "R")
-    assert attributes(front, second)["Hold_Types"] == "u"
-    assert front.run("qdel", first).returncode == 0
-    assert await_state(front, second, "F")["Exit_status"] == 0

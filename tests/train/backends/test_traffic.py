@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.deepspeed_runs import BF16, zero
 from tests.support.engines import build, coming
-from tests.support.layout_pairs import settings
-from tests.support.layout_table import DOCUMENT
+from tests.support.layout_table import DOCUMENT, settings
 from tests.support.layouts import Layout, laid_out, parallel
 from tests.support.proofs import STARTS, Changes, make_start
 from tests.support.ranks import spawn
