@@ -8,16 +8,18 @@ import pytest
 import yaml
 
 from tests.support.finished_run import RUN
-from tokamake.config.data_set import DataSet
+from tokamake.config.data_set import DEFAULT
 from tokamake.data.indexed.manifest import write_manifest
-from tokamake.status.run_origin import Origin, data_set_of, read_origin
+from tokamake.status.run_origin import Origin, read_origin
 
 PREFIX = "merged/web-0000_text_document"
 
 
-def write_run(folder: Path, **settings: str) -> None:
+def write_run(folder: Path, *, data_set: str = DEFAULT, **settings: str) -> None:
     """Write the run.yaml of the run `big` and its sample index of one dataset."""
     (folder / "results/big/index").mkdir(parents=True, exist_ok=True)
+    jobs = {"data_set": data_set, "jobs": []}
+    (folder / "results/big/jobs.json").write_text(json.dumps(jobs))
     run = {**RUN, "run": "big", "data_root": "results/data", **settings}
     (folder / "results/big/run.yaml").write_text(yaml.safe_dump(run))
     index = folder / "results/big/index/index.json"
@@ -33,17 +35,8 @@ def write_dataset(data: Path, *, sha256: str, time: float) -> None:
 
 
 def test_a_run_names_its_data_set_and_its_parent(tmp_path: Path) -> None:
-    write_run(tmp_path, data_root="results/data/gpt2", parent="small")
+    write_run(tmp_path, data_set="gpt2", parent="small")
     assert read_origin(tmp_path, "big") == Origin("gpt2", [], "small")
-
-
-def test_before_there_is_a_run_its_weights_tell_the_data_set(tmp_path: Path) -> None:
-    assert data_set_of(tmp_path, "big") == DataSet()
-    weights = tmp_path / "results/data/gpt2/big.weights.txt"
-    weights.parent.mkdir(parents=True)
-    weights.touch()
-    assert data_set_of(tmp_path, "big") == DataSet("gpt2")
-    assert data_set_of(tmp_path, "other") == DataSet()
 
 
 @pytest.mark.parametrize(

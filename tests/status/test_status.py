@@ -11,24 +11,34 @@ import pytest
 import yaml
 
 from tests.support.finished_run import RUN, metric
-from tokamake.data.corpus.plan_file import JobBatch, Plan, write_plan
+from tokamake.config.data_set import DataSet
 from tokamake.data.indexed.manifest import write_manifest
 from tokamake.errors import UserError
-from tokamake.status.stages import jobs, stages
+from tokamake.status.jobs import DagJob, states, write_jobs
 from tokamake.status.status import status
 
 NOW = 1_700_000_000.0  # the time of all calls
 
 
+def job(rule: str, name: str = "", *, run: str = "", output: str = "", inputs: str = "") -> DagJob:
+    """A job with one output and the log of its rule."""
+    log = "/".join(filter(None, ["logs", run, rule, name]))
+    product = output or f"results/{run or 'data/batches'}/{rule}{name and '/'}{name}.json"
+    return DagJob(rule, run, [product], inputs.split(), f"{log}.log")
+
+
+BATCHES = [job("tokenize", f"web-0000{number}") for number in range(4)]
+MERGE = job("merge", "web-00000", inputs=" ".join(batch.outputs[0] for batch in BATCHES))
+REPORT = job("report", output="results/report.html")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workflow in which the second tokenize job is running and the third has failed."""
-    monkeypatch.setattr("tokamake.status.stages.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("tokamake.status.jobs.time", SimpleNamespace(time=lambda: NOW))
     monkeypatch.setattr("tokamake.status.status.time", SimpleNamespace(time=lambda: NOW))
-    batches = tuple(JobBatch(f"web-0000{n}", (f"web/0000{n}",)) for n in range(4))
-    merged = (JobBatch("web-00000", ("web-0000_text_document",)),)
-    (tmp_path / "results/data").mkdir(parents=True)
-    write_plan(tmp_path / "results/data/plan.json", Plan({}, "", (), batches, merged, (), ()))
+    monkeypatch.chdir(tmp_path)
+    write_jobs([*BATCHES, MERGE, job("describe"), REPORT], DataSet(), rules=())
     for number in (0, 1, 2):
         write(tmp_path / f"logs/tokenize/web-0000{number}.log", "reading\n\n")
     write(tmp_path / "results/data/batches/tokenize/web-00000.json", "{}")
@@ -59,6 +69,15 @@ def lock(folder: Path, *, age: float) -> None:
 
 
 def train(folder: Path, *, age: float) -> None:
+    run_jobs = [
+        job("weigh", run="big", output="results/data/big.weights.txt"),
+        job("index", run="big", output="results/big/index/index.json"),
+        job("resolve", run="big", output="results/big/run.yaml"),
+        job("train", run="big"),
+        job("export_hf", run="big", output="results/big/export"),
+        *(job(rule, run="big") for rule in ("evaluate", "generate", "plot")),
+    ]
+    write_jobs(run_jobs, DataSet(), rules=())
     for stage in ("weigh", "index", "resolve", "train"):
         write(folder / f"logs/big/{stage}.log", "words\n", age=age)
     write(folder / "results/data/big.weights.txt", "1 a a\n")
@@ -90,24 +109,36 @@ def test_shards_are_counted_by_state(folder: Path, capsys: pytest.CaptureFixture
     ]
 
 
-def test_a_folder_of_several_files_is_done_when_no_job_writes_to_it(folder: Path) -> None:
-    def state() -> str:
-        sampling = [stage for stage in stages(folder)["data"] if stage.name == "sample_corpus"]
-        return jobs(folder, sampling)[0].state
+def test_a_job_of_several_files_is_done_when_it_does_not_run(folder: Path) -> None:
+    outputs = ["results/raw/code/code-00.jsonl", "results/raw/docs"]
+    sampling = DagJob("sample_corpus", "", outputs, [], "logs/sample_corpus.log")
 
-    write(folder / "logs/sample_corpus.log", "writing\n")
-    (folder / "results/raw/code").mkdir(parents=True)
+    def state() -> str:
+        return states(folder, [sampling])[0].state
+
+    write(folder / sampling.log, "writing\n")
+    (folder / "results/raw/docs").mkdir(parents=True)
     assert state() == "failed"
-    mark(folder, "results/raw/code/code-00.jsonl")
+    mark(folder, outputs[0])
     assert state() == "running"
     shutil.rmtree(folder / ".snakemake")
-    write(folder / "results/raw/code/code-00.jsonl", "{}\n")
+    write(folder / outputs[0], "{}\n")
+    assert state() == "failed"
+    write(folder / "results/raw/docs/docs-00.jsonl", "{}\n")
     assert state() == "done"
 
 
+def test_a_job_whose_deleted_files_no_job_needs_is_done(folder: Path) -> None:
+    write(folder / MERGE.outputs[0], "{}")
+    assert {each.state for each in states(folder, [*BATCHES, MERGE])} == {"running", "done"}
+    (folder / MERGE.outputs[0]).unlink()
+    found = [each.state for each in states(folder, [*BATCHES, MERGE])]
+    assert found == ["done", "running", "failed", "waiting", "waiting"]
+
+
 def state_of(folder: Path, batch: str) -> str:
-    (stage,) = [stage for stage in stages(folder)["data"] if stage.log.endswith(f"{batch}.log")]
-    return jobs(folder, [stage])[0].state
+    (batch_job,) = [each for each in BATCHES if each.log.endswith(f"{batch}.log")]
+    return states(folder, [batch_job])[0].state
 
 
 def test_a_killed_job_is_failed_once_the_folder_is_unlocked(folder: Path) -> None:
@@ -199,18 +230,17 @@ def test_each_data_set_and_the_one_of_each_run_are_shown(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(folder, age=7500)
-    plan = Plan({}, "", (), (), (JobBatch("web-00000", ("web-0000_text_document",)),), (), ())
-    (folder / "results/data/gpt2").mkdir()
-    write_plan(folder / "results/data/gpt2/plan.json", plan)
-    write(folder / "results/data/gpt2/batches/merge/web-00000.json", "{}")
-    write(folder / "logs/small/weigh.log", "words\n")
-    write(folder / "results/data/gpt2/small.weights.txt", "1 a a\n")
+    gpt2, merged = DataSet("gpt2"), "results/data/gpt2/batches/merge/web-00000.json"
+    report = job("report", output="results/data/gpt2/report.html")
+    data = [job("merge", "web-00000", output=merged), job("describe"), report]
+    write_jobs([*data, job("weigh", run="small")], gpt2, rules=())
+    write(folder / merged, "{}")
     status(folder)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("data gpt2")
     assert lines[start + 1 : start + 3] == ["  done     merge", "  waiting  describe"]
     assert lines[0] == "data"
-    assert lines[lines.index("run small") + 3] == "  data set gpt2"
+    assert lines[lines.index("run small") + 2] == "  data set gpt2"
     titles = [line for line in lines if not line.startswith((" ", "failed"))]
     assert titles == ["data", "data gpt2", "run big", "run small", "report", "report gpt2"]
     status(folder, json=True)
@@ -310,6 +340,14 @@ def test_only_the_end_of_long_metrics_is_read(
     write(path, "no JSON at all\n" * 9 + path.read_text())
     status(folder)
     assert "step 10 of 50 (20%), loss 4.0000, 110 tokens/s" in capsys.readouterr().out
+
+
+def test_a_folder_of_an_earlier_version_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with pytest.raises(
+        UserError, match=r"results/data: no jobs\.json, .*; run Snakemake again, wi"
+    ):
+        status(tmp_path)
 
 
 def test_a_folder_without_a_workflow_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.init_model import init_model
 from tokamake.checkpoint.tensors.checkpoint import Target
-from tokamake.status.stages import stages
+from tokamake.status.jobs import read_jobs
 
 HUB = Path("results/raw/hub/models/org/tiny")
 ADDRESS = "hf://org/tiny"
@@ -85,13 +85,13 @@ def test_a_job_brings_the_weights_of_a_model(
     result = snakemake(home, *MINE, target)
     assert result.returncode == 0, result.stdout + result.stderr
     assert any(request.endswith("bytes=20000-") for request in weights_requests(server))
-    begun = stages(home)["starts"]
+    begun = read_jobs(home)["starts"]
     names = ["fetch_weights", "fetch_weights", "import_checkpoint"]
-    assert [stage.name for stage in begun] == names
-    for file, stage in zip(WEIGHTS, begun[:2], strict=True):
-        assert stage.product.endswith(file)
-        assert (home / stage.product).is_file()
-        assert f"{file}: " in (home / stage.log).read_text()
+    assert [job.rule for job in begun] == names
+    for file, job in zip(WEIGHTS, begun[:2], strict=True):
+        assert job.outputs[0].endswith(file)
+        assert (home / job.outputs[0]).is_file()
+        assert f"{file}: " in (home / job.log).read_text()
     convert(source=model, target=tmp_path / "local", format="native")
     local, fetched = open_any(tmp_path / "local").source, open_any(home / target).source
     assert {*local} == {*fetched}

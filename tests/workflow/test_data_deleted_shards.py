@@ -8,7 +8,7 @@ import yaml
 
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tests.workflow.test_batches import WEB, changed, state, write_raw
-from tokamake.status import stages as status
+from tokamake.status.jobs import read_jobs, states
 
 PLAN = {"shard_bytes": 3500, "merged_bytes": 3500, "max_jobs": 20}
 
@@ -60,7 +60,7 @@ def test_shards_are_deleted_and_nothing_is_made_twice(folder: Path) -> None:
     assert planned["tokenize"] == 4
     assert shards(folder) == []
     # `tokamake status` counts shards that were deleted as made.
-    assert {job.state for job in status.jobs(folder, status.stages(folder)["data"])} == {"done"}
+    assert {job.state for job in states(folder, read_jobs(folder)["data"])} == {"done"}
     first = merged(folder)
     assert len(first) > 4
     # A raw file more gives a shard more; the others stay deleted.

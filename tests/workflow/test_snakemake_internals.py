@@ -176,6 +176,39 @@ rule all:
     assert "planned: ['all']" in run(tmp_path, snakefile).stdout
 
 
+def test_jobs_are_listed_at_the_start_and_when_a_checkpoint_adds_some(tmp_path: Path) -> None:
+    snakefile = """
+def show():
+    print("jobs:", [*map(tuple, SNAKEMAKE.jobs())])
+def numbers(wildcards):
+    with open(checkpoints.count.get().output[0]) as stream:
+        return [f"{number}.txt" for number in range(int(stream.read()))]
+SNAKEMAKE.keep_records_beside_outputs()
+SNAKEMAKE.on_start(show)
+SNAKEMAKE.on_new_jobs(show)
+rule all:
+    input: numbers
+checkpoint count:
+    output: "count"
+    log: "count.log"
+    shell: "echo 1 > {output}"
+rule make:
+    input: "count"
+    output: "{run}.txt"
+    log: "{run}.log"
+    shell: "touch {output}"
+rule unlogged:
+    output: "b"
+    shell: "touch {output}"
+"""
+    lines = [line for line in run(tmp_path, snakefile).stdout.splitlines() if "jobs: " in line]
+    count = ("count", "", ["count"], [], "count.log")
+    made = ("make", "0", ["0.txt"], ["count"], "0.log")
+    assert [ast.literal_eval(line.removeprefix("jobs: ")) for line in lines] == [
+        [count], [count, made]
+    ]  # fmt: skip
+
+
 def test_inputs_of_the_last_run_are_recorded(tmp_path: Path) -> None:
     snakefile = """
 import sys

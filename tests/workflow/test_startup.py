@@ -16,6 +16,7 @@ from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
 from tokamake.runtime.folder_lock import locked
+from tokamake.status.jobs import DagJob, read_jobs
 from tokamake.workflow import startup
 from tokamake.workflow.exit import exit_on_user_error
 
@@ -51,12 +52,18 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
     snakemake, functions = MagicMock(is_main_process=True, precommand=None), MagicMock()
     functions.config.data_set = DataSet()
     functions.config.previous_plan = None
+    job = DagJob("train", "a", ["results/a/train.json"], [], "logs/a/train.log")
+    snakemake.jobs.return_value = [job]
     functions.segments.saved_since_start.return_value = ["run a: saved step 5"]
     startup.add_hooks(snakemake, functions)
     for call in snakemake.on_start.call_args_list:
         call.args[0]()
     assert plans == [(Path("results/data/plan.json"), functions.config.plan)]
     assert settings == [functions.config]
+    assert read_jobs(tmp_path) == {"run a": [job]}
+    snakemake.jobs.return_value = [job, job]
+    snakemake.on_new_jobs.call_args.args[0]()
+    assert read_jobs(tmp_path) == {"run a": [job, job]}
     snakemake.on_error.call_args.args[0]()
     assert capsys.readouterr().err == "run a: saved step 5\n"
 

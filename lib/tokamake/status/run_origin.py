@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake import files
-from tokamake.config.data_set import DataSet, data_set_in
+from tokamake.config.data_set import DataSet
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
+from tokamake.status.jobs import data_set_of
 
 
 class Origin(NamedTuple):
@@ -28,15 +29,6 @@ def read_origin(folder: Path, run: str) -> Origin:
         parent = read_run(folder / f"results/{run}/run.yaml").parent
     data_set = data_set_of(folder, run)
     return Origin(data_set.name, _replaced_datasets(folder, run, data_set=data_set), parent)
-
-
-def data_set_of(folder: Path, run: str) -> DataSet:
-    """The data set of a run: that of its run.yaml, or before there is one, that of its weights."""
-    with suppress(UserError):  # there is no run.yaml yet
-        resolved = read_run(folder / f"results/{run}/run.yaml")
-        return data_set_in(str(resolved.data_root)) or DataSet()
-    weights = folder.glob(f"{DataSet().folder}/*/{run}.weights.txt")
-    return next((DataSet(path.parent.name) for path in weights), DataSet())
 
 
 def _replaced_datasets(folder: Path, run: str, *, data_set: DataSet) -> list[str]:

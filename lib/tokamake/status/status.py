@@ -11,8 +11,8 @@ from tokamake.config.data_set import DEFAULT
 from tokamake.units import duration
 
 if TYPE_CHECKING:
+    from tokamake.status.jobs import JobState
     from tokamake.status.run_origin import Origin
-    from tokamake.status.stages import JobState
     from tokamake.status.training import TrainingProgress
 
 _STATES = ("failed", "stopped", "running", "done", "waiting")
@@ -33,8 +33,8 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
         json: Print a JSON object, for programs.
     """
     from tokamake.errors import UserError
+    from tokamake.status.jobs import read_jobs, states
     from tokamake.status.run_origin import read_origin
-    from tokamake.status.stages import jobs, runs, stages
     from tokamake.status.training import read_training
 
     if not any((folder / name).is_dir() for name in ("results", "logs")):
@@ -42,17 +42,18 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
             f"{folder}: neither results nor logs in it; give the folder that Snakemake runs in"
         )
     now = time.time()
-    groups = {title: jobs(folder, members) for title, members in stages(folder).items()}
+    groups = {title: states(folder, jobs) for title, jobs in read_jobs(folder).items()}
+    runs = [title.removeprefix("run ") for title in groups if title.startswith("run ")]
     trainings = {}
-    for title in (title for title in groups if title.startswith("run ")):
+    for run in runs:
         try:
-            training = read_training(folder, title.removeprefix("run "), now=now)
+            training = read_training(folder, run, now=now)
         except UserError as error:  # the other runs are well
             print(f"tokamake status: {error}", file=sys.stderr)
             continue
         if training:
-            trainings[title] = training
-    origins = {f"run {run}": read_origin(folder, run) for run in runs(folder)}
+            trainings[f"run {run}"] = training
+    origins = {f"run {run}": read_origin(folder, run) for run in runs}
     if json:
         print(_as_json(folder, groups, trainings=trainings, origins=origins))
         return
@@ -62,9 +63,9 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     for members in groups.values():
         for job in members:
             if job.state == "failed":
-                lines = _tail(folder / job.stage.log)
+                lines = _tail(folder / job.job.log)
                 ends = "ends with:" if lines else "is empty"
-                print(f"failed: {job.stage.name}, {job.stage.log} {ends}")
+                print(f"failed: {job.job.rule}, {job.job.log} {ends}")
                 print("".join(f"  {line}\n" for line in lines), end="")
 
 
@@ -72,7 +73,7 @@ def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[
     """Return a line per state with its stages, and a line on training."""
     lines = []
     for state in _STATES:
-        names = dict.fromkeys(job.stage.name for job in jobs if job.state == state)
+        names = dict.fromkeys(job.job.rule for job in jobs if job.state == state)
         if names:
             summaries = ", ".join(_summary(name, state, jobs=jobs) for name in names)
             lines.append(f"  {state:8} {summaries}")
@@ -100,7 +101,7 @@ def _origin_lines(origin: "Origin | None") -> list[str]:
 
 def _summary(name: str, state: str, *, jobs: "list[JobState]") -> str:
     """Name of a stage, number of its jobs in a state, and last output of running jobs."""
-    stage_jobs = [job for job in jobs if job.stage.name == name]
+    stage_jobs = [job for job in jobs if job.job.rule == name]
     selected = [job for job in stage_jobs if job.state == state]
     count = f" {len(selected):,} of {len(stage_jobs):,}" if len(stage_jobs) > 1 else ""
     silent = [job.silent_seconds for job in selected if job.silent_seconds is not None]
@@ -150,12 +151,12 @@ def _as_json(
         jobs += [
             {
                 "group": title,
-                "stage": job.stage.name,
-                "product": job.stage.product,
-                "log": job.stage.log,
+                "stage": job.job.rule,
+                "product": job.job.outputs[0],
+                "log": job.job.log,
                 "state": job.state,
                 "silent_seconds": job.silent_seconds,
-                **({"last_lines": _tail(folder / job.stage.log)} if job.state == "failed" else {}),
+                **({"last_lines": _tail(folder / job.job.log)} if job.state == "failed" else {}),
             }
             for job in members
         ]

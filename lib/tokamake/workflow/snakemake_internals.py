@@ -24,6 +24,7 @@ from tokamake import files
 from tokamake.config.fields import dotted
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
+from tokamake.status.jobs import DagJob
 from tokamake.workflow.paths import is_plan, record_path
 
 _MAX_VALUE = 100
@@ -152,6 +153,23 @@ class Snakemake:
         jobs = self._workflow.dag.needrun_jobs()
         return {self.original_name(rule.name) for rule in {job.rule for job in jobs}}
 
+    def jobs(self) -> list[DagJob]:
+        """Jobs of the DAG that have a log, finished ones too, in the order of the data flow."""
+        dag = self._workflow.dag
+        rules = [rule.name for rule in self._workflow.rules]
+        return [
+            DagJob(
+                rule=self.original_name(job.rule.name),
+                run=job.wildcards_dict.get("run", ""),
+                outputs=[*map(str, job.output)],
+                inputs=sorted({str(path) for p in dag.dependencies[job].values() for path in p}),
+                log=str(job.log[0]),
+            )
+            for level in dag.toposorted()
+            for job in sorted(level, key=lambda job: (rules.index(job.rule.name), *job.output))
+            if job.log and self.original_name(job.rule.name)
+        ]
+
     def recorded_inputs(self, path: str) -> list[str]:
         """Inputs that a file was made from, as Snakemake recorded them; none without a record."""
         return list(self._workflow.persistence.input(IOFile(path)) or [])
@@ -165,23 +183,15 @@ class Snakemake:
             atexit.register(_report_unrecorded)
 
     def expand_targets(self, expand: Callable[[Iterable[str]], set[str]]) -> None:
-        """Replace the targets that a user asks for, once all rules are declared.
+        """Replace the targets that a user asks for, before Snakemake looks for them."""
+        prepare = self._workflow._prepare_dag
 
-        Snakemake sets `dag_settings` once, after it read the workflow and before it looks for the
-        targets.
-        """
-        workflow = self._workflow
-        base = type(workflow)
+        def call(*args: Any, **options: Any) -> None:
+            settings = self._workflow.dag_settings
+            settings.targets = expand(settings.targets)
+            prepare(*args, **options)
 
-        def get(instance: Any) -> Any:
-            return instance.__dict__.get("dag_settings")
-
-        def set_(instance: Any, settings: Any) -> None:
-            if settings is not None:
-                settings.targets = expand(settings.targets)
-            instance.__dict__["dag_settings"] = settings
-
-        workflow.__class__ = type(base.__name__, (base,), {"dag_settings": property(get, set_)})
+        self._workflow._prepare_dag = call
 
     def on_start(self, function: Callable[[], None]) -> None:
         """Call a function before the first job, but not in a dry run.
@@ -189,6 +199,10 @@ class Snakemake:
         The directive `onstart` is ignored in modules.
         """
         self._chain("_onstart", function)
+
+    def on_new_jobs(self, function: Callable[[], None]) -> None:
+        """Call a function once a checkpoint has added jobs to the DAG, before they start."""
+        _Records.on_new_jobs.append(function)
 
     def on_error(self, function: Callable[[], None]) -> None:
         """Call a function after a failure. The directive `onerror` is ignored in modules."""
@@ -213,6 +227,9 @@ class _Records(FilePersistence):
 
     unrecorded: ClassVar[dict[str, str]] = {}
     """Rule of each finished output without a record."""
+    on_new_jobs: ClassVar[list[Callable[[], None]]] = []
+    """Functions to call when the DAG has other jobs than before."""
+    _num_jobs: int | None = None
 
     def has_metadata(self, job: Any) -> bool:
         """Whether all outputs have records; note the others."""
@@ -235,6 +252,9 @@ class _Records(FilePersistence):
             )
             for output in job.output:
                 self._write_record(self._get_key(output), record)
+            before, self._num_jobs = self._num_jobs, len(self.dag.jobs)
+            for function in self.on_new_jobs if before not in (None, self._num_jobs) else ():
+                function()
 
     async def finished(self, job: Any) -> None:
         """Complete the records; the process of a job does, too, if the main process was killed."""

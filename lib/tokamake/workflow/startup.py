@@ -18,6 +18,7 @@ from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import write_decisions
 from tokamake.preflight.replaced_data import check_replaced, write_settings
 from tokamake.runtime.folder_lock import locked
+from tokamake.status.jobs import write_jobs
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.data import DataRules
@@ -132,6 +133,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
         return
     # Written by no job: all jobs follow one plan. A dry run writes nothing.
     snakemake.on_start(lambda: _start(snakemake, functions))
+    snakemake.on_new_jobs(lambda: _write_jobs(snakemake, functions.config))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
 
@@ -145,6 +147,13 @@ def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     write_decisions(functions.config)
     write_settings(config)
     write_plan(Path(config.data_set.plan), config.plan)
+    _write_jobs(snakemake, config)
+
+
+def _write_jobs(snakemake: Snakemake, config: WorkflowConfig) -> None:
+    """Write the jobs of the DAG, which `tokamake status` shows."""
+    rules = {snakemake.original_name(rule) for rule in snakemake.rule_names()}
+    write_jobs(snakemake.jobs(), config.data_set, rules=rules)
 
 
 @exit_on_user_error()
