@@ -124,7 +124,7 @@ def measure_transformers(
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tokamake.config.architecture import Architecture
-    from tokamake.models.common.model_flops import per_token
+    from tokamake.models.common.costs import flops_per_token
     from tokamake.train.trials.speed import known_peak
 
     shape = {name: value for name, value in SHAPE.items() if name != "family"}
@@ -156,7 +156,7 @@ def measure_transformers(
         step()
         times.append(time.perf_counter() - begin)
     tokens_per_second = SAMPLES * LENGTH * steps / sum(times[5:])
-    flops = per_token(Architecture.model_validate(SHAPE), LENGTH, num_mlp_matrices=3)
+    flops = flops_per_token(Architecture.model_validate(SHAPE), LENGTH, num_mlp_matrices=3)
     tflops, peak = (
         tokens_per_second * flops / 1e12,
         known_peak(torch.cuda.get_device_name(), "bf16"),

@@ -114,10 +114,9 @@ TESTED_THROUGH = {
     "preflight/test_run.py": ["preflight/data", "preflight/layout", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
     "train/test_loop.py": ["train/hooks/__init__"],
-    "train/test_memory.py": ["models/common/activation_memory", "train/startup_log"],
+    "train/test_memory.py": ["models/common/costs", "train/startup_log"],
     "train/trials/test_trial_steps.py": [
         "train/trials/benchmark_train",
-        "train/trials/find_learning_rate",
     ],
     "train/backends/test_native_layouts.py": [
         *("parallel/pipeline", "train/backends/_base", "train/backends/native"),

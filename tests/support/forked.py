@@ -28,7 +28,7 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.cli import main
 from tokamake.runtime.exit_status import Stopped
 from tokamake.train.checkpoints.saving import CheckpointSaver
-from tokamake.train.stopping.stop_signals import StopRequest
+from tokamake.train.stopping.stopping import StopRequest
 from tokamake.train.trainer import Trainer
 
 Fault = Callable[[], None]

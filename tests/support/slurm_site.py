@@ -48,7 +48,7 @@ from pathlib import Path
 
 from tokamake.cli import main
 from tokamake.train.checkpoints import resume
-from tokamake.train.stopping.stop_signals import StopRequest
+from tokamake.train.stopping.stopping import StopRequest
 
 commit, note, shim = resume.commit, StopRequest.note, Path(os.environ["SHIM"])
 asked = []

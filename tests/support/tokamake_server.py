@@ -34,13 +34,13 @@ def import_all() -> None:
     import torch._inductor.compile_fx
     import torch.utils.tensorboard  # noqa: F401
 
-    from tokamake.train import run_environment
+    from tokamake.train.checkpoints import summary
 
     for module in pkgutil.walk_packages(tokamake.__path__, "tokamake."):
         if not module.name.endswith("__main__"):
             with suppress(ImportError):  # of a package that is not installed
                 importlib.import_module(module.name)
-    run_environment.environment({})  # it remembers the versions of all packages
+    summary.environment({})  # it remembers the versions of all packages
 
 
 def set_num_threads() -> None:

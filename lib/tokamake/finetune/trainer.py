@@ -28,8 +28,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
-from tokamake.train.checkpoints.loading import load_newest_whole
-from tokamake.train.checkpoints.resume import ResumePoint
+from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole
 from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.loop import Job, Loop
 from tokamake.train.objectives.classification.rows import TaskRows

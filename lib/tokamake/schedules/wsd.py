@@ -1,6 +1,6 @@
 """Warmup-stable-decay (trapezoid): the peak learning rate until a cooldown."""
 
-from tokamake.schedules._shapes import between
+from tokamake.schedules import between
 
 SETTINGS = {
     "warmup_steps": 0,

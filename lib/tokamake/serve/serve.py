@@ -11,7 +11,7 @@ from tokamake.remote.remote_file import is_remote
 from tokamake.runtime.cores import num_threads
 from tokamake.serve.limits import Limits
 from tokamake.serve.token_file import read_token
-from tokamake.train.stopping.stop_signals import on_signals
+from tokamake.train.stopping.stopping import on_signals
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint

@@ -25,8 +25,7 @@ from tokamake.train.hooks.heartbeat import Heartbeat
 from tokamake.train.metrics import Record
 from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
-from tokamake.train.stopping.stop_signals import on_signals
-from tokamake.train.stopping.stopping import Stopping
+from tokamake.train.stopping.stopping import Stopping, on_signals
 
 if TYPE_CHECKING:
     import torch

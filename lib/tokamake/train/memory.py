@@ -14,7 +14,7 @@ from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
-from tokamake.models.common.activation_memory import SavedActivations
+from tokamake.models.common.costs import SavedActivations
 from tokamake.parallel.mesh import planned
 from tokamake.parallel.pipeline import stages_of_rank
 from tokamake.parallel.tensor import placements

@@ -145,7 +145,7 @@ def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
     That is before the first step and after the last; in between, the trainer has its own handler.
     """
     from tokamake.runtime.exit_status import Stopped
-    from tokamake.train.stopping.stop_signals import on_signals
+    from tokamake.train.stopping.stopping import on_signals
 
     def stop(number: int, _: Any) -> NoReturn:
         name = signal.Signals(number).name

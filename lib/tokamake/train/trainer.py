@@ -19,14 +19,12 @@ from tokamake.train import job_progress
 from tokamake.train.bad_steps import BadStep
 from tokamake.train.batch import SampleIds, steps_of_rank
 from tokamake.train.checkpoints import resume
-from tokamake.train.checkpoints.loading import load_newest_whole, newest_before
-from tokamake.train.checkpoints.resume import ResumePoint
+from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole, newest_before
 from tokamake.train.checkpoints.saving import CheckpointSaver
-from tokamake.train.checkpoints.summary import write_summary
+from tokamake.train.checkpoints.summary import write_environment, write_summary
 from tokamake.train.data_verification import verify_data
 from tokamake.train.hooks import Training, open_hooks
 from tokamake.train.loop import Job, Loop
-from tokamake.train.run_environment import write_environment
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tokamake.models.common import activation_memory, model_flops
+from tokamake.models.common import costs
 
-flops_per_token = partial(model_flops.per_token, num_mlp_matrices=9)
-saved_activations = activation_memory.gated_layer
+flops_per_token = partial(costs.flops_per_token, num_mlp_matrices=9)
+saved_activations = costs.gated_layer

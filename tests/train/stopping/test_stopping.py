@@ -1,6 +1,9 @@
 """What asks a run to stop: signals, the time of its job, a file; limits in samples and tokens."""
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import Metrics, Record
 from tokamake.train.stopping import stopping
 from tokamake.train.stopping.deadline import Deadline
-from tokamake.train.stopping.stopping import FILE, Stopping, describe
+from tokamake.train.stopping.stopping import FILE, Stopping, StopRequest, describe
 from tokamake.train.train import train
 
 ALONE = Ranks(0, 1, 0, 1)
@@ -117,3 +120,44 @@ def test_a_job_has_one_limit(root: Path) -> None:
     config = make_run(root, "limits")
     with pytest.raises(UserError, match="--until-step, --until-samples and --until-tokens: give"):
         train(config=config, until_step=1, until_samples=16)
+
+
+TWICE = """
+import os, signal, time
+from tokamake.train.stopping import stopping
+stopping._REPEAT_SECONDS = {least}
+request = stopping.StopRequest(reports=True)
+with stopping.on_signals(request.note):
+    os.kill(os.getpid(), signal.{first})
+    os.kill(os.getpid(), signal.{second})
+    os.write(1, request.by.encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "least", "code", "printed"),
+    [
+        ("SIGINT", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command continues"),
+        ("SIGTERM", "SIGINT", 0, 130, "ended by a second Ctrl-C; the same command continues"),
+        ("SIGINT", "SIGINT", 1e9, 0, "SIGINT"),
+        ("SIGINT", "SIGTERM", 0, 0, "SIGINT"),
+        ("SIGTERM", "SIGTERM", 0, 0, "SIGTERM"),
+    ],
+)
+def test_a_second_ctrl_c_ends_the_process_at_once(
+    first: str, second: str, least: float, code: int, printed: str
+) -> None:
+    program = TWICE.format(first=first, second=second, least=least)
+    # A shell ignores SIGINT in its background jobs; on_signals must install its handler even so.
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(printed)
+
+
+def test_signal_handlers_are_restored() -> None:
+    before = [signal.getsignal(number) for number in stopping.SIGNALS]
+    request = StopRequest(reports=False)
+    with stopping.on_signals(request.note):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert request.by == "SIGINT"
+    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before

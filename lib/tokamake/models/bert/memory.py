@@ -1,9 +1,9 @@
 """Memory and arithmetic of a `bert`: activations that a layer saves, FLOPs per token."""
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common import activation_memory, model_flops
+from tokamake.models.common import costs
 
-saved_activations = activation_memory.plain_layer
+saved_activations = costs.plain_layer
 """Bytes that a layer saves per token for its backward pass."""
 
 
@@ -13,5 +13,5 @@ def flops_per_token(architecture: Architecture, sequence_length: int) -> int:
     The head of masked tokens has one more product. That of the order of sentences, a product per
     sample, is left out.
     """
-    layers = model_flops.per_token(architecture, sequence_length, num_mlp_matrices=2)
+    layers = costs.flops_per_token(architecture, sequence_length, num_mlp_matrices=2)
     return layers + 3 * 2 * architecture.hidden_size**2

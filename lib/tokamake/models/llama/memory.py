@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from tokamake.models.common import activation_memory, model_flops
+from tokamake.models.common import costs
 
-flops_per_token = partial(model_flops.per_token, num_mlp_matrices=3)
+flops_per_token = partial(costs.flops_per_token, num_mlp_matrices=3)
 """Floating-point operations of one token's forward and backward pass."""
 
-saved_activations = activation_memory.gated_layer
+saved_activations = costs.gated_layer
 """Bytes that a layer saves per token for its backward pass."""

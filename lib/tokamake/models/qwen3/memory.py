@@ -3,20 +3,20 @@
 from functools import partial
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common import activation_memory, model_flops
+from tokamake.models.common import costs
 
-flops_per_token = partial(model_flops.per_token, num_mlp_matrices=3)
+flops_per_token = partial(costs.flops_per_token, num_mlp_matrices=3)
 """Floating-point operations of one token's forward and backward pass."""
 
 
 def saved_activations(
     architecture: Architecture, *, size: int, fused_norm: bool
-) -> activation_memory.SavedActivations:
+) -> costs.SavedActivations:
     """Bytes that a layer saves per token for its backward pass: a gated layer, and norms of heads.
 
-    See `activation_memory.gated_layer` for the arguments.
+    See `costs.gated_layer` for the arguments.
     """
-    layer = activation_memory.gated_layer(architecture, size=size, fused_norm=fused_norm)
+    layer = costs.gated_layer(architecture, size=size, fused_norm=fused_norm)
     width = architecture.query_size + architecture.key_value_size
-    norms = activation_memory.rms_norm_bytes(width, size, fused=fused_norm)
+    norms = costs.rms_norm_bytes(width, size, fused=fused_norm)
     return layer._replace(split=layer.split + norms)

@@ -41,9 +41,8 @@ from tokamake.train.batch import (
     to_device,
 )
 from tokamake.train.metrics import Validation
-from tokamake.train.numerics import precision_of
+from tokamake.train.numerics import precision_of, random_state, seed_all, set_random_state
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
-from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
 
 

@@ -1,8 +1,15 @@
-"""The tool `find-learning-rate`: a sweep of learning rates over a run's first steps."""
+"""The tool `find-learning-rate`: a sweep of learning rates over a run's first steps.
 
+Smith 2015, arXiv 1506.01186, section 3.3; the suggestion is the point of steepest descent, as in
+fastai.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
+import numpy.typing as npt
 from cyclopts import Parameter
 
 from tokamake.errors import UserError
@@ -10,10 +17,14 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from tokamake.train.trials.trial_steps import TrialSteps
 
+FEWEST = 10
+"""Minimum number of steps for a suggestion."""
 _MAX_ROWS = 20
 """Lines of the printed curve."""
 _DIVERGENCE = 4.0
 """The sweep ends at a loss of this many times the lowest loss."""
+
+Floats = npt.NDArray[np.float64]
 
 
 def find_learning_rate(
@@ -41,7 +52,6 @@ def find_learning_rate(
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
-    from tokamake.schedules._finder import FEWEST, suggest, sweep
 
     ranks = Ranks.find()
     with report_from_rank_0(ranks), process_group(ranks) as device:
@@ -91,3 +101,53 @@ def curve(rates: list[float], losses: list[float]) -> str:
     stride = -(-len(losses) // _MAX_ROWS)
     shown = zip(rates[::stride], losses[::stride], strict=False)
     return "\n".join(["   rate      loss", *(f"{rate:.2e}  {loss:8.4f}" for rate, loss in shown)])
+
+
+def sweep(start: float, end: float, *, steps: int) -> list[float]:
+    """Learning rate of each step of the sweep, from `start` to `end` by equal factors."""
+    return [float(rate) for rate in np.geomspace(start, end, steps)]
+
+
+def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float = 0.05) -> float:
+    """Learning rate at which the smoothed loss falls fastest.
+
+    The slope is d loss / d log(rate), up to the minimum of the loss. Smoothing uses a Gaussian
+    centered on each point, so it does not move the curve to higher rates.
+
+    Args:
+        losses: training loss of each step; ignored from the first one that is not finite.
+        smoothing: standard deviation of the Gaussian, as a share of the sweep.
+
+    Raises:
+        UserError: there are too few steps, or the loss does not fall.
+    """
+    finite = np.isfinite(np.asarray(losses, dtype=np.float64))
+    count = len(losses) if finite.all() else int(np.argmin(finite))
+    if count < FEWEST:
+        raise UserError(
+            f"learning-rate finder: {count} finite losses before training diverged; {FEWEST} or "
+            "more are needed: start lower or take more steps"
+        )
+    logs = np.log(np.asarray(rates[:count], dtype=np.float64))
+    smooth = _smooth(np.asarray(losses[:count], dtype=np.float64), smoothing * len(losses))
+    lowest = int(np.argmin(smooth))
+    if lowest == 0:
+        raise UserError(
+            f"learning-rate finder: the loss does not decrease between {rates[0]:g} and "
+            f"{rates[count - 1]:g}; start lower"
+        )
+    slopes = np.gradient(smooth, logs)[: lowest + 1]
+    return float(rates[int(np.argmin(slopes))])
+
+
+def _smooth(values: Floats, width: float) -> Floats:
+    """Smooth values with a Gaussian of standard deviation `width`, truncated at the ends.
+
+    Values are clipped to twice the first losses; otherwise, exploding losses at the end of a sweep
+    would affect earlier points.
+    """
+    values = np.minimum(values, 2 * np.median(values[: max(1, len(values) // 10)]))
+    steps = np.arange(len(values))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / max(width, 1e-9)) ** 2)
+    smooth: Floats = weights @ values / weights.sum(axis=1)
+    return smooth

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.train.run_environment import environment
+from tokamake.train.checkpoints.summary import environment
 
 
 def test_secrets_are_left_out() -> None:

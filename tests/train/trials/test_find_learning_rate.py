@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.schedules._finder import suggest, sweep
+from tokamake.train.trials.find_learning_rate import suggest, sweep
 
 
 def curve(rates: list[float], steepest: float) -> np.ndarray:
