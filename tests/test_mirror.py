@@ -132,7 +132,7 @@ TESTED_THROUGH = {
     "test_cli.py": ["commands"],
     "test_files.py": ["temporary_names"],
     "checkpoint/test_format_protocol.py": ["plugins"],
-    "serve/test_model_server.py": ["serve/engine_loop", "serve/http_thread"],
+    "serve/test_model_server.py": ["serve/engine_loop"],
     "serve/test_openai_api.py": [
         "serve/openai_replies",
         "serve/openai_requests",

@@ -163,7 +163,7 @@ def _run(stage: str, arguments: list[str]) -> None:
     except OSError as error:
         _fail(stage, f"{of_system(error)}; fix it and rerun", status=1)
     except (MemoryError, RuntimeError) as error:
-        from tokamake.runtime.device_memory import is_out_of_memory
+        from tokamake.runtime.device import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -13,9 +13,8 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.length_histogram import histogram
 from tokamake.report import style, training_curves
 from tokamake.report.length_figure import lengths
-from tokamake.report.mixture import largest, total
 from tokamake.report.training_curves import measured, read_history, smooth
-from tokamake.results.corpora import MIXTURE, read_mixture
+from tokamake.results.corpora import MIXTURE, largest, read_mixture, total
 from tokamake.results.frames import frame
 
 

@@ -20,7 +20,7 @@ from tests.support.grids import params
 from tests.support.paths import ROOT
 from tests.support.programs import torch_python, torchrun
 from tokamake.errors import UserError
-from tokamake.serve.limits import Limits
+from tokamake.serve.options import Limits
 from tokamake.serve.serve import serve
 
 

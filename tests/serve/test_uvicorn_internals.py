@@ -65,7 +65,7 @@ def test_connections_beyond_the_limit_end(
 def test_a_client_that_reads_nothing_is_left(
     tiny: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokamake.serve.http_thread.BODY_SECONDS", 0.0)
+    monkeypatch.setattr("tokamake.serve.app.BODY_SECONDS", 0.0)
     aborted = threading.Event()
     lost = uvicorn_internals.BoundedProtocol.connection_lost
     monkeypatch.setattr(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.inference.layout import WHOLE_MODEL, peers
+from tokamake.serve.app import HttpThread
 from tokamake.serve.engine_loop import EngineLoop
-from tokamake.serve.http_thread import HttpThread
-from tokamake.serve.limits import Limits
 from tokamake.serve.model_server import ModelServer
+from tokamake.serve.options import Limits
 from tokamake.serve.serve import listen, open_models, with_engines
 from tokamake.serve.server_metrics import ServerMetrics
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tokamake.doctor.environment import torch_facts
 from tokamake.doctor.hosts import (
     Facts,
     expected_hosts,
@@ -25,7 +26,6 @@ from tokamake.doctor.hosts import (
     slowness_result,
 )
 from tokamake.doctor.result import Result, ok, wrong
-from tokamake.doctor.torch_facts import torch_facts
 from tokamake.doctor.watch import Watch
 from tokamake.errors import UserError
 from tokamake.runtime.process_group import meeting, process_group

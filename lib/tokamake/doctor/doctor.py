@@ -102,14 +102,14 @@ def _on_ranks(directory: Path, timeout: float, *, output: Path | None) -> None:
     # The watchdog forks, so it must start before torch and MPI are imported.
     with watched(2 * timeout + _GRACE, message) as watch:
         ranks = Ranks.find()
-        from tokamake.doctor import communication, disk, environment, torch_facts
+        from tokamake.doctor import communication, disk, environment
 
         results = communication.check_ranks(ranks, directory, watch=watch, seconds=timeout)
         if ranks.rank == 0:
             watch.begin(f"{prefix} the disk of {directory} hangs")
             results = [
                 *environment.check_python(),
-                *environment.torch_results(torch_facts.torch_facts(), os.environ),
+                *environment.torch_results(environment.torch_facts(), os.environ),
                 *environment.check_limits(cluster=False),
                 *disk.check_disks(directory, (), cluster=False),
                 *results,

@@ -19,8 +19,9 @@ from tokamake import files
 from tokamake.batch_systems import hosts_of
 from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, limit_result
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime.console import counted
+from tokamake.runtime.console import counted, shortened
 from tokamake.runtime.ranks import Ranks
+from tokamake.runtime.spare_nodes import hosts_of_job
 
 _SAME = {
     "python": "Python on hosts",
@@ -68,7 +69,7 @@ def sources(folder: Path = Path(__file__).parent.parent) -> str:
 def host_results(facts: Sequence[Facts]) -> list[Result]:
     """Return the results for the facts of all ranks."""
     counts = Counter(fact.host for fact in facts)
-    ranks_of_hosts = shorten([f"{host}: {number}" for host, number in counts.items()])
+    ranks_of_hosts = shortened([f"{host}: {number}" for host, number in counts.items()])
     results = [ok("ranks", f"{len(facts):,} on {counted(len(counts), 'host')} ({ranks_of_hosts})")]
     for name, title in _SAME.items():
         remedy = f"use the same environment on all hosts; {RECIPE}"
@@ -96,7 +97,7 @@ def equality_result(title: str, hosts: Mapping[str, Sequence[str]], *, remedy: s
     if len(hosts) == 1:
         return ok(title, next(iter(hosts)))
     by_count = sorted(hosts.items(), key=lambda item: len(item[1]))
-    message = "; ".join(f"{value} on {shorten(names)}" for value, names in by_count)
+    message = "; ".join(f"{value} on {shortened(names)}" for value, names in by_count)
     return wrong(title, message, remedy)
 
 
@@ -111,22 +112,19 @@ def missing_result(
     # The batch system and gethostname may differ in the domain, so compare short names.
     seen = {name.partition(".")[0] for name in present.values()}
     silent = [host for host in dict.fromkeys(expected) if host.partition(".")[0] not in seen]
-    hosts = f"; no rank of {shorten(silent)} connected" * bool(silent)
+    hosts = f"; no rank of {shortened(silent)} connected" * bool(silent)
     value = (
         f"{len(present):,} of {world_size:,} connected within {seconds:g} s, rank "
-        f"{shorten(missing)} did not{hosts}"
+        f"{shortened(missing)} did not{hosts}"
     )
     remedy = "look for their errors above, request other hosts, or report these hosts to your site"
     return wrong("ranks", value, remedy)
 
 
 def expected_hosts(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Hosts of this job from PBS or Slurm; empty outside a job."""
-    node_file = Path(environment.get("PBS_NODEFILE", ""))
-    if node_file.is_file():
-        return list(dict.fromkeys(node_file.read_text().split()))
-    nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
-    return hosts_of(nodes)
+    """Hosts of this job or its step from PBS or Slurm; empty outside a job."""
+    nodes = environment.get("SLURM_STEP_NODELIST")
+    return hosts_of(nodes) if nodes else hosts_of_job(environment)
 
 
 def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str, float]:
@@ -143,16 +141,10 @@ def slow_hosts(seconds: Sequence[tuple[str, float]], factor: float) -> dict[str,
 
 
 def slowness_result(title: str, value: str, *, slow: Mapping[str, float]) -> Result:
+    """Return a warning that names slow hosts, the slowest first; ok if none is slow."""
     if not slow:
         return ok(title, value)
     worst = sorted(slow.items(), key=lambda item: -item[1])
-    hosts = shorten([f"{host} takes {times:.1f} times as long as others" for host, times in worst])
+    hosts = [f"{host} takes {times:.1f} times as long as others" for host, times in worst]
     remedy = "measure again; if they stay slow, exclude these hosts and report them to your site"
-    return warning(title, f"{value}; {hosts}", remedy)
-
-
-def shorten(names: Sequence[str], max_names: int = 8) -> str:
-    """Join the first names, and count the others."""
-    num_hidden = len(names) - max_names
-    suffix = f" and {num_hidden:,} more" if num_hidden > 0 else ""
-    return ", ".join(names[:max_names]) + suffix
+    return warning(title, f"{value}; {shortened(hosts)}", remedy)

@@ -27,7 +27,7 @@ def finetune(*, config: Path, output: Path, model: Path, minutes: float | None =
         minutes: How long this may take; by default what the scheduler gives the job.
     """
     from tokamake.finetune.finetune_run import read_finetune_run
-    from tokamake.runtime.device_faults import noted_device_faults
+    from tokamake.runtime.device import noted_device_faults
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks

@@ -103,7 +103,7 @@ def peers() -> Iterator[Peers]:
 
     A host whose device reports that it is broken is noted for the next job.
     """
-    from tokamake.runtime.device_faults import noted_device_faults
+    from tokamake.runtime.device import noted_device_faults
     from tokamake.runtime.process_group import choose_device, process_group
     from tokamake.runtime.rank_errors import leave, report_from_rank_0
 
@@ -126,7 +126,7 @@ def peers() -> Iterator[Peers]:
 
 @contextmanager
 def _explained_lack_of_memory(ranks: Ranks) -> Iterator[None]:
-    from tokamake.runtime.device_memory import is_out_of_memory
+    from tokamake.runtime.device import is_out_of_memory
 
     try:
         yield

@@ -26,7 +26,7 @@ from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.loss import token_losses
 from tokamake.parallel.tensor import placements
-from tokamake.runtime.device_memory import device_memory
+from tokamake.runtime.device import device_memory
 
 _NO_NEEDS = Needs()
 

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tokamake.data.indexed import length_histogram
 from tokamake.report import style
-from tokamake.report.mixture import largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED
+from tokamake.results.corpora import largest
 
 _MAX_ROWS = 12
 _MAX_TICKS = 18

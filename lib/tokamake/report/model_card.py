@@ -90,7 +90,7 @@ def _introduction(run: "Run", num_parameters: int, *, base_model: str | None) ->
 
 
 def _data(corpora: "pd.DataFrame", sources: dict[str, str]) -> str:
-    from tokamake.report.mixture import total
+    from tokamake.results.corpora import total
 
     rows: list[tuple[str, ...]] = [
         ("corpus", "files", "documents", "tokens", "share of training", "epochs")

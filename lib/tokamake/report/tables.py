@@ -10,8 +10,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.filter_counts import verdicts
 from tokamake.data.indexed.length_histogram import median_bin
 from tokamake.report import html_pages
-from tokamake.report.mixture import total
-from tokamake.results.corpora import COUNTS
+from tokamake.results.corpora import COUNTS, total
 from tokamake.units import duration, in_bytes
 
 _STOPPED = {

@@ -12,8 +12,8 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tokamake.errors import UserError
 from tokamake.report import style
-from tokamake.report.mixture import largest
 from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
+from tokamake.results.corpora import largest
 from tokamake.results.metrics_file import read_metrics
 
 _MAX_BARS = 30

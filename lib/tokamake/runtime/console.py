@@ -1,8 +1,8 @@
-"""Console output: progress, and counts with their nouns."""
+"""Console output: progress, counts with their nouns, short lists."""
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -14,6 +14,12 @@ _LOG_SECONDS = 30
 def counted(number: int, noun: str) -> str:
     """Format a number with its noun: 1 file, 2,000 files."""
     return f"{number:,} {noun}{'s'[: number != 1]}"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Join the first eight names, and count the rest."""
+    rest = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + rest
 
 
 def progress(

@@ -17,14 +17,13 @@ from pathlib import Path
 
 from tokamake.batch_systems import hosts_of
 from tokamake.errors import note_faulty_hosts
+from tokamake.runtime.console import shortened
 
 HOSTFILE_VARIABLE = "TOKAMAKE_HOSTFILE"
 """Environment variable with the file of the hosts on which a launch script starts ranks."""
 _ANSWER_SECONDS = 60.0
 _END_SECONDS = 5.0
 """Time for a launcher to end after a signal."""
-_MAX_NAMES = 8
-"""Hosts that a message names."""
 
 
 class SpareNodes:
@@ -61,9 +60,11 @@ class SpareNodes:
         is_enough = len(self.used) == self._num_nodes
         if lost:
             note_faulty_hosts(lost)
-            end = f"continues on {_names(self.used)}" if is_enough else self._too_few()
+            end = f"continues on {shortened(self.used)}" if is_enough else self._too_few()
             verb = "does" if len(lost) == 1 else "do"
-            print(f"tokamake: {_names(lost)} {verb} not answer; {end}", file=sys.stderr, flush=True)
+            print(
+                f"tokamake: {shortened(lost)} {verb} not answer; {end}", file=sys.stderr, flush=True
+            )
         return is_enough
 
     def _too_few(self) -> str:
@@ -126,8 +127,3 @@ def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         _wait(waiting, _END_SECONDS)
-
-
-def _names(hosts: Sequence[str]) -> str:
-    hidden = len(hosts) - _MAX_NAMES
-    return ", ".join(hosts[:_MAX_NAMES]) + (f" and {hidden} more" if hidden > 0 else "")

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tokamake.errors import TemporaryError, UserError, of_system
-from tokamake.serve.token_file import read_token
+from tokamake.serve.options import read_token
 
 _TIMEOUT_SECONDS = 600.0
 

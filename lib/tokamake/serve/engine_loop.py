@@ -17,7 +17,7 @@ from tokamake.errors import UserError
 from tokamake.inference.beams import Beam
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.text_stream import TextStream
-from tokamake.runtime.device_memory import is_out_of_memory
+from tokamake.runtime.device import is_out_of_memory
 from tokamake.serve.served_model import ServedModel
 from tokamake.serve.server_metrics import ServerMetrics
 

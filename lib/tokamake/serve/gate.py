@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from tokamake.serve.model_server import ModelServer
-from tokamake.serve.request_error import RequestError
+from tokamake.serve.request_body import RequestError
 
 _OPEN = {"/", "/healthz"}
 """Paths without a token: the page asks for one, and health checks have none."""

@@ -19,8 +19,7 @@ from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
 from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import BeamSearch, Continuation
 from tokamake.serve.model_server import ModelServer
-from tokamake.serve.request_error import RequestError
-from tokamake.serve.request_fields import Body, Flag, TokenIds
+from tokamake.serve.request_body import Body, Flag, RequestError, TokenIds
 
 _MAX_PROMPTS = 128
 _RENAMED = {"max_len": "tokens_to_generate", "sentences": "prompts"}

@@ -8,8 +8,8 @@ from functools import partial
 from fastapi import Request
 
 from tokamake.serve.engine_loop import Continuation, EngineLoop, EngineWork
-from tokamake.serve.limits import Limits
-from tokamake.serve.request_error import RequestError
+from tokamake.serve.options import Limits
+from tokamake.serve.request_body import RequestError
 from tokamake.serve.served_model import ServedModel
 from tokamake.serve.server_metrics import ServerMetrics
 

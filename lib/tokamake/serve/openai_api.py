@@ -22,8 +22,7 @@ from tokamake.serve.engine_loop import Continuation
 from tokamake.serve.model_server import ModelServer, Submission
 from tokamake.serve.openai_replies import ChatStyle, Choice, Style, TextStyle
 from tokamake.serve.openai_requests import ChatRequest, CompletionRequest, OpenAIRequest
-from tokamake.serve.request_error import RequestError
-from tokamake.serve.request_fields import TokenIds
+from tokamake.serve.request_body import RequestError, TokenIds
 from tokamake.serve.served_model import ServedModel
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tokamake.inference.sampling import Sampling
-from tokamake.serve.request_fields import Body, Flag, ModelName, TokenIds
+from tokamake.serve.request_body import Body, Flag, ModelName, TokenIds
 
 _MAX_CHOICES = 128
 _STOPS = "a text, or a list of at most 16; each has 1 to 1000 characters"

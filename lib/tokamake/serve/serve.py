@@ -9,8 +9,7 @@ from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
 from tokamake.remote.remote_file import is_remote
 from tokamake.runtime.cores import num_threads
-from tokamake.serve.limits import Limits
-from tokamake.serve.token_file import read_token
+from tokamake.serve.options import Limits, read_token
 from tokamake.train.stopping.stopping import on_signals
 
 if TYPE_CHECKING:
@@ -198,8 +197,8 @@ def _serve(
     models: "list[ServedModel]", limits: Limits, *, host: str, token: str, listener: socket.socket
 ) -> None:
     """Answer requests until a signal, with the models in this thread and HTTP in another."""
+    from tokamake.serve.app import HttpThread
     from tokamake.serve.engine_loop import EngineLoop
-    from tokamake.serve.http_thread import HttpThread
     from tokamake.serve.model_server import ModelServer
     from tokamake.serve.server_metrics import ServerMetrics
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.inference.engine import InferenceEngine, TokenScore
 from tokamake.inference.text_stream import token_texts
-from tokamake.serve.request_error import RequestError
+from tokamake.serve.request_body import RequestError
 
 _CONTEXT = 8
 """Tokens before a token that decide about its text."""

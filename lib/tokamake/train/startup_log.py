@@ -16,7 +16,7 @@ from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.runtime.console import counted
-from tokamake.runtime.device_memory import device_memory
+from tokamake.runtime.device import device_memory
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import precision_of

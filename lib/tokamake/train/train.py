@@ -49,7 +49,7 @@ def train(
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.preflight.changes import read_decision
-    from tokamake.runtime.device_faults import noted_device_faults
+    from tokamake.runtime.device import noted_device_faults
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from tokamake.config.resolved_run import Run
 from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.console import counted
-from tokamake.runtime.device_faults import host_name
+from tokamake.runtime.device import host_name
 from tokamake.runtime.exit_status import HUNG
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import set_group_timeouts

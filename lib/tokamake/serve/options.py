@@ -1,10 +1,11 @@
-"""Limits of a server: sizes of requests, and the number that may wait."""
+"""Options of a server: its limits, and the file with its bearer token."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cyclopts import Parameter
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, of_system
 
 
 @Parameter(name="*")
@@ -38,3 +39,18 @@ class Limits:
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise UserError(f"{name}: {value}: out of range; give {least} or more")
+
+
+def read_token(path: Path | None) -> str:
+    """The token in a file; empty without a file."""
+    if path is None:
+        return ""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UserError(f"token_file: {of_system(error)}; fix the path") from None
+    except UnicodeDecodeError:
+        raise UserError(f"token_file: {path}: not ASCII; give a token of ASCII letters") from None
+    if (num_words := len(token.split())) != 1:
+        raise UserError(f"token_file: {path}: holds {num_words} words; write one, the token")
+    return token

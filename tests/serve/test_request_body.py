@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tokamake.serve.openai_requests import ChatRequest
-from tokamake.serve.request_error import RequestError, of_validation
-from tokamake.serve.request_fields import descriptions
+from tokamake.serve.request_body import RequestError, descriptions, of_validation
 
 MESSAGES = 'give a list of {"role": "user", "content": "a text"}'
 

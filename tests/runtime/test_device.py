@@ -1,17 +1,20 @@
-"""A host whose device reports that it is broken is noted for the next job."""
+"""The memory that a rank may use of its device, and the note about a broken device."""
 
+import math
 import os
 import socket
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.ranks import spawn
 from tests.support.runs import make_run, prepare
 from tokamake.errors import FAULTY_HOSTS_VARIABLE
 from tokamake.inference.layout import peers
-from tokamake.runtime.device_faults import noted_device_faults
+from tokamake.runtime import device
+from tokamake.runtime.device import noted_device_faults
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.train import train
 
@@ -101,3 +104,27 @@ def broken_rank(faulty: Path) -> str:
 @pytest.mark.ranks
 def test_of_several_ranks_of_inference_only_the_broken_one_notes_it(tmp_path: Path) -> None:
     assert spawn(broken_rank, 2, tmp_path / "faulty") == ["", "nid1\n"]
+
+
+def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_cgroup_limits", lambda: [6e6])
+    shares = [
+        device.device_memory(torch.device("cpu"), Ranks(0, 2, 0, local_size))
+        for local_size in (1, 2)
+    ]
+    assert shares == [6e6, 3e6]
+
+
+def test_control_groups_limit_the_memory_of_the_host(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert min(device._cgroup_limits(tmp_path)) == math.inf
+    write("proc/self/cgroup", "0::/slurm/job_7\n")
+    write("sys/fs/cgroup/slurm/job_7/memory.max", "max\n")
+    write("sys/fs/cgroup/slurm/memory.max", "16000000000\n")
+    assert min(device._cgroup_limits(tmp_path)) == 16e9
+    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/slurm/job_7\n")
+    write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "8000000000\n")
+    assert min(device._cgroup_limits(tmp_path)) == 8e9

@@ -1,13 +1,29 @@
-"""Errors of requests: each states the mistake and has an HTTP status."""
+"""Bodies of requests: fields of several kinds of requests, and errors that name a field."""
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+"""Token ids. An error for each of a million would take seconds."""
+Flag = Annotated[bool | None, Field(description="true or false")]
+ModelName = Annotated[str | None, Field(description="the name of a model of /v1/models")]
 _UNION = {"str", "int", "float", "bool"}
 """Types in the places of pydantic's errors, if a value can have several. Others hold - or [."""
 _NESTED = {"extra_forbidden": "unknown field", "missing": "missing"}
 """Messages about fields within a value, by pydantic's type of error."""
+
+
+class Body(BaseModel):
+    """A body of a request. Unknown fields and values of other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def descriptions(body: type[BaseModel]) -> dict[str, str]:
+    return {name: field.description or "" for name, field in body.model_fields.items()}
 
 
 class RequestError(Exception):

@@ -1,12 +1,20 @@
-"""Memory of a rank's device; on CPUs, its share of the host's memory and of control groups."""
+"""The device of a rank: its memory, and errors by which a driver reports that it is broken.
+
+On CPUs, memory is a rank's share of the host's memory and of control groups. The next job does not
+use the host of a broken device.
+"""
 
 import math
 import os
 import re
-from contextlib import suppress
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -18,6 +26,17 @@ _OUT_OF_MEMORY = re.compile(
 )
 """Messages of PyTorch's allocator for hosts, of threads without room for their stacks, of CUDA and
 its libraries, and of Level Zero."""
+_FAULTS = re.compile(
+    r"uncorrectable (ECC|NVLink) error"
+    r"|GPU is lost"
+    r"|ERROR_DEVICE_LOST"  # Level Zero (ZE_RESULT_) and Unified Runtime (UR_RESULT_)
+)
+"""Messages that a broken device causes, and hardly ever a program.
+
+Others, such as an illegal memory access or NCCL's "unhandled system error", may have their cause in
+the program, or on another host.
+"""
+_NOTE = "This host is noted as faulty."
 
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
@@ -60,3 +79,27 @@ def _cgroup_limits(root: Path = Path("/")) -> list[float]:
             if folder == base:
                 break
     return limits
+
+
+def host_name() -> str:
+    """Name of this host for the batch system: the network may know it by another one than Slurm."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@contextmanager
+def noted_device_faults(ranks: Ranks) -> Iterator[None]:
+    """Note this host as faulty if its device reports that it is broken; the error goes on.
+
+    An error that passes several of these is noted once.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        fault = _FAULTS.search(str(error))
+        if fault and _NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_NOTE)
+            host = host_name()
+            note_faulty_hosts([host])
+            text = f"tokamake: rank {ranks.rank} on {host}: its device is faulty: {fault[0]}"
+            print(text, file=sys.stderr, flush=True)
+        raise
