@@ -109,9 +109,9 @@ TESTED_THROUGH = {
     # Training over ranks, with each back end.
     "train/checkpoints/test_resume.py": [
         "checkpoint/native/resume_state",
-        "preflight/run_digest",
+        "preflight/run_record",
     ],
-    "preflight/test_run.py": ["preflight/data", "preflight/layout", "preflight/model"],
+    "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
     "train/test_loop.py": ["train/hooks/__init__"],
     "train/test_memory.py": ["models/common/costs", "train/startup_log"],

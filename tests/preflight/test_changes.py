@@ -34,7 +34,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import changes
 from tokamake.preflight.initial_checkpoint import state_keys
-from tokamake.preflight.run_digest import WITHOUT_EFFECT
+from tokamake.preflight.run_record import WITHOUT_EFFECT
 
 
 def content(folder: Path) -> dict[Path, str]:

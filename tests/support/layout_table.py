@@ -18,7 +18,7 @@ from tests.support.runs import ARCHITECTURE
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.layout import check_backend, check_layout, check_precision
+from tokamake.preflight.run import check_backend, check_layout, check_precision
 
 DOCUMENT = ROOT / "docs/reference/parallelism.md"
 COMMAND = "python -m tests.support.layout_table"

@@ -12,8 +12,8 @@ from tests.support.runs import make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import INDEX_SETTINGS
 from tokamake.errors import UserError
-from tokamake.preflight.layout import check_deterministic
-from tokamake.preflight.run_digest import run_digest
+from tokamake.preflight.run import check_deterministic
+from tokamake.preflight.run_record import run_digest
 from tokamake.train.numerics import choose_precision, deterministic_algorithms, with_precision
 
 

@@ -16,8 +16,8 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
-from tokamake.preflight.changes import write_record
 from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
+from tokamake.preflight.run_record import write_record
 from tokamake.train.resolve import check_parent_tokenizer
 
 

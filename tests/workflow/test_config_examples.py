@@ -16,7 +16,7 @@ from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
 from tokamake.config.architecture import read_architecture
 from tokamake.config.runs import read_runs
-from tokamake.preflight.layout import check_ranks
+from tokamake.preflight.run import check_ranks
 from tokamake.validation import read_table
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "config/examples").glob("*.yaml"))

@@ -11,14 +11,14 @@ import yaml
 
 from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
-from tokamake.preflight import packages
+from tokamake.preflight import run as preflight_run
 from tokamake.workflow import preflight
 from tokamake.workflow.preflight import Preflight
 
 
 def check(monkeypatch: pytest.MonkeyPatch, **resources: str) -> None:
     """Check a run with DeepSpeed, as a dry run on a machine without optional packages and PBS."""
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(preflight_run, "find_spec", lambda _: None)
     monkeypatch.setattr(preflight, "find_spec", lambda _: None)
     snakemake: Any = SimpleNamespace(
         rule_resources=lambda _: resources, default_resource=lambda _: None, is_main_process=True

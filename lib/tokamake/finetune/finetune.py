@@ -1,5 +1,6 @@
 """The stage `finetune`: train a prepared run on its task, on one process or many."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,11 @@ def finetune_run(
         Exit status: 0, or one of `Stopped` if steps are left.
     """
     from tokamake.finetune.results import write_results
-    from tokamake.finetune.start import locked_start, read_data
+    from tokamake.finetune.start import read_data, starting_point
     from tokamake.finetune.trainer import FinetuneTrainer
     from tokamake.preflight.run import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.checkpoints.resume import locked_output
     from tokamake.train.hooks.heartbeat import watched
     from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision
@@ -76,10 +78,11 @@ def finetune_run(
         check_on_ranks(resolved, world_size=ranks.world_size, device=device)
 
     # ---- Train ----
+    find_start = partial(starting_point, run=run, resolved=resolved, data=data, ranks=ranks)
     with (
         deterministic_algorithms(resolved.train.deterministic),
         watched(resolved, ranks) as heartbeat,
-        locked_start(run, resolved, data=data, ranks=ranks, beat=heartbeat.beat) as start,
+        locked_output(resolved, ranks, find_start=find_start, beat=heartbeat.beat) as start,
     ):
         deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
         trainer = FinetuneTrainer(

@@ -1,11 +1,8 @@
 """Where a run that finetunes begins: its rows, its digest, and the checkpoint to resume from."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState
@@ -16,9 +13,7 @@ from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.finetune.rows import read_rows
 from tokamake.finetune.trainer import TaskData
-from tokamake.preflight.run_digest import WITHOUT_EFFECT, weights_digest
-from tokamake.runtime.folder_lock import locked
-from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
 
@@ -59,32 +54,16 @@ def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dic
     }
 
 
-@contextmanager
-def locked_start(
-    run: FinetuneRun, resolved: Run, *, data: TaskData, ranks: Ranks, beat: Callable[[], object]
-) -> Iterator[ResumePoint]:
-    """Lock the output folder of a run and find where to begin; all ranks call this together."""
-    with ExitStack() as lock:
-        with raise_on_all_ranks():
-            if ranks.rank == 0:
-                lock.enter_context(locked(run.output))
-        note = run.output.with_name(f".{run.output.name}.start")
-        weights = weights_digest(run.checkpoint, ranks, note=note, beat=beat)
-        agreed: list[Any] = [None]
-        with raise_on_all_ranks():
-            if ranks.rank == 0:
-                settings = effective_settings(run, data, weights=weights)
-                agreed = [_starting_point(resolved, settings, ranks=ranks)]
-        dist.broadcast_object_list(agreed, src=0)
-        yield agreed[0]
-
-
-def _starting_point(run: Run, settings: dict[str, Any], *, ranks: Ranks) -> ResumePoint:
+def starting_point(
+    weights: str, run: FinetuneRun, *, resolved: Run, data: TaskData, ranks: Ranks
+) -> ResumePoint:
+    """Where a run with these first weights begins; its output folder is prepared for it."""
+    settings = effective_settings(run, data, weights=weights)
     digest, record = files.digest(settings), run.output / _RECORD
 
     def decide(_: ResumeState) -> tuple[str, None]:
         changed = _changes(record, settings)
-        if run.train.on_change == "restart":
+        if resolved.train.on_change == "restart":
             return f"starts again, because of {changed}", None
         raise UserError(
             f"{run.output}: has checkpoints of another run: {changed}. Give the run another name, "

@@ -5,34 +5,31 @@ before any job runs (`planned_changes`). This module imports no torch.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake import files
-from tokamake.checkpoint.native.resume_state import ResumeState, ranges_without_effect, read_state
+from tokamake.checkpoint.native.resume_state import ResumeState, ranges_without_effect
 from tokamake.config.fields import dotted
-from tokamake.config.resolved_run import Run, read_run
+from tokamake.config.resolved_run import Run
 from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
-from tokamake.data.indexed.manifest import find_manifest
 from tokamake.errors import UserError
-from tokamake.preflight.run_digest import effective_settings, training_index
+from tokamake.preflight.run_record import (
+    RunRecord,
+    effective_settings,
+    read_record,
+    record_path,
+    trained_run,
+)
 from tokamake.runtime.console import counted
 from tokamake.validation import validate
 
 DottedSettings = dict[str, Any]
 """Settings by dotted names."""
-RunRecord = dict[str, Any]
-"""Data and start of a run; see `record`."""
-
-INPUTS = "inputs"
-"""Folder in the output folder of a run, with a record for each digest that the run has had."""
 DECISION = "on_change"
 """File beside run.yaml with `train.on_change`: the workflow writes it, since a setting in run.yaml
 would run the training again when it alone changes."""
-_RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 _LENGTH = "train.train_steps"
 _BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 """Settings that decide which samples a step has."""
@@ -146,16 +143,6 @@ def compare_resolved(run: Run, state: ResumeState, *, current: RunRecord) -> Cha
     return changed._replace(lines=("the index has another version",))
 
 
-def trained_run(output: Path, digest: str) -> Run | None:
-    """The run of the checkpoints with a digest in an output folder; None: none has a run.yaml."""
-    for folder in sorted(output.glob("global_step*"), reverse=True):
-        with suppress(UserError):
-            state = read_state(folder, thorough=True)
-            if state and state.digest == digest:
-                return read_run(folder / "run.yaml")
-    return None
-
-
 def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: int = 0) -> Changes:
     """Compare the settings that `current` has."""
     differing = [name for name in current if earlier.get(name) != current[name]]
@@ -206,45 +193,6 @@ def left_until(train: TrainSettings, state: ResumeState) -> int | None:
 
 
 # ---- Data ----
-
-
-def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
-    """Data and start of a run: they decide its weights, besides its settings."""
-    samples = training_index(index)
-    return {
-        "index": samples,
-        "datasets": [*index["pairs"]],
-        "tokenizers": tokenizers_of(samples["pairs"], run.data_root),
-        "weights": weights,
-    }
-
-
-def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
-    """Fingerprints of the tokenizers of datasets, as their manifests state them."""
-    manifests = (find_manifest(data_root / prefix) for prefix in prefixes)
-    return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
-
-
-def write_record(output: Path, digest: str, *, content: RunRecord) -> None:
-    """Keep the record of a run in its output folder."""
-    path = record_path(output, digest)
-    path.parent.mkdir(exist_ok=True)
-    files.write_json(path, content)
-
-
-def read_record(output: Path, digest: str) -> RunRecord | None:
-    """Read the record of a run with a digest; None: there is none, or it is damaged."""
-    try:
-        value = files.read_json(record_path(output, digest), "")
-    except UserError:
-        return None
-    is_whole = isinstance(value, dict) and value.keys() == _RECORD_KEYS
-    return value if is_whole else None
-
-
-def record_path(output: Path, digest: str) -> Path:
-    """File with the record of a run with a digest."""
-    return output / INPUTS / f"{digest[:16]}.json"
 
 
 def data_lines(

@@ -25,9 +25,9 @@ from tokamake.preflight.initial_checkpoint import (
     check_optimizer,
     check_progress,
     check_start,
+    decide_schedule,
     open_initial_checkpoint,
 )
-from tokamake.preflight.initial_schedule import decide_schedule
 from tokamake.preflight.model import check_embeddings, check_layout_and_length
 from tokamake.remote.hub_models import unfetched
 

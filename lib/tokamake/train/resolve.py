@@ -124,7 +124,7 @@ def check_parent_tokenizer(
 ) -> None:
     """Check that a run has the tokenizer of the run that it starts from."""
     from tokamake.checkpoint.native.resume_state import read_state
-    from tokamake.preflight.changes import read_record, tokenizers_of
+    from tokamake.preflight.run_record import read_record, tokenizers_of
 
     state = read_state(checkpoint)
     recorded = read_record(checkpoint.parent, state.digest) if state else None

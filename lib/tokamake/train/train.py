@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -102,7 +103,7 @@ def start_run(
     from tokamake.data.samples.index_folder import read_index
     from tokamake.preflight.run import check_run, check_until_step, step_of_samples
     from tokamake.runtime.rank_errors import raise_on_all_ranks
-    from tokamake.train.checkpoints.resume import locked_output
+    from tokamake.train.checkpoints.resume import locked_output, starting_point
     from tokamake.train.hooks.heartbeat import watched
     from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision
@@ -117,7 +118,8 @@ def start_run(
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training continues.
-        with locked_output(run, ranks, index=index, beat=heartbeat.beat) as start:
+        find_start = partial(starting_point, run=run, ranks=ranks, index=index)
+        with locked_output(run, ranks, find_start=find_start, beat=heartbeat.beat) as start:
             with raise_on_all_ranks():
                 current = run_since_change(run, start.state)
                 if until_samples is not None:

@@ -15,10 +15,9 @@ from tokamake.config.data_set import RUN
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_planned_data
-from tokamake.preflight.layout import check_ranks
-from tokamake.preflight.packages import check_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
+from tokamake.preflight.run import check_packages, check_ranks
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.snakemake_internals import Snakemake
 

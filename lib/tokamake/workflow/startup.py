@@ -15,8 +15,7 @@ from tokamake.config.data_set import RUN
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.preflight.planned_changes import write_decisions
-from tokamake.preflight.replaced_data import check_replaced, write_settings
+from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
 from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import write_jobs
 from tokamake.workflow.checkpoints import CheckpointRules

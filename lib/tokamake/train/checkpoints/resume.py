@@ -30,7 +30,14 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight import changes
 from tokamake.preflight.initial_checkpoint import check_begun
-from tokamake.preflight.run_digest import run_digest, weights_digest
+from tokamake.preflight.run_record import (
+    RunRecord,
+    read_record,
+    record,
+    run_digest,
+    weights_digest,
+    write_record,
+)
 from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -55,9 +62,16 @@ class ResumePoint(NamedTuple):
 
 @contextmanager
 def locked_output(
-    run: Run, ranks: Ranks, *, index: dict[str, Any], beat: Callable[[], object] = lambda: None
+    run: Run,
+    ranks: Ranks,
+    *,
+    find_start: Callable[[str], ResumePoint],
+    beat: Callable[[], object] = lambda: None,
 ) -> Iterator[ResumePoint]:
     """Lock a run's output folder and find where to begin; all ranks call this together.
+
+    Args:
+        find_start: takes the digest of the first weights; only rank 0 calls it.
 
     Raises:
         UserError: another process trains there, or a checkpoint is missing or damaged.
@@ -72,28 +86,29 @@ def locked_output(
         agreed: list[Any] = [None]
         with raise_on_all_ranks():
             if ranks.rank == 0:
-                agreed = [_starting_point(run, ranks, index=index, weights=weights)]
+                agreed = [find_start(weights)]
         dist.broadcast_object_list(agreed, src=0)
         yield agreed[0]
 
 
-def _starting_point(run: Run, ranks: Ranks, *, index: dict[str, Any], weights: str) -> ResumePoint:
+def starting_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any]) -> ResumePoint:
+    """Where a run with these first weights begins; its output folder is prepared for it."""
     digest = run_digest(run, index=index, weights=weights)
 
     @cache
-    def record() -> changes.RunRecord:  # reads the manifest of each dataset
-        return changes.record(run, index=index, weights=weights)
+    def current() -> RunRecord:  # reads the manifest of each dataset
+        return record(run, index=index, weights=weights)
 
     def decide(state: ResumeState) -> tuple[str, tuple[str, ...] | None]:
         """Message for the user, and the changes with which the run continues; None: restart."""
-        changed = changes.compare_resolved(run, state, current=record())
+        changed = changes.compare_resolved(run, state, current=current())
         on_change = run.train.on_change
         text = changes.decision(on_change, changed, state=state, output=run.output)
         return text, changed.lines if on_change == "continue" else None
 
     state = prepare_output(run.output, digest, say=ranks.print_once, decide=decide)
-    if changes.read_record(run.output, digest) is None:
-        changes.write_record(run.output, digest, content=record())
+    if read_record(run.output, digest) is None:
+        write_record(run.output, digest, content=current())
     if state:
         resumed = run.output / f"global_step{state.step}"
         is_unvalidated = _lacks_validation(run_since_change(run, state), state.step, index=index)

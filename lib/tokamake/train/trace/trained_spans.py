@@ -9,8 +9,8 @@ from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.config.batching import BatchSizes
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.index_folder import read_index
-from tokamake.preflight.changes import RunRecord, data_lines, read_record, trained_run
-from tokamake.preflight.run_digest import training_index
+from tokamake.preflight.changes import data_lines
+from tokamake.preflight.run_record import RunRecord, read_record, trained_run, training_index
 
 
 class TrainedSpan(NamedTuple):

@@ -40,7 +40,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import losses, records, write_start
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
-from tokamake.preflight.layout import check_layout
+from tokamake.preflight.run import check_layout
 from tokamake.train.objectives._base import make_objective
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 from tokamake.train.sampled_labels import label_draws

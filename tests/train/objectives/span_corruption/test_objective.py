@@ -41,8 +41,8 @@ from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
-from tokamake.preflight.layout import check_layout
 from tokamake.preflight.model import check_sequence_length
+from tokamake.preflight.run import check_layout
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision

@@ -1,7 +1,11 @@
-"""Which run a checkpoint belongs to: hashes of settings, training samples and first weights."""
+"""Identity of a run: the digest of settings, samples and first weights, and its record on disk.
+
+This module imports no torch.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,9 @@ from tokamake.checkpoint.native.folder import locate
 from tokamake.checkpoint.native.resume_state import read_state
 from tokamake.checkpoint.torch_files.dcp_metadata import SUFFIX
 from tokamake.config.added_settings import without_added_defaults
-from tokamake.config.resolved_run import Run
+from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS
+from tokamake.data.indexed.manifest import find_manifest
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 from tokamake.models.common.random_weights import SCHEME
@@ -21,6 +26,11 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.timed_rounds import in_rounds
 
+RunRecord = dict[str, Any]
+"""Data and start of a run; see `record`."""
+INPUTS = "inputs"
+"""Folder in the output folder of a run, with a record for each digest that the run has had."""
+_RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 _BLOCK = 1 << 22
 WITHOUT_EFFECT = {
     "on_change",
@@ -97,6 +107,61 @@ def effective_settings(run: Run) -> dict[str, Any]:
         "architecture": run.architecture.model_dump(mode="json"),
         "train": run.train.model_dump(mode="json", exclude=WITHOUT_EFFECT),
     }
+
+
+# ---- Record ----
+
+
+def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
+    """Data and start of a run: they decide its weights, besides its settings."""
+    samples = training_index(index)
+    return {
+        "index": samples,
+        "datasets": [*index["pairs"]],
+        "tokenizers": tokenizers_of(samples["pairs"], run.data_root),
+        "weights": weights,
+    }
+
+
+def tokenizers_of(prefixes: Iterable[str], data_root: Path) -> list[str]:
+    """Fingerprints of the tokenizers of datasets, as their manifests state them."""
+    manifests = (find_manifest(data_root / prefix) for prefix in prefixes)
+    return sorted({each["tokenizer"] for each in manifests if each and "tokenizer" in each})
+
+
+def write_record(output: Path, digest: str, *, content: RunRecord) -> None:
+    """Keep the record of a run in its output folder."""
+    path = record_path(output, digest)
+    path.parent.mkdir(exist_ok=True)
+    files.write_json(path, content)
+
+
+def read_record(output: Path, digest: str) -> RunRecord | None:
+    """Read the record of a run with a digest; None: there is none, or it is damaged."""
+    try:
+        value = files.read_json(record_path(output, digest), "")
+    except UserError:
+        return None
+    is_whole = isinstance(value, dict) and value.keys() == _RECORD_KEYS
+    return value if is_whole else None
+
+
+def record_path(output: Path, digest: str) -> Path:
+    """File with the record of a run with a digest."""
+    return output / INPUTS / f"{digest[:16]}.json"
+
+
+def trained_run(output: Path, digest: str) -> Run | None:
+    """The run of the checkpoints with a digest in an output folder; None: none has a run.yaml."""
+    for folder in sorted(output.glob("global_step*"), reverse=True):
+        with suppress(UserError):
+            state = read_state(folder, thorough=True)
+            if state and state.digest == digest:
+                return read_run(folder / "run.yaml")
+    return None
+
+
+# ---- First weights ----
 
 
 def weights_digest(

@@ -14,7 +14,7 @@ from tokamake.data.indexed.manifest import write_manifest
 from tokamake.data.tokenizers import fingerprint
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.preflight.replaced_data import check_replaced, write_settings
+from tokamake.preflight.planned_changes import check_replaced, write_settings
 
 RUN = {"data_root": "results/data", "index": "results/first/index"}
 REFUSED = (

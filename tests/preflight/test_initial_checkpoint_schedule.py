@@ -15,7 +15,7 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.initial_schedule import decide_schedule
+from tokamake.preflight.initial_checkpoint import decide_schedule
 
 SAME: dict[str, Any] = {
     "finetune": False,
