@@ -168,6 +168,7 @@ NO_MODULE = [
 """Tests that no module of the library names."""
 OTHER_FOLDERS = {
     "pbs_executor": ROOT / "lib/snakemake_executor_plugin_pbs",
+    "pbs_executor/base": ROOT / "lib/snakemake_executor_plugin_pbs/base",
     "sbatch_executor": ROOT / "lib/snakemake_executor_plugin_sbatch",
     "support": ROOT / "tests/support",
 }

@@ -1,12 +1,11 @@
 """Snakemake executor for PBS Pro and OpenPBS. Snakemake finds it by the name of this package.
 
-`executor` adds Snakemake's jobs to `tracker`, which runs the commands of PBS (`pbs_commands`) and
-keeps records on disk (`records`). A step of the tracker: `polling` asks PBS, `recovery` handles
-jobs of earlier controllers, `outcome` decides how jobs ended, `submission` submits ready jobs.
-`replies`, `states` and `evidence` interpret PBS's answers.
+This package has PBS's commands (`commands`), the states of its jobs (`states`), and options of qsub
+(`request`). `base` watches, recovers and deletes jobs of any batch system.
 """
 
+from .base.settings import common_settings
 from .executor import Executor
-from .settings import ExecutorSettings, common_settings
+from .settings import ExecutorSettings
 
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]

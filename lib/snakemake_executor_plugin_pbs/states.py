@@ -4,39 +4,11 @@ Measured on OpenPBS 23.06.06. Negative exit statuses are those of its job.h.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from .base.states import JobState, JobStatus, exit_message
+
 FINISHED, TERMINATED = 92, 91  # substates of state F; 93 is a failure
-
-
-class JobState(Enum):
-    """States of a job that the executor handles differently."""
-
-    WAITING = "waiting"  # in a queue, not yet started
-    HELD = "held"  # stays in a queue until a person releases it
-    NEVER = "never"  # stays in a queue forever, or runs without its script
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    DELETED = "deleted"  # by a person, so it is not retried
-
-
-ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.DELETED)
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """Status that the server reported for a job, with a message for the user."""
-
-    state: JobState
-    message: str
-
-    @property
-    def active(self) -> bool:
-        """Whether the job is queued or running."""
-        return self.state not in ENDED
 
 
 STATES = {
@@ -130,15 +102,10 @@ def _ended(job: Mapping[str, Any]) -> JobStatus | None:
             JobState.FAILED,
             f"ended for an unknown reason (substate {substate}, Exit_status {exit_status})",
         )
-    return JobStatus(JobState.FAILED, exit_message(exit_status))
+    return JobStatus(JobState.FAILED, _exit_message(exit_status))
 
 
-def exit_message(status: int) -> str:
-    """Message for an exit status other than 0. Above 256 it contains a signal."""
-    if status in EXIT_STATUS:
-        return EXIT_STATUS[status]
-    if status < 0:
-        return f"was ended by PBS with the unknown exit status {status}"
-    if status > 256:
-        return f"was killed by signal {status - 256}"
-    return f"failed with exit status {status}"
+def _exit_message(status: int) -> str:
+    if status >= 0:
+        return exit_message(status)
+    return EXIT_STATUS.get(status, f"was ended by PBS with the unknown exit status {status}")

@@ -1,10 +1,10 @@
 """Snakemake executor for Slurm. Snakemake finds it by the name of this package.
 
-snakemake_executor_plugin_pbs watches, recovers and deletes the jobs. This package has Slurm's
-commands (`commands`), the status of jobs from squeue (`states`), and options of sbatch (`request`).
+This package has Slurm's commands (`commands`), the states of its jobs (`states`), and options of
+sbatch (`request`). `snakemake_executor_plugin_pbs.base` watches, recovers and deletes jobs.
 """
 
-from snakemake_executor_plugin_pbs import common_settings
+from snakemake_executor_plugin_pbs.base.settings import common_settings
 
 from .executor import Executor
 from .settings import ExecutorSettings

@@ -6,9 +6,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.commands import CommandResult, Commands
-from snakemake_executor_plugin_pbs.dialect import Dialect
-from snakemake_executor_plugin_pbs.replies import StatusReply
+from snakemake_executor_plugin_pbs.base.commands import (
+    CommandResult,
+    Commands,
+    Dialect,
+    StatusReply,
+)
 
 from .states import read
 

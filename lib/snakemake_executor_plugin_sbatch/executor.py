@@ -1,6 +1,6 @@
 """Snakemake's interface to the executor, with the commands of Slurm."""
 
-from snakemake_executor_plugin_pbs.executor import BatchExecutor
+from snakemake_executor_plugin_pbs.base.executor import BatchExecutor
 
 from .commands import SLURM, SlurmCommands
 from .request import build_request

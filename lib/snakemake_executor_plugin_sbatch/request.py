@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import (
+from snakemake_executor_plugin_pbs.base.errors import UserError
+from snakemake_executor_plugin_pbs.base.request import (
     SubmitRequest,
     extra_options,
     num_spare_nodes,
     whole_number,
 )
-from snakemake_executor_plugin_pbs.user_file import UserFile, personal_value
+from snakemake_executor_plugin_pbs.base.user_file import UserFile, personal_value
 
 # Values of a user: the user file may set them for all rules, and for each rule.
 _OPTIONS = ("account", "partition", "qos", "constraint", "reservation")  # have the name of sbatch

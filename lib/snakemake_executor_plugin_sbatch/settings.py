@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from snakemake_executor_plugin_pbs import ExecutorSettings as PbsSettings
-from snakemake_executor_plugin_pbs.settings import setting
+from snakemake_executor_plugin_pbs.base.settings import BatchSettings, setting
 
 from .request import PERSONAL, RESOURCES, read_defaults
 
 
 @dataclass
-class ExecutorSettings(PbsSettings):
+class ExecutorSettings(BatchSettings):
     """Settings of the executor, listed in README.md."""
 
     personal: ClassVar[tuple[str, ...]] = PERSONAL

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from snakemake_executor_plugin_pbs.states import JobState, JobStatus
+from snakemake_executor_plugin_pbs.base.states import JobState, JobStatus
 
 KILLED = "used more than it requested and was killed by Slurm: "
 STATES = {

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs import pbs_commands
-from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
-from snakemake_executor_plugin_pbs.dialect import PBS
-from snakemake_executor_plugin_pbs.pbs_commands import PbsCommands
+from snakemake_executor_plugin_pbs import commands as pbs_commands
+from snakemake_executor_plugin_pbs.base.commands import Later, Refused, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.commands import PBS, PbsCommands
 from tests.support.pbs_servers import Pbs, stand_in
 
 

@@ -37,7 +37,7 @@ def build(hook: Any, source: Path, *options: Any) -> Path:
 def test_sdist_and_wheel_hold_the_modules_of_their_executor(name: str, tmp_path: Path) -> None:
     """As `python -m build` does: the sdist from the folder, and the wheel from the sdist."""
     executor = ROOT / "lib" / name
-    modules = {path.name for path in executor.glob("*.py")}
+    modules = {str(path.relative_to(executor)) for path in executor.rglob("*.py")}
     source = shutil.copytree(executor, tmp_path / name, ignore=IGNORED)
     sdist = build(build_meta.build_sdist, source)
     with tarfile.open(sdist) as archive:

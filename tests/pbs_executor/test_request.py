@@ -4,14 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.request import (
-    PERSONAL,
-    build_request,
-    job_name,
-    queue_limits,
-)
-from snakemake_executor_plugin_pbs.user_file import UserFile, read_user_file
+from snakemake_executor_plugin_pbs.base.errors import UserError
+from snakemake_executor_plugin_pbs.base.request import job_name, queue_limits
+from snakemake_executor_plugin_pbs.base.user_file import UserFile, read_user_file
+from snakemake_executor_plugin_pbs.request import PERSONAL, build_request
 
 NO_VALUES = UserFile(Path("me.yaml"), {}, {})
 

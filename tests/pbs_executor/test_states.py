@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from snakemake_executor_plugin_pbs.replies import number, parse
-from snakemake_executor_plugin_pbs.states import STATES, JobState, JobStatus, read
+from snakemake_executor_plugin_pbs.base.commands import number
+from snakemake_executor_plugin_pbs.base.states import JobState, JobStatus
+from snakemake_executor_plugin_pbs.commands import parse
+from snakemake_executor_plugin_pbs.states import STATES, read
 from tests.support.paths import REPLIES
 
 # Reply of the real server -> status of its job.

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from snakemake.iocontainers import ResourceList
 
-from snakemake_executor_plugin_pbs.commands import (
+from snakemake_executor_plugin_pbs.base.commands import (
     CommandResult,
     Later,
     Refused,
     Unreachable,
     Unsure,
 )
-from snakemake_executor_plugin_pbs.errors import UserError
-from snakemake_executor_plugin_pbs.script import script
-from snakemake_executor_plugin_pbs.states import JobState
-from snakemake_executor_plugin_pbs.user_file import UserFile, read_user_file
+from snakemake_executor_plugin_pbs.base.errors import UserError
+from snakemake_executor_plugin_pbs.base.script import script
+from snakemake_executor_plugin_pbs.base.states import JobState
+from snakemake_executor_plugin_pbs.base.user_file import UserFile, read_user_file
 from snakemake_executor_plugin_sbatch.commands import SLURM, SlurmCommands, parse
 from snakemake_executor_plugin_sbatch.request import PERSONAL, build_request, read_defaults
 from snakemake_executor_plugin_sbatch.states import read

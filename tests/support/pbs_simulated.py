@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.commands import Later, Refused, Unreachable, Unsure
-from snakemake_executor_plugin_pbs.replies import StatusReply, number, parse
+from snakemake_executor_plugin_pbs.base.commands import (
+    Later,
+    Refused,
+    StatusReply,
+    Unreachable,
+    Unsure,
+    number,
+)
+from snakemake_executor_plugin_pbs.commands import parse
 
 
 class Killed(BaseException):

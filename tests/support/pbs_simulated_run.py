@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.dialect import PBS, Dialect
-from snakemake_executor_plugin_pbs.records import Records
-from snakemake_executor_plugin_pbs.request import SubmitRequest
-from snakemake_executor_plugin_pbs.tasks import Event, EventKind, Limits, Task
-from snakemake_executor_plugin_pbs.tracker import Tracker
+from snakemake_executor_plugin_pbs.base.commands import Dialect
+from snakemake_executor_plugin_pbs.base.records import Records
+from snakemake_executor_plugin_pbs.base.request import SubmitRequest
+from snakemake_executor_plugin_pbs.base.session import Event, EventKind, Limits, Task
+from snakemake_executor_plugin_pbs.base.tracker import Tracker
+from snakemake_executor_plugin_pbs.commands import PBS
 from tests.support.pbs_simulated import Killed, SimulatedServer
 
 INTERVAL = 10.0

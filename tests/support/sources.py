@@ -6,7 +6,7 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "lib/tokamake"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/*.py"))
+EXECUTOR = sorted((ROOT / "lib").glob("snakemake_executor_plugin_*/**/*.py"))
 RULES = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").rglob("*.smk")))
 SNAKEFILE = (ROOT / "workflow/Snakefile").read_text()
 

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
+from snakemake_executor_plugin_pbs.base.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
 from tokamake.runtime.folder_lock import locked
@@ -20,7 +20,7 @@ from tokamake.status.jobs import DagJob, read_jobs
 from tokamake.workflow import startup
 from tokamake.workflow.exit import exit_on_user_error
 
-MISSING = "snakemake_executor_plugin_pbs.personal.missing_in_workflow"
+MISSING = "snakemake_executor_plugin_pbs.base.user_file.missing_in_workflow"
 
 
 def test_shell_commands_find_the_commands_of_this_environment() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.records import Record, Records
+from snakemake_executor_plugin_pbs.base.records import Record, Records
 from tests.support.workflows import CONFIG, make_workspace
 from tokamake.data.corpus.plan_file import Plan, write_plan
 from tokamake.workflow.config import read_workflow_config

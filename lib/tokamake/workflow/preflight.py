@@ -114,6 +114,6 @@ def _has_image() -> bool:
         return True
     if find_spec("snakemake_executor_plugin_pbs") is None:
         return False
-    from snakemake_executor_plugin_pbs.personal import has_value
+    from snakemake_executor_plugin_pbs.base.user_file import has_value
 
     return has_value("container")

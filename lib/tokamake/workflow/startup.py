@@ -211,8 +211,8 @@ def _check_personal_values(snakemake: Snakemake) -> None:
     """
     if find_spec("snakemake_executor_plugin_pbs") is None:
         return
-    from snakemake_executor_plugin_pbs.errors import UserError as ExecutorError
-    from snakemake_executor_plugin_pbs.personal import missing_in_workflow
+    from snakemake_executor_plugin_pbs.base.errors import UserError as ExecutorError
+    from snakemake_executor_plugin_pbs.base.user_file import missing_in_workflow
 
     try:
         message = missing_in_workflow(snakemake.declared_resources())

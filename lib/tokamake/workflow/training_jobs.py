@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_pbs.records import Records
+    from snakemake_executor_plugin_pbs.base.records import Records
 
 
 def runs_in_training(runs: Collection[str]) -> list[str]:
     """Runs whose training an earlier controller submitted, and whose end no controller has seen."""
     if find_spec("snakemake_executor_plugin_pbs") is None:
         return []  # a package of its own; without it, there are no jobs
-    from snakemake_executor_plugin_pbs.records import Records
+    from snakemake_executor_plugin_pbs.base.records import Records
 
     training: set[str] = set()
     for folder in (Path(".snakemake/pbs"), Path(".snakemake/slurm")):

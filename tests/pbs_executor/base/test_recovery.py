@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.tasks import EventKind
+from snakemake_executor_plugin_pbs.base.session import EventKind
 from tests.support.pbs_simulated import SimulatedJob, SimulatedServer
 from tests.support.pbs_simulated_run import SimulatedRun, same_rule
 

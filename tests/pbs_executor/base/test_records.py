@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.records import Record, Records
+from snakemake_executor_plugin_pbs.base.records import Record, Records
 
 
 def test_a_record_survives_an_interrupted_write(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.records import Record, Records
-from snakemake_executor_plugin_pbs.script import NO_RESULT, NOT_OURS, script
+from snakemake_executor_plugin_pbs.base.records import Record, Records
+from snakemake_executor_plugin_pbs.base.script import NO_RESULT, NOT_OURS, script
 from tests.support.pbs_servers import wait_for
 
 RECORD = Record("tok", "name.tok", "key", ("/out",), "f")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.commands import Unreachable, Unsure
-from snakemake_executor_plugin_pbs.records import Records
-from snakemake_executor_plugin_pbs.replies import StatusReply
-from snakemake_executor_plugin_pbs.tasks import EventKind, Phase
+from snakemake_executor_plugin_pbs.base.commands import StatusReply, Unreachable, Unsure
+from snakemake_executor_plugin_pbs.base.records import Records
+from snakemake_executor_plugin_pbs.base.session import EventKind, Phase
 from tests.support.pbs_simulated import Faults, SimulatedServer
 from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun, same_rule
 

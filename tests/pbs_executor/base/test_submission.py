@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from snakemake_executor_plugin_pbs.tasks import EventKind
+from snakemake_executor_plugin_pbs.base.session import EventKind
 from tests.support.pbs_simulated import SimulatedServer
 from tests.support.pbs_simulated_run import SimulatedRun, same_rule
 

@@ -3,9 +3,8 @@
 from .commands import Unreachable
 from .evidence import REPEATS
 from .records import GIVEN_UP
-from .session import Session
+from .session import Event, EventKind, Phase, Session, Task
 from .states import JobState
-from .tasks import Event, EventKind, Phase, Task
 
 
 def decide(session: Session, task: Task, now: float) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from .records import Records
+from .session import Limits, Task
 from .states import JobState
-from .tasks import Limits, Task
 
 ANY = "*"
 """Stands for all queues without their own limit, and for the whole server."""

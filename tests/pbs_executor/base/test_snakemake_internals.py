@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
-from snakemake_executor_plugin_pbs import snakemake_internals
+from snakemake_executor_plugin_pbs.base import snakemake_internals
 from tests.support.pbs_servers import stand_in
 from tests.support.snakemake_server import start
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("snakemake_version")
 
 SNAKEFILE = """
 import json
-from snakemake_executor_plugin_pbs import snakemake_internals as internals
+from snakemake_executor_plugin_pbs.base import snakemake_internals as internals
 
 rule all:
     input: "out/a.txt"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.dialect import PBS
-from snakemake_executor_plugin_pbs.states import JobState, JobStatus
-from snakemake_executor_plugin_pbs.tasks import EventKind
+from snakemake_executor_plugin_pbs.base.session import EventKind
+from snakemake_executor_plugin_pbs.base.states import JobState, JobStatus
+from snakemake_executor_plugin_pbs.commands import PBS
 from tests.support.pbs_simulated import SimulatedServer
 from tests.support.pbs_simulated_run import SimulatedRun, same_rule
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from snakemake_executor_plugin_pbs.evidence import Evidence, Verdict
-from snakemake_executor_plugin_pbs.states import JobState, JobStatus
+from snakemake_executor_plugin_pbs.base.evidence import Evidence, Verdict
+from snakemake_executor_plugin_pbs.base.states import JobState, JobStatus
 
 PATIENCE = 300.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.replies import StatusReply
-from snakemake_executor_plugin_pbs.tasks import EventKind
+from snakemake_executor_plugin_pbs.base.commands import StatusReply
+from snakemake_executor_plugin_pbs.base.session import EventKind
 from tests.support.pbs_simulated import SimulatedServer
 from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun
 

@@ -1,7 +1,8 @@
-"""The user file: values of a user for all rules and for each rule."""
+"""The user file: values of a user for all rules and for each rule, and which are missing."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 
 from .errors import UserError
+from .settings import BatchSettings
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,56 @@ def misspelled_rules(user: UserFile, known: Collection[str]) -> list[str]:
         for name, matches in close.items()
         if matches
     ]
+
+
+def read_values(settings: BatchSettings) -> UserFile:
+    """Values of the user file; they replace the site's values."""
+    path = Path(os.path.expandvars(settings.user_file)).expanduser()
+    user = read_user_file(path, settings.personal)
+    return replace(user, common={**settings.site_values(), **user.common})
+
+
+def missing_values(
+    settings: BatchSettings, user: UserFile, *, jobs: Iterable[tuple[str, Mapping[str, Any]]]
+) -> str:
+    """Message about required values that no job resource or user file sets; empty: all are set."""
+    required = required_names(settings.required, settings.personal)
+    missing: dict[str, list[str]] = {}
+    names = set()
+    for job, resources in jobs:
+        names.add(job)
+        for name in required:
+            resource = settings.resource_names.get(name, name)
+            if not personal_value(name, resource, rule=job, resources=resources, user=user):
+                missing.setdefault(name, []).append(job)
+    if not missing:
+        return ""
+    affected = sorted(set().union(*missing.values()))
+    scope = f" for {', '.join(affected)}" if len(affected) < len(names) else ""
+    lines = " and ".join(f"`{name}: ...`" for name in missing)
+    return (
+        f"{user.path}: no {', '.join(missing)}{scope}, which this site requires; write {lines} "
+        "into that file, at the top for all jobs or below `rules:` and the name of a rule or group"
+    )
+
+
+def missing_in_workflow(resources: Mapping[str, Any]) -> str:
+    """Message about required values that no rule of a workflow has; it also works in a dry run.
+
+    The rules that will run, and their groups, are not known yet. So a value of one rule counts for
+    all rules: `resources` has them together. The executor checks the jobs of a real run.
+    """
+    if (settings := BatchSettings.current) is None:
+        return ""
+    user = read_values(settings)
+    of_rules = {name: value for values in user.rules.values() for name, value in values.items()}
+    user = replace(user, common={**of_rules, **user.common})
+    return missing_values(settings, user, jobs=[("", resources)])
+
+
+def has_value(name: str) -> bool:
+    """Whether the user file or the site gives a value to any rule; it also works in a dry run."""
+    if (settings := BatchSettings.current) is None:
+        return False
+    user = read_values(settings)
+    return any(values.get(name) for values in (user.common, *user.rules.values()))

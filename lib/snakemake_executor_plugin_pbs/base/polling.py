@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from .replies import StatusReply, number
-from .session import Session
+from .commands import StatusReply, number
+from .session import Session, Task
 from .states import JobState
-from .tasks import Task
 
 REPORTED_FAULTS = 3  # faults in a row after which the user is warned
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_pbs.records import Record
-from snakemake_executor_plugin_pbs.tracker import CROWDED_SECONDS
+from snakemake_executor_plugin_pbs.base.records import Record
+from snakemake_executor_plugin_pbs.base.tracker import CROWDED_SECONDS
 from tests.support.pbs_simulated import SimulatedServer
 from tests.support.pbs_simulated_run import SimulatedRun, same_rule
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from . import outcome, recovery
-from .dialect import PBS, Dialect
+from .commands import Dialect
 from .evidence import Evidence
 from .polling import Poller
 from .queues import ANY, Queues
 from .records import Record, Records
-from .session import Session
+from .session import Event, Limits, Phase, Server, Session, Task
 from .submission import Submitter
-from .tasks import Event, Limits, Phase, Server, Task
 
 CROWDED_SECONDS = 2.0
 """Seconds between checks whether a job has started, while tasks wait for room in its queue."""
@@ -31,12 +30,12 @@ class Tracker:
         records: Records,
         *,
         limits: Limits,
+        dialect: Dialect,
         warn: Callable[[str], None] = print,
         clock: Callable[[], float] = time.time,
         stopping: Callable[[], bool] = lambda: False,
-        dialect: Dialect = PBS,
     ) -> None:
-        self.session = Session(server, records, limits, warn, clock, stopping, dialect)
+        self.session = Session(server, records, limits, dialect, warn, clock, stopping)
         self.tasks = self.session.tasks
         self._poller = Poller(self.session)
         self._queues = Queues(limits, records)

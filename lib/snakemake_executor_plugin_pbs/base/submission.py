@@ -11,8 +11,7 @@ from .queues import ANY, Queues
 from .records import Record, new_token
 from .request import job_name
 from .script import script
-from .session import Session
-from .tasks import Event, EventKind, Phase, Task
+from .session import Event, EventKind, Phase, Session, Task
 
 MOST_BUNDLED = 100
 """Maximum number of tasks that share a job."""

@@ -2,9 +2,8 @@
 
 from .evidence import Verdict
 from .records import GIVEN_UP
-from .session import Session
-from .states import EXIT_STATUS, JobState
-from .tasks import EventKind, Task
+from .session import EventKind, Session, Task
+from .states import JobState
 
 STOPPED = "stopped "  # start of the progress of work that stopped as planned
 EARLY = 60.0  # seconds before the end of the walltime; PBS itself ends a job at the end or later
@@ -51,7 +50,12 @@ def _reason(session: Session, task: Task, message: str) -> str:
     records, record = session.records, task.record
     if not _was_deleted(session, task):
         is_late = task.evidence.status is None and records.seconds_left(record) is not None
-        return EXIT_STATUS[-29] if is_late else message
+        if is_late:
+            system = session.dialect.system
+            return (
+                f"used more than it requested and was killed by {system}: walltime; raise runtime"
+            )
+        return message
     if record.bundled and records.claimed_by(record) in (None, GIVEN_UP):
         return "had not started when the job that it shares was deleted"
     if task.evidence.status is None:

@@ -1,0 +1,7 @@
+"""The executors of all batch systems: what they share.
+
+`executor` adds Snakemake's jobs to `tracker`, which runs the commands of the batch system
+(`commands`) and keeps records on disk (`records`). A step of the tracker: `polling` asks the batch
+system, `recovery` handles jobs of earlier controllers, `outcome` decides how jobs ended,
+`submission` submits ready jobs. `evidence` interprets the answers.
+"""
