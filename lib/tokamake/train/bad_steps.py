@@ -1,4 +1,4 @@
-"""Steps with bad numbers, and words for the log. `stability/spikes.py` judges a step."""
+"""Steps with bad numbers, and words for the log. `stability/spikes.py` finds them."""
 
 import math
 from collections.abc import Sequence

@@ -179,7 +179,7 @@ class Trainer(Loop):
         return super().learning_rate() * self.guard.state.rate_factor  # bad steps lower it
 
     def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:
-        return self.guard.judge(loss, grad_norm)
+        return self.guard.find_fault(loss, grad_norm)
 
     @property
     def has_written(self) -> bool:

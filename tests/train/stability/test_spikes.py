@@ -7,7 +7,7 @@ import pytest
 
 from tokamake.config.stability import BadStepSettings
 from tokamake.train.bad_steps import BadStep
-from tokamake.train.stability.spikes import judge, robust_score
+from tokamake.train.stability.spikes import find_fault, robust_score
 
 WINDOW = 16
 SPIKES = BadStepSettings(not_finite="skip", spike="rewind", spike_window=WINDOW)
@@ -29,23 +29,25 @@ def usual(number: int = WINDOW) -> list[tuple[float, float]]:
     ],
 )
 def test_numbers_that_are_not_finite_are_bad(loss: float, norm: float, reason: str) -> None:
-    assert judge(SPIKES, (), loss=loss, grad_norm=norm) == BadStep("not_finite", "skip", reason)
-    assert judge(BadStepSettings(), (), loss=loss, grad_norm=norm) == BadStep(
+    assert find_fault(SPIKES, (), loss=loss, grad_norm=norm) == BadStep(
+        "not_finite", "skip", reason
+    )
+    assert find_fault(BadStepSettings(), (), loss=loss, grad_norm=norm) == BadStep(
         "not_finite", "stop", reason
     )
 
 
 def test_steps_of_the_usual_noise_are_good() -> None:
     recent, later = usual()[:WINDOW], usual(1000)[WINDOW:]
-    assert [judge(SPIKES, recent, loss=loss, grad_norm=norm) for loss, norm in later] == [
+    assert [find_fault(SPIKES, recent, loss=loss, grad_norm=norm) for loss, norm in later] == [
         None
     ] * len(later)
 
 
 def test_a_spike_of_the_loss_or_of_the_gradient_norm_is_bad() -> None:
     of_loss, of_norm = (
-        judge(SPIKES, usual(), loss=6.0, grad_norm=0.5),
-        judge(SPIKES, usual(), loss=3.0, grad_norm=5.0),
+        find_fault(SPIKES, usual(), loss=6.0, grad_norm=0.5),
+        find_fault(SPIKES, usual(), loss=3.0, grad_norm=5.0),
     )
     assert of_loss
     assert (of_loss.case, of_loss.action) == ("spike", "rewind")
@@ -56,17 +58,17 @@ def test_a_spike_of_the_loss_or_of_the_gradient_norm_is_bad() -> None:
 
 
 def test_low_values_are_no_spikes() -> None:
-    assert judge(SPIKES, usual(), loss=0.1, grad_norm=0.001) is None
+    assert find_fault(SPIKES, usual(), loss=0.1, grad_norm=0.001) is None
 
 
 def test_there_are_no_spikes_before_the_window_is_full_or_if_they_are_ignored() -> None:
-    assert judge(SPIKES, usual(WINDOW - 1), loss=600.0, grad_norm=500.0) is None
+    assert find_fault(SPIKES, usual(WINDOW - 1), loss=600.0, grad_norm=500.0) is None
     ignoring = SPIKES.model_copy(update={"spike": "ignore"})
-    assert judge(ignoring, usual(), loss=600.0, grad_norm=500.0) is None
+    assert find_fault(ignoring, usual(), loss=600.0, grad_norm=500.0) is None
 
 
 def test_spikes_are_journaled_by_default_and_update_the_weights() -> None:
-    bad = judge(BadStepSettings(), usual(128), loss=600.0, grad_norm=0.5)
+    bad = find_fault(BadStepSettings(), usual(128), loss=600.0, grad_norm=0.5)
     assert bad
     assert bad.action == "journal"
     assert bad.updates

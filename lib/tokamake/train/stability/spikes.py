@@ -1,6 +1,6 @@
-"""Judge a step: whether its loss or gradient norm is not finite, or a spike.
+"""Find the fault of a step: a loss or gradient norm that is not finite, or a spike.
 
-Both are sums over all ranks, so that all ranks judge alike without another collective.
+Both are sums over all ranks, so that all ranks decide alike without another collective.
 """
 
 import math
@@ -17,14 +17,14 @@ _LEAST_SPREAD = 1e-3
 """Share of the median that counts as spread at least: equal values make no change a spike."""
 
 
-def judge(
+def find_fault(
     settings: BadStepSettings,
     recent: Sequence[tuple[float, float]],
     *,
     loss: float,
     grad_norm: float,
 ) -> BadStep | None:
-    """Judge a step by the `recent` losses and gradient norms (before clipping) of good steps."""
+    """Compare a step with the `recent` losses and gradient norms (before clipping) of good steps."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             return BadStep("not_finite", settings.not_finite, f"{name}: {value}")

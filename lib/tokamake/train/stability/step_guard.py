@@ -13,7 +13,7 @@ from tokamake.train.bad_steps import ACTED, BadStep, described
 from tokamake.train.batch import SampleIds
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.stability.events import EventLog
-from tokamake.train.stability.spikes import judge
+from tokamake.train.stability.spikes import find_fault
 from tokamake.train.step_result import StepResult
 
 
@@ -35,9 +35,9 @@ class StepGuard:
         self.left_out = (*run.train.skip_data, *((step, step) for step in self.state.skipped))
         """First and last step of ranges whose data are left out."""
 
-    def judge(self, loss: float, grad_norm: float) -> BadStep | None:
-        """Judge a step; see `spikes.judge`."""
-        return judge(self._settings, self.state.recent, loss=loss, grad_norm=grad_norm)
+    def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:
+        """Find the fault of a step before its update; see `spikes.find_fault`."""
+        return find_fault(self._settings, self.state.recent, loss=loss, grad_norm=grad_norm)
 
     def note(self, step: int, result: StepResult) -> None:
         """Keep what a step has measured, or that it had no update."""
@@ -107,7 +107,7 @@ class StepGuard:
         loss, grad_norm = self._engine.recompute(
             batch.micro_batches, samples=SampleIds(batch.sample_numbers)
         )
-        return "reproducible" if self.judge(loss, grad_norm) else "transient"
+        return "reproducible" if self.find_fault(loss, grad_norm) else "transient"
 
     def close(self) -> None:
         self._events.close()
