@@ -39,7 +39,7 @@ from tokamake.train import metrics
 from tokamake.train.bad_steps import GuardState
 from tokamake.train.hooks.heartbeat import Heartbeat
 from tokamake.train.hooks.stragglers import Stragglers, product_seconds
-from tokamake.train.stability.spikes import judge
+from tokamake.train.stability.spikes import find_fault
 from tokamake.train.train import start_run
 from tokamake.train.trainer import Trainer
 
@@ -225,13 +225,13 @@ def drop_from_cache(files: list[Path]) -> None:
 
 
 def measure_guard(step_seconds: float) -> None:
-    """Print what a step spends on the judgement of its numbers."""
+    """Print what a step spends on the search for a fault of its numbers."""
     settings, state, rounds = BadStepSettings(), GuardState(), 2_000
     chance = random.Random(0)
     begin = time.perf_counter()
     for _ in range(rounds):
         loss, norm = chance.gauss(3, 0.03), chance.gauss(0.5, 0.05)
-        judge(settings, state.recent, loss=loss, grad_norm=norm)
+        find_fault(settings, state.recent, loss=loss, grad_norm=norm)
         state = state.after_good(loss, norm, window=settings.spike_window)
     guard = (time.perf_counter() - begin) / rounds
     print(f"guards {guard * 1e6:.0f} µs, {guard / step_seconds:.3%} of a step")

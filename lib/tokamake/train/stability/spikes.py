@@ -24,7 +24,7 @@ def find_fault(
     loss: float,
     grad_norm: float,
 ) -> BadStep | None:
-    """Compare a step with the `recent` losses and gradient norms (before clipping) of good steps."""
+    """Compare with the `recent` losses and gradient norms (before clipping) of good steps."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             return BadStep("not_finite", settings.not_finite, f"{name}: {value}")
