@@ -119,8 +119,8 @@ TESTED_THROUGH = {
         "train/trials/benchmark_train",
     ],
     "train/backends/test_native_layouts.py": [
-        *("parallel/pipeline", "train/backends/_base", "train/backends/native"),
-        "train/pipeline_stages",
+        *("parallel/pipeline", "train/backends/_base", "train/backends/_initial_weights"),
+        *("train/backends/native", "train/pipeline_stages"),
     ],
     "train/backends/test_deepspeed.py": ["train/backends/_deepspeed_partitions"],
     "train/backends/test_deepspeed_settings.py": [

@@ -4,7 +4,8 @@ Data parallelism is FSDP2, the pipeline uses torch's schedules. The back end fil
 and asks for losses and gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
 from tokamake.train.objectives._base import Labels, make_objective
-from tokamake.train.sampled_labels import sampled_labels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
@@ -203,13 +203,17 @@ class PipelineStages:
         return torch.zeros((len(self.objective.metrics), 2), device=self._device)
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], factors: LossFactors, *, draws: Sequence[Tensor] = ()
+        self,
+        batches: Sequence[MicroBatch],
+        factors: LossFactors,
+        *,
+        relabel: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Add up the gradients of micro batches.
 
         Args:
-            draws: random numbers of each micro batch that draw labels from the model, see
-                `label_draws`; empty: the labels of the batches. Not for pipelines.
+            relabel: makes the labels of tokens, by the number and the logits of a micro batch;
+                None: the labels of the batches. Not for pipelines.
 
         Returns:
             Sum of the losses times their factors; 0 on ranks without the last stage.
@@ -226,10 +230,10 @@ class PipelineStages:
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
         total = torch.zeros((), device=batches[0].inputs.device)
-        for number, batch in enumerate(batches, 1):
+        for number, batch in enumerate(batches):
             if isinstance(module, FSDPModule):
-                self._set_communication(module, is_last=number == len(batches))
-            loss = self.loss(batch, factors, draws[number - 1] if draws else None)
+                self._set_communication(module, is_last=number + 1 == len(batches))
+            loss = self.loss(batch, factors, relabel and partial(relabel, number))
             loss.backward()
             total += loss.detach()
             if self._rounds:
@@ -245,20 +249,19 @@ class PipelineStages:
         # Only stage 3 frees weights that the next micro batch needs again.
         module.set_reshard_after_backward(is_last or self._train.zero_stage == 3)
 
-    def loss(self, batch: MicroBatch, factors: LossFactors, draws: Tensor | None = None) -> Tensor:
-        """Sum of the losses of a micro batch, times their factors; not for pipelines.
-
-        With `draws`, labels are drawn from the model itself, except where there are none.
-        """
+    def loss(
+        self,
+        batch: MicroBatch,
+        factors: LossFactors,
+        relabel: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Sum of the losses of a micro batch, times their factors; not for pipelines."""
         self._factors = factors
         (module,) = self.modules.values()
         predicted = self.objective.forward(module, batch)
-        if draws is None:
+        if relabel is None:
             return self._loss(predicted, Labels(batch.labels, batch.sample_labels))
-        logits, size = predicted.logits, self._run.architecture.vocab_size
-        assert size is not None
-        labels = sampled_labels(logits, batch, draws, mesh=self._mesh, vocab_size=size)
-        return self._loss(Predictions(logits), Labels(labels))
+        return self._loss(Predictions(predicted.logits), Labels(relabel(predicted.logits)))
 
     @torch.no_grad()
     def losses(self, batches: Sequence[MicroBatch]) -> Tensor:

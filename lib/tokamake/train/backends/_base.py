@@ -1,15 +1,11 @@
-"""Parts that the engines of all back ends share: first weights, token counts, sums over ranks.
-
-A run and its initial checkpoint come in; each rank reads the chunks of weights that it holds.
-"""
+"""Parts of the engines of all back ends: steps, token counts, sums over ranks, checkpoints."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,49 +16,25 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
 from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import FlatChunks, Offset
+from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
-from tokamake.errors import UserError
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters
 from tokamake.parallel import mesh
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.sharding import ParameterChunk
-from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
 from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.backends import _initial_weights as initial_weights
 from tokamake.train.bad_steps import bad_ranks
-from tokamake.train.batch import (
-    MicroBatch,
-    SampleIds,
-    num_micro_batches,
-    to_device,
-)
+from tokamake.train.batch import MicroBatch, SampleIds, num_micro_batches, to_device
 from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of, random_state, seed_all, set_random_state
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.stability.loss_scale import LossScale
-
-
-class StepSums(NamedTuple):
-    """Sums over all ranks after a step, from one collective."""
-
-    loss: float
-    """Sum over all ranks."""
-    norm: float
-    """Norm of the gradient."""
-    stop: bool
-    """Whether any rank stops."""
-    saved: bool
-    """Whether all ranks have saved."""
-    layer_norms: tuple[float, ...]
-    """Norm of the gradient of each layer, then of all other parameters, if they are measured."""
-    corpora: tuple[tuple[float, float], ...] = ()
-    """Sum of the losses in nats, and tokens, of each corpus, if they are measured."""
-    sample_loss: float | None = None
-    """Mean of the losses of the classes of samples, if they have any."""
+from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
 class EngineBase(ABC):
@@ -96,67 +68,12 @@ class EngineBase(ABC):
     def _weights(self) -> Iterable[tuple[ParameterChunk, FlatChunks]]:
         """Chunks of whole parameters that the optimizer of this rank has."""
 
-    def _load_initial_weights(self) -> None:
-        """Read or draw this rank's chunks of the weights that the run starts from.
-
-        All ranks call it together.
-        """
-        if self._run.checkpoint is None:
-            self._draw_weights()
-            return
-        with raise_on_all_ranks():
-            start = describe_initial_checkpoint(self._run)
-        names: list[str] = [""] * self._ranks.world_size
-        dist.all_gather_object(names, start.path.name)
-        if len({*names}) > 1:
-            raise UserError(
-                f"{self._run.checkpoint}: its file `latest` has changed while ranks started; end "
-                "the run that trains there, and rerun"
-            )
-        weights = [*self._weights()]
-        # A copy has the key of its original, so that one dict cannot hold both.
-        for copies in (False, True):
-            tensors = {
-                f"model.{chunk.saved_name}": flat_chunks
-                for chunk, flat_chunks in weights
-                if chunk.is_tied_output == copies
-            }
-            with raise_on_all_ranks():
-                training_state.check(start.path, tensors)
-            training_state.fill(start.path, tensors)
-        self.check_finite(start.path)
-
     def check_finite(self, start: Path) -> None:
         """Check that no weight of a checkpoint that the run starts from is NaN or infinite."""
-        with raise_on_all_ranks():
-            for chunk, flat_chunks in self._weights():
-                if not all(values.isfinite().all() for values in flat_chunks.chunks.values()):
-                    raise UserError(
-                        f"{start}: model.{chunk.saved_name} holds NaN or infinity; name another "
-                        "checkpoint"
-                    )
-
-    def _draw_weights(self) -> None:
-        """Draw this rank's chunks of random weights; threads share the tensors."""
-        weights = model_tensors.random_weights(self._run.architecture, self._run.seed)
-
-        def draw(chunk: ParameterChunk, offset: Offset, values: Tensor) -> None:
-            pairs = zip(offset, values.shape, strict=True)
-            place = tuple(slice(first, first + size) for first, size in pairs)
-            for at, drawn in weights.tiles(chunk.saved_name, chunk.shape, place=place):
-                values[at] = torch.from_numpy(drawn)
-
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            tasks = [
-                pool.submit(draw, chunk, offset, values)
-                for chunk, flat_chunks in self._weights()
-                for offset, values in flat_chunks.chunks.items()
-            ]
-            for task in tasks:
-                task.result()
+        initial_weights.check_finite([*self._weights()], start)
 
     def _gradient_factor(self, norm: float) -> float:
-        """Factor of gradients that clips them."""
+        """Clip coefficient of the gradients."""
         limit = self._run.train.gradient_clipping
         # The same epsilon as in torch.nn.utils.clip_grad_norm_.
         return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
@@ -190,6 +107,52 @@ class EngineBase(ABC):
 
     # ---- Steps ----
 
+    def train_step(
+        self,
+        rows: Sequence[Any],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        find_fault: FindFault = accept,
+        stop: bool = False,
+        saved: bool = False,
+        samples: SampleIds | None = None,
+    ) -> StepResult:
+        """Do one optimizer step.
+
+        Args:
+            find_fault: finds the fault of the step, if any, and whether it updates the weights.
+            saved: whether this rank has written its files of a checkpoint.
+            samples: the samples in `rows`; None: nothing is dropped, no loss of a corpus is
+                measured.
+        """
+        self._set_mode("train")
+        batches = self._batches(rows, samples)
+        self._prepare(rows, batches)
+        measured = self._measure(batches, stop=stop, saved=saved, samples=samples)
+        rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+        return self._update(measured, find_fault, rates=rates)
+
+    def _prepare(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> None:  # noqa: B027
+        """Make the further pass that the optimizer asks for, before the gradients of the step."""
+
+    @abstractmethod
+    def _measure(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        stop: bool = False,
+        saved: bool = False,
+        samples: SampleIds | None = None,
+    ) -> StepResult:
+        """Compute the gradients of a step; return the result of `_sum_over_ranks`."""
+
+    @abstractmethod
+    def _update(
+        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
+    ) -> StepResult:
+        """Update the weights, unless the step has a fault, and drop the gradients."""
+
     @abstractmethod
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage."""
@@ -207,7 +170,7 @@ class EngineBase(ABC):
         ]
 
     def _loss_factors(self, batches: Sequence[MicroBatch]) -> LossFactors:
-        """Factors that make means of the sums of losses of this step, over all ranks."""
+        """1/labels and 1/samples of this step, over all ranks."""
         num_samples = batches[0].num_sample_labels
         if num_samples is None:  # all data-parallel ranks have as many samples
             of_rank = [each.sample_labels for each in batches if each.sample_labels is not None]
@@ -244,7 +207,7 @@ class EngineBase(ABC):
         saved: bool,
         layers: Tensor | None = None,
         corpora: Tensor | None = None,
-    ) -> StepSums:
+    ) -> StepResult:
         """Agree on a step's results in one collective.
 
         Args:
@@ -273,8 +236,19 @@ class EngineBase(ABC):
             *others, of_samples, num_samples = others
             sample_loss = of_samples / max(1, num_samples)
         of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
-        stops = num_stops > 0
-        return StepSums(total, math.sqrt(square), stops, all_saved, norms, of_corpora, sample_loss)
+        return StepResult(
+            total,
+            math.sqrt(square),
+            stop=num_stops > 0,
+            saved=all_saved,
+            skipped=False,
+            loss_scale=self._loss_scale.value,
+            layer_norms=norms,
+            corpus_losses=of_corpora,
+            sample_loss=sample_loss,
+            has_labels=self._has_labels,
+            num_rows=self._num_rows,
+        )
 
     def _corpus_sums(
         self, batches: Sequence[MicroBatch], samples: SampleIds | None
@@ -346,6 +320,52 @@ class EngineBase(ABC):
 
     # ---- Checkpoints ----
 
+    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
+        """Begin to write a checkpoint; training may continue while it is written.
+
+        Args:
+            folder: folder of the checkpoint; the same on all ranks.
+            progress: step, samples and tokens, stored with it.
+        """
+        self._set_mode("eval")
+        written = training_state.save(
+            folder,
+            self._saved_tensors(),
+            description=self._description(progress),
+            rank_state={"random": random_state()},
+            group=self._save_group,
+        )
+        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
+
+    @abstractmethod
+    def _saved_tensors(self) -> training_state.Tensors:
+        """Weights and optimizer states that this rank saves, by key in a checkpoint."""
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint of any back end and layout: weights, optimizer states, random state."""
+        self._set_mode("eval")  # the mode of the weights in a checkpoint
+        rank_state = None
+        # A copy has the keys of its original, so that one dict cannot hold both.
+        for copies in (False, True):
+            with raise_on_all_ranks():
+                tensors = self._room(folder, copies=copies)
+                training_state.check(folder, tensors)
+            rank_state = training_state.load(folder, tensors) or rank_state
+            self._take(folder, tensors, copies=copies)
+        self._restore_state(folder, rank_state)
+
+    @abstractmethod
+    def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:
+        """Tensors to load from a checkpoint, by key; allocates optimizer states.
+
+        Args:
+            copies: whether to load copies of a tied embedding, or all other parameters.
+        """
+
+    @abstractmethod
+    def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:
+        """Give the loaded optimizer states the form in which the optimizer keeps them."""
+
     def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
         """Description that a checkpoint has of itself."""
         dropout = self._run.train.dropout
@@ -360,12 +380,8 @@ class EngineBase(ABC):
             **({"dropout": dropout.model_dump()} if any(dropout.rates) else {}),
         }
 
-    def _rank_state(self) -> dict[str, Any]:
-        """State that a checkpoint keeps for this rank alone."""
-        return {"random": random_state()}
-
     def _restore_state(self, folder: Path, rank_state: dict[str, Any] | None) -> None:
-        """Restore the loss scale and, if the number of ranks is the same, `_rank_state`."""
+        """Restore the loss scale and, if the number of ranks is the same, random generators."""
         description = read_description(folder)
         scale, finite_steps = description["loss_scale"]
         self._loss_scale.state = scale, finite_steps

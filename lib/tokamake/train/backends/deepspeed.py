@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +25,10 @@ from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase
+from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
-from tokamake.train.step_result import FindFault, Saving, StepResult, accept
+from tokamake.train.step_result import FindFault, StepResult
 
 
 class _StagesModule(nn.Module):
@@ -66,7 +66,7 @@ class Engine(EngineBase):
             self._chunks, self._engine.optimizer, self._zero_stage
         )
         if not continues:
-            self._load_initial_weights()
+            load_initial_weights([*self._weights()], run, ranks=ranks)
             internals.publish(self._engine.optimizer, self._zero_stage)
 
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
@@ -85,26 +85,20 @@ class Engine(EngineBase):
 
     # ---- Steps ----
 
-    def train_step(
+    def _measure(
         self,
-        rows: Sequence[Any],
+        batches: Sequence[MicroBatch],
         *,
-        learning_rate: float,
-        weight_decay: float,
-        find_fault: FindFault = accept,
         stop: bool = False,
         saved: bool = False,
         samples: SampleIds | None = None,
     ) -> StepResult:
-        """Do one optimizer step; see `native.Engine.train_step`."""
-        self._set_mode("train")
-        batches = self._batches(rows, samples)
+        """See `EngineBase._measure`; the norm is 0 in stages 1 to 3, until the update."""
         # DeepSpeed averages over these ranks what should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         factors = self._loss_factors(batches).times(num_averaged)
-        loss_scale = self._loss_scale.value
         if self._run.train.precision == "fp16":
-            self._engine.optimizer.loss_scale = loss_scale
+            self._engine.optimizer.loss_scale = self._loss_scale.value
         if self._zero_stage < 2:
             total = self._reduce_at_end(batches, factors)
         else:
@@ -113,34 +107,31 @@ class Engine(EngineBase):
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
-        sums = self._sum_over_ranks(
+        return self._sum_over_ranks(
             total / num_averaged,
             squares,
             stop=stop,
             saved=saved,
             corpora=self._corpus_sums(batches, samples),
         )
-        loss, norm = sums.loss, sums.norm
-        set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-        norm = self._update(norm) if math.isfinite(loss) else self._discard()
+
+    def _update(
+        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
+    ) -> StepResult:
+        loss = measured.loss
+        set_rates(self.optimizer, **rates)
+        norm = self._step(measured.grad_norm) if math.isfinite(loss) else self._discard()
         if self._zero_stage and not math.isfinite(norm):
             # DeepSpeed does not say which rank has the bad gradient: name all of them.
-            self._own_sums = self._own_sums[0], torch.full_like(squares, norm)
+            own_loss, squares = self._own_sums
+            self._own_sums = own_loss, torch.full_like(squares, norm)
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
-        return StepResult(
-            loss,
-            norm,
-            stop=sums.stop,
-            saved=sums.saved,
+        return measured._replace(
+            grad_norm=norm,
             skipped=overflowed,
-            loss_scale=loss_scale,
             # DeepSpeed knows the norm only after the update.
             bad=None if overflowed else find_fault(loss, norm),
             updated=math.isfinite(loss) and math.isfinite(norm),
-            corpus_losses=sums.corpora,
-            sample_loss=sums.sample_loss,
-            has_labels=self._has_labels,
-            num_rows=self._num_rows,
         )
 
     def _reduce_at_end(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
@@ -172,7 +163,7 @@ class Engine(EngineBase):
                 self._engine.step()
         return total
 
-    def _update(self, norm: float) -> float:
+    def _step(self, norm: float) -> float:
         """Update the weights unless a gradient is not finite; return the norm before clipping."""
         if self._zero_stage:
             self._engine.step()
@@ -210,36 +201,24 @@ class Engine(EngineBase):
 
     # ---- Checkpoints ----
 
-    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
-        """Begin to write a checkpoint; see `native.Engine.save`."""
-        self._set_mode("eval")
+    def _saved_tensors(self) -> training_state.Tensors:
         counted = [fragment for fragment in self._fragments if fragment.chunk.counts]
-        written = training_state.save(
-            folder,
-            partitions.tensors_of(counted, self.optimizer.state),
-            description=self._description(progress),
-            rank_state=self._rank_state(),
-            group=self._save_group,
-        )
-        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
+        return partitions.tensors_of(counted, self.optimizer.state)
 
     def load(self, folder: Path) -> None:
-        """Load a checkpoint of any back end and layout; see `native.Engine.load`."""
-        self._set_mode("eval")  # the mode of the weights in a checkpoint
-        originals = [fragment for fragment in self._fragments if not fragment.chunk.is_tied_output]
-        copies = [fragment for fragment in self._fragments if fragment.chunk.is_tied_output]
-        rank_state = None
-        for fragments in (originals, copies):
-            with raise_on_all_ranks():
-                partitions.make_state(
-                    folder, fragments, optimizer=self.optimizer, kinds=self._state_kinds
-                )
-                tensors = partitions.tensors_of(fragments, self.optimizer.state)
-                training_state.check(folder, tensors)
-            rank_state = training_state.load(folder, tensors) or rank_state
-            with raise_on_all_ranks():
-                partitions.take_shared(
-                    folder, fragments, states=self.optimizer.state, loaded=tensors
-                )
+        super().load(folder)
         internals.publish(self._engine.optimizer, self._zero_stage)
-        self._restore_state(folder, rank_state)
+
+    def _parameters(self, *, copies: bool) -> list[partitions.Fragment]:
+        """This rank's fragments: of copies of a tied embedding, or of all other parameters."""
+        return [each for each in self._fragments if each.chunk.is_tied_output == copies]
+
+    def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:
+        fragments = self._parameters(copies=copies)
+        partitions.make_state(folder, fragments, optimizer=self.optimizer, kinds=self._state_kinds)
+        return partitions.tensors_of(fragments, self.optimizer.state)
+
+    def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:
+        fragments = self._parameters(copies=copies)
+        with raise_on_all_ranks():
+            partitions.take_shared(folder, fragments, states=self.optimizer.state, loaded=loaded)

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
@@ -19,14 +21,16 @@ from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import sharding
+from tokamake.parallel.context import share
+from tokamake.parallel.loss import NO_LABEL, drawn
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.sharding import ParameterChunk
-from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends._base import EngineBase, StepSums
+from tokamake.train.backends._base import EngineBase
+from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import LossFactors
-from tokamake.train.sampled_labels import label_draws
-from tokamake.train.step_result import FindFault, Saving, StepResult, accept
+from tokamake.train.step_result import FindFault, StepResult
 
 
 class Engine(EngineBase):
@@ -43,7 +47,7 @@ class Engine(EngineBase):
         self.optimizer = self._build_optimizer(whole=True)
         self._layout = training_state.StateLayout(self.mesh, device)
         if not continues:
-            self._load_initial_weights()
+            load_initial_weights([*self._weights()], run, ranks=ranks)
 
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
         for chunk in self._chunks:
@@ -51,74 +55,44 @@ class Engine(EngineBase):
 
     # ---- Steps ----
 
-    def train_step(
-        self,
-        rows: Sequence[Any],
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        find_fault: FindFault = accept,
-        stop: bool = False,
-        saved: bool = False,
-        samples: SampleIds | None = None,
-    ) -> StepResult:
-        """Do one optimizer step.
-
-        Args:
-            find_fault: finds the fault of the step, if any, and whether it updates the weights.
-            saved: whether this rank has written its files of a checkpoint.
-            samples: those in `rows`; None: nothing is dropped, no loss of a corpus is measured.
-        """
-        self._set_mode("train")
-        batches = self._batches(rows, samples)
-        loss_scale = self._loss_scale.value  # it may change before the update
+    def _prepare(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> None:
         if hasattr(self.optimizer, "prepare"):
             self.optimizer.prepare(partial(self._sampled_gradients, rows, batches))
             self._drop_gradients()
-        sums = self._measure(batches, stop=stop, saved=saved, samples=samples)
-        loss, norm = sums.loss, sums.norm
+
+    def _update(
+        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
+    ) -> StepResult:
+        loss, norm = measured.loss, measured.grad_norm
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         bad = None if overflowed else find_fault(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
         if updates:
-            set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
-            sharding.scale(self._chunks, self._gradient_factor(norm) / loss_scale)
+            set_rates(self.optimizer, **rates)
+            factor = self._gradient_factor(norm) / measured.loss_scale
+            sharding.scale(self._chunks, factor)
             self.optimizer.step()
         self._drop_gradients()
-        return StepResult(
-            loss,
-            norm,
-            stop=sums.stop,
-            saved=sums.saved,
-            skipped=overflowed,
-            loss_scale=loss_scale,
-            bad=bad,
-            updated=updates,
-            layer_norms=sums.layer_norms,
-            corpus_losses=sums.corpora,
-            sample_loss=sums.sample_loss,
-            has_labels=self._has_labels,
-            num_rows=self._num_rows,
-        )
+        return measured._replace(skipped=overflowed, bad=bad, updated=updates)
 
     def recompute(
         self, rows: Sequence[Any], *, samples: SampleIds | None = None
     ) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
-        sums = self._measure(self._batches(rows, samples), stop=False, saved=False)
+        measured = self._measure(self._batches(rows, samples))
         self._drop_gradients()
-        return sums.loss, sums.norm
+        return measured.loss, measured.grad_norm
 
     def _measure(
         self,
         batches: Sequence[MicroBatch],
         *,
-        stop: bool,
-        saved: bool,
+        stop: bool = False,
+        saved: bool = False,
         samples: SampleIds | None = None,
-    ) -> StepSums:
-        """Compute gradients, times the loss scale; return the result of `_sum_over_ranks`."""
+    ) -> StepResult:
+        """See `EngineBase._measure`; the gradients are those of the loss times the loss scale."""
         loss_scale = self._loss_scale.value
         factors = self._loss_factors(batches).times(loss_scale)
         total = self.stages.forward_backward(batches, factors)
@@ -142,7 +116,7 @@ class Engine(EngineBase):
         )
         return sums._replace(
             loss=sums.loss / loss_scale,
-            norm=sums.norm / loss_scale,
+            grad_norm=sums.grad_norm / loss_scale,
             layer_norms=tuple(norm / loss_scale for norm in sums.layer_norms),
         )
 
@@ -153,8 +127,16 @@ class Engine(EngineBase):
         num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
         shape = self.stages.objective.label_shape(rows[0])
         draws = label_draws(len(rows), shape, seed=self._run.seed, step=step, mesh=self.mesh)
+        size = self._run.architecture.vocab_size
+        assert size is not None
+
+        def sample(number: int, logits: Tensor) -> Tensor:
+            return sampled_labels(
+                logits, batches[number], draws[number], mesh=self.mesh, vocab_size=size
+            )
+
         factors = LossFactors(loss_scale / num_labels)
-        self.stages.forward_backward(batches, factors, draws=draws)
+        self.stages.forward_backward(batches, factors, relabel=sample)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
@@ -189,22 +171,8 @@ class Engine(EngineBase):
 
     # ---- Checkpoints ----
 
-    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
-        """Begin to write a checkpoint; training may continue while it is written.
-
-        Args:
-            folder: folder of the checkpoint; the same on all ranks.
-            progress: step, samples and tokens, stored with it.
-        """
-        self._set_mode("eval")
-        written = training_state.save(
-            folder,
-            self._tensors(self._originals()),
-            description=self._description(progress),
-            rank_state=self._rank_state(),
-            group=self._save_group,
-        )
-        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
+    def _saved_tensors(self) -> training_state.Tensors:
+        return self._tensors(self._parameters(copies=False))
 
     def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self.optimizer.state
@@ -219,34 +187,59 @@ class Engine(EngineBase):
             chunks, states, layout=self._layout, kinds=self._state_kinds
         )
 
-    def _pack_states(self, parameters: list[ParameterChunk]) -> None:
+    def _parameters(self, *, copies: bool) -> list[ParameterChunk]:
+        """This rank's parameters: copies of a tied embedding, or all others."""
+        return [chunk for chunk in self._chunks if chunk.is_tied_output == copies]
+
+    def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:
+        parameters = self._parameters(copies=copies)
+        training_state.make_state(
+            folder, parameters, optimizer=self.optimizer, kinds=self._state_kinds
+        )
+        return self._tensors(parameters)
+
+    def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:  # noqa: ARG002
         """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""
         packed = getattr(self.optimizer, "packed", None)
         if packed is None:
             return
-        for chunk in parameters:
+        for chunk in self._parameters(copies=copies):
             state = self.optimizer.state[chunk.local]
             for kind, like in self._state_kinds.items():
                 if like == "like_parameter" and kind in state:
                     state[kind] = packed(chunk.local, kind, state[kind])
 
-    def _originals(self) -> list[ParameterChunk]:
-        """This rank's parameters, without copies of a tied embedding."""
-        return [chunk for chunk in self._chunks if not chunk.is_tied_output]
 
-    def load(self, folder: Path) -> None:
-        """Load a checkpoint of any layout: weights, optimizer states, random generators."""
-        self._set_mode("eval")  # the mode of the weights in a checkpoint
-        copies = [chunk for chunk in self._chunks if chunk.is_tied_output]
-        rank_state = None
-        # A copy has the keys of its original, so that one dict cannot hold both.
-        for parameters in (self._originals(), copies):
-            with raise_on_all_ranks():
-                training_state.make_state(
-                    folder, parameters, optimizer=self.optimizer, kinds=self._state_kinds
-                )
-                tensors = self._tensors(parameters)
-                training_state.check(folder, tensors)
-            rank_state = training_state.load(folder, tensors) or rank_state
-            self._pack_states(parameters)
-        self._restore_state(folder, rank_state)
+# ---- Labels sampled from the model, for optimizers with the method `prepare` ----
+
+
+def label_draws(
+    num_batches: int,
+    label_shape: tuple[int, int],
+    *,
+    seed: int,
+    step: int,
+    mesh: Mesh = SINGLE_RANK,
+) -> list[Tensor]:
+    """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
+
+    A token of a global batch has the same number however ranks share the batch. `label_shape` is
+    `ObjectiveBase.label_shape` of its micro batches.
+    """
+    shape = (num_batches, mesh.data.size, *label_shape)
+    # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
+    all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
+    of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
+    return [*share(of_rank, axis=mesh.context, dim=2)]
+
+
+def sampled_labels(
+    logits: Tensor, batch: MicroBatch, draws: Tensor, *, mesh: Mesh, vocab_size: int
+) -> Tensor:
+    """Labels of a micro batch, in its shape, sampled by `draws` where it has labels."""
+    labels, draws = batch.labels, draws.to(batch.labels.device)
+    if batch.label_numbers is not None:
+        draws = draws.flatten()[batch.label_numbers]
+    elif missing := labels.shape[1] - draws.shape[1]:
+        draws = F.pad(draws, (0, missing))  # of labels that fill up rows of a decoder
+    return drawn(logits, draws, mesh, size=vocab_size).where(labels != NO_LABEL, labels)

@@ -41,9 +41,9 @@ from tests.support.runs import losses, records, write_start
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.run import check_layout
+from tokamake.train.backends.native import label_draws
 from tokamake.train.objectives._base import make_objective
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
-from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")
 ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=4)

@@ -43,13 +43,13 @@ from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.model import check_sequence_length
 from tokamake.preflight.run import check_layout
+from tokamake.train.backends.native import label_draws
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
 from tokamake.train.objectives._base import make_objective
 from tokamake.train.objectives.span_corruption.rows import SpanRows, span_rows
 from tokamake.train.objectives.span_corruption.samples import span_record
-from tokamake.train.sampled_labels import label_draws
 
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 2}

@@ -1,0 +1,80 @@
+"""The weights that a run starts from: each rank reads, or draws, the chunks that it holds."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.native import training_state
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, Offset
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.parallel.sharding import ParameterChunk
+from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+
+Weights = Sequence[tuple[ParameterChunk, FlatChunks]]
+"""Chunks of whole parameters that the optimizer of this rank has."""
+
+
+def load_initial_weights(weights: Weights, run: Run, *, ranks: Ranks) -> None:
+    """Fill the chunks from the checkpoint that the run starts from, or with random numbers."""
+    if run.checkpoint is None:
+        _draw(weights, run)
+        return
+    with raise_on_all_ranks():
+        start = describe_initial_checkpoint(run)
+    names: list[str] = [""] * ranks.world_size
+    dist.all_gather_object(names, start.path.name)
+    if len({*names}) > 1:
+        raise UserError(
+            f"{run.checkpoint}: its file `latest` has changed while ranks started; end the run "
+            "that trains there, and rerun"
+        )
+    # A copy has the key of its original, so that one dict cannot hold both.
+    for copies in (False, True):
+        tensors = {
+            f"model.{chunk.saved_name}": flat_chunks
+            for chunk, flat_chunks in weights
+            if chunk.is_tied_output == copies
+        }
+        with raise_on_all_ranks():
+            training_state.check(start.path, tensors)
+        training_state.fill(start.path, tensors)
+    check_finite(weights, start.path)
+
+
+def check_finite(weights: Weights, start: Path) -> None:
+    """Check that no weight that was read from a checkpoint is NaN or infinite."""
+    with raise_on_all_ranks():
+        for chunk, flat_chunks in weights:
+            if not all(values.isfinite().all() for values in flat_chunks.chunks.values()):
+                raise UserError(
+                    f"{start}: model.{chunk.saved_name} holds NaN or infinity; name another "
+                    "checkpoint"
+                )
+
+
+def _draw(weights: Weights, run: Run) -> None:
+    """Draw the chunks; threads share the tensors."""
+    random = model_tensors.random_weights(run.architecture, run.seed)
+
+    def draw(chunk: ParameterChunk, offset: Offset, values: Tensor) -> None:
+        pairs = zip(offset, values.shape, strict=True)
+        place = tuple(slice(first, first + size) for first, size in pairs)
+        for at, drawn in random.tiles(chunk.saved_name, chunk.shape, place=place):
+            values[at] = torch.from_numpy(drawn)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        tasks = [
+            pool.submit(draw, chunk, offset, values)
+            for chunk, flat_chunks in weights
+            for offset, values in flat_chunks.chunks.items()
+        ]
+        for task in tasks:
+            task.result()
