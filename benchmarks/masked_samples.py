@@ -28,7 +28,7 @@ from megatron.core.datasets.t5_dataset import (
 
 from tokamake.data.corpus.extend_tokenizer import extend_tokenizer
 from tokamake.data.samples.index import index
-from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.loader import open_samples
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.runtime.process_group import process_group

@@ -11,7 +11,7 @@ from megatron.core.datasets import helpers
 
 from tests.support.megatron_datasets import assert_identical
 from tokamake import _csrc
-from tokamake.data.samples.shuffle import shuffle
+from tokamake.data.samples.sample_index import shuffle
 
 
 @st.composite

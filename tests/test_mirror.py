@@ -51,7 +51,6 @@ TESTED_THROUGH = {
         "data/tokenizers/trained/wordpiece",
     ],
     "data/corpus/test_extend_tokenizer.py": ["data/tokenizers/_sentinels"],
-    "data/samples/test_blend_index.py": ["data/samples/dataset_indexers"],
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],

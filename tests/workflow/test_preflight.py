@@ -11,7 +11,7 @@ import yaml
 from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake.data.samples.index import index
-from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.loader import open_samples
 from tokamake.preflight import model
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.preflight import Preflight

@@ -5,9 +5,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import Samples, batches
-from tokamake.data.samples.open_samples import open_samples
-from tokamake.data.samples.sentence_samples import SentenceSamples
+from tokamake.data.samples.loader import SplitSamples, batches, open_samples
 from tokamake.parallel.mesh import Mesh
 from tokamake.train import metrics
 from tokamake.train.batch import num_micro_batches
@@ -16,7 +14,7 @@ from tokamake.train.batch import num_micro_batches
 class ValidationSplit(NamedTuple):
     """Samples of one set, and how many of them are used."""
 
-    samples: Samples | SentenceSamples
+    samples: SplitSamples
     num_steps: int
     """Number of global batches."""
 

@@ -10,11 +10,11 @@ import pytest
 from tests.support.megatron_datasets import write_dataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
 from tokamake.data.samples import blend_index, dataset_indexers
-from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.blend_index import find_datasets, write_split
-from tokamake.data.samples.index_settings import IndexSettings
+from tokamake.data.samples.dataset_indexers import WeightedDataset
+from tokamake.data.samples.index_folder import ArrayFile
+from tokamake.data.samples.index_options import IndexSettings
 from tokamake.data.samples.sample_index import DatasetIndex
-from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 
 SETTINGS = IndexSettings(

@@ -22,8 +22,8 @@ from tests.support.megatron_datasets import (
 )
 from tests.support.runs import vouch
 from tokamake import files
-from tokamake.data.samples.array_file import ArrayFile
 from tokamake.data.samples.index import index
+from tokamake.data.samples.index_folder import ArrayFile
 from tokamake.data.samples.loader import PAD, Samples
 from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError

@@ -10,11 +10,10 @@ from tests.support.sentence_data import SentenceData, build_index
 from tokamake import files
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.documents import documents_of
-from tokamake.data.samples.loader import Samples, batches, steps
-from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.loader import Samples, batches, open_samples, steps
 from tokamake.errors import UserError
 from tokamake.train.objectives.masked.samples import MaskedSamples
+from tokamake.train.stability.events import documents_of
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tokamake import plugins
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index_folder import read_index
-from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.loader import open_samples
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_index
 from tokamake.train import objectives

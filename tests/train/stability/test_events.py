@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.runs import prepare
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
-from tokamake.data.samples.loader import DocumentSpan, StepBatch
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.samples.loader import DocumentSpan, Samples, StepBatch
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import BadStep
 from tokamake.train.metrics import read
-from tokamake.train.stability.events import BadStepHistory, EventLog
+from tokamake.train.stability.events import BadStepHistory, EventLog, documents_of
 from tokamake.train.step_result import StepResult
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -127,3 +129,18 @@ def test_a_rewind_before_the_data_changed_leaves_out_nothing(
     path.write_text(json.dumps(json.loads(path.read_text()) | damage) + "\n")
     assert write(tmp_path, {}, done=4) == BadStepHistory(num_acted=1)
     assert "step 6: its samples have other documents now" in capsys.readouterr().out
+
+
+def test_the_documents_of_samples_have_their_tokens(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    samples = Samples(tmp_path / "index", split="train", data_root=tmp_path)
+    dataset = IndexedDataset(tmp_path / "corpus")
+    for numbers in (range(3), range(16, 24)):
+        (documents,) = documents_of(samples, numbers, data_root=tmp_path).values()
+        assert documents == sorted({*documents})
+        spans = [span for number in numbers for span in samples.spans(number)]
+        bounds = dataset.document_bounds
+        after = {int(np.searchsorted(bounds, span.sequence, "right")) for span in spans}
+        assert documents == sorted(number - 1 for number in after)
+        tokens = {int(token) for document in documents for token in dataset[document]}
+        assert tokens >= {int(token) for number in numbers for token in samples[number]}

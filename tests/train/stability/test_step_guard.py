@@ -23,12 +23,12 @@ from tests.support.forked import train
 from tests.support.runs import losses, make_run, records, train_here
 from tokamake import files
 from tokamake.config.resolved_run import read_run
-from tokamake.data.samples.documents import documents_of
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.exit_status import Stopped
 from tokamake.train import metrics
 from tokamake.train.metrics import Metrics, Record
+from tokamake.train.stability.events import documents_of
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.trace.trace_sample import trace_sample
 from tokamake.train.trainer import Trainer

@@ -1,7 +1,7 @@
 """Blends: how many samples each dataset gives, and in which order.
 
 `plan_blend` computes as megatron-core does (BlendedMegatronDatasetBuilder, BlendedDataset). The
-exact blends use integers only and have random access to their samples. `order_files` writes orders.
+exact blends use integers only and have random access to their samples. `draw` writes orders.
 """
 
 import math

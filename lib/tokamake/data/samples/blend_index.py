@@ -1,7 +1,7 @@
 """Index of the datasets that a split blends: their order and their sample indexes.
 
 `index` calls it for each split. `draw` writes the order, `dataset_indexers` builds the arrays of a
-dataset, and `array_file` stores them.
+dataset.
 """
 
 import logging
@@ -16,10 +16,10 @@ import numpy.typing as npt
 from tokamake.config.objective import objective_data
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.samples import array_file, draw
-from tokamake.data.samples.dataset_indexers import DatasetIndexer
-from tokamake.data.samples.index_settings import IndexSettings
-from tokamake.data.samples.weighted_datasets import WeightedDataset, count_documents
+from tokamake.data.samples import draw
+from tokamake.data.samples.dataset_indexers import DatasetIndexer, WeightedDataset, count_documents
+from tokamake.data.samples.index_folder import ARRAYS, write_arrays
+from tokamake.data.samples.index_options import IndexSettings
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
@@ -146,21 +146,21 @@ def write_split(
         corpora = [dataset.line.corpus for dataset in datasets]
         samples = draw.draw(folder, weights, corpora, num_samples=num_samples, settings=order)
     descriptions = []
-    with (folder / array_file.NAME).open("wb") as stream:
+    with (folder / ARRAYS).open("wb") as stream:
         for number, dataset in enumerate(progress(datasets, label=folder.name, unit="datasets")):
             drawn = samples.drawn[number]
             # A small blend may draw more samples than Megatron requests. Megatron fails then.
             arrays = indexer.build(dataset, samples.requested[number])
-            if indexer.num_samples(arrays) < drawn:
+            if arrays.num_samples < drawn:
                 arrays = indexer.build(dataset, drawn)
             indexer.check(dataset, arrays, drawn=drawn, split=folder.name)
             description = _describe(
                 dataset,
                 num_epochs=indexer.num_epochs(dataset, arrays),
-                num_samples=indexer.num_samples(arrays),
+                num_samples=arrays.num_samples,
                 drawn=drawn,
             )
-            locations = array_file.write_arrays(stream, arrays)
+            locations = write_arrays(stream, arrays._asdict())
             descriptions.append({**description, "arrays": locations})
     _warn_of_repetition(folder.name, descriptions)
     # The key "files" is part of the format of index.json.

@@ -17,7 +17,6 @@ from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import divide_root, find_root
 from tokamake.data.samples.blend_index import find_datasets, write_split
 from tokamake.data.samples.draw import Blend, Within
-from tokamake.data.samples.epochs import parse_epochs
 from tokamake.data.samples.index_folder import (
     VERSION,
     existing_splits,
@@ -25,8 +24,12 @@ from tokamake.data.samples.index_folder import (
     is_complete,
     sizes,
 )
-from tokamake.data.samples.index_settings import IndexSettings
-from tokamake.data.samples.objective_options import check_datasets, read_objective
+from tokamake.data.samples.index_options import (
+    IndexSettings,
+    check_datasets,
+    parse_epochs,
+    read_objective,
+)
 from tokamake.data.samples.sentence_mappings import check_range
 from tokamake.data.samples.sentence_masking import PIECES
 from tokamake.errors import UserError

@@ -1,17 +1,28 @@
 """The index folder on disk: index.json and a folder of arrays for each split.
 
-`index` writes it. The loader, `resolve` and `train` read it.
+`index` writes it. The loader, `resolve` and `train` read it. `arrays.bin` has the sample indexes of
+all datasets of a split: thousands of ranks open thousands of datasets at the same time, and a
+parallel file system can serve one file for each split, but not three for each dataset.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
-from tokamake import files
+import numpy as np
+import numpy.typing as npt
+
+from tokamake import _csrc, files
 from tokamake.data.indexed.manifest import differs_from_manifest, find_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path
 from tokamake.errors import UserError
 
+Index = TypeVar("Index")
+
 VERSION = 2
+ARRAYS = "arrays.bin"
+_ALIGNMENT = 64  # bytes of a cache line; also enough for every dtype
 REMEDY = "run `tokamake index` again, or its rule in the workflow"
 
 
@@ -91,3 +102,46 @@ def matches(indexed: dict[str, Any], measured: dict[str, Any]) -> bool:
     Compares the measured keys only: the index may hold more, from a thorough measurement.
     """
     return all(indexed.get(key) == value for key, value in measured.items())
+
+
+def open_array(path: Path) -> npt.NDArray[Any]:
+    """Map an array of an index folder into memory; UserError: it is missing or damaged."""
+    try:
+        # A plain array: slicing an np.memmap costs a microsecond more.
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {REMEDY}") from None
+    except Exception as error:  # a damaged header can raise anything
+        raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
+
+
+def write_arrays(stream: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, list[Any]]:
+    """Append arrays in little-endian byte order; return the offset, dtype and shape of each."""
+    locations = {}
+    for name, array in arrays.items():
+        stream.write(bytes(-stream.tell() % _ALIGNMENT))
+        locations[name] = [stream.tell(), array.dtype.newbyteorder("<").str, list(array.shape)]
+        stream.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    return locations
+
+
+class ArrayFile:
+    """Memory-mapped arrays of a split."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ARRAYS
+        try:
+            self._bytes = _csrc.map_file(self._path)
+        except FileNotFoundError:
+            raise UserError(f"{self._path}: no such file; {REMEDY}") from None
+
+    def index(self, locations: dict[str, list[Any]], kind: Callable[..., Index]) -> Index:
+        """Return the arrays of a dataset at the locations from `write_arrays`."""
+        return kind(**{name: self._array(location) for name, location in locations.items()})
+
+    def _array(self, location: list[Any]) -> npt.NDArray[Any]:
+        offset, dtype, shape = location
+        end = offset + np.dtype(dtype).itemsize * math.prod(shape)
+        if end > len(self._bytes):
+            raise UserError(f"{self._path}: damaged (ends before byte {end:,}); {REMEDY}")
+        return self._bytes[offset:end].view(dtype).reshape(shape)

@@ -14,12 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.config.batching import BatchSizes
-from tokamake.config.objective import DEFAULT, objective_data
+from tokamake.config.objective import DEFAULT, objective_data, sentence_objectives
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.array_file import ArrayFile
-from tokamake.data.samples.index_folder import REMEDY, damaged_file, identity, matches, read_index
+from tokamake.data.indexed.manifest import find_manifest
+from tokamake.data.samples.index_folder import (
+    REMEDY,
+    ArrayFile,
+    damaged_file,
+    identity,
+    matches,
+    open_array,
+    read_index,
+)
 from tokamake.data.samples.sample_index import DatasetIndex
-from tokamake.data.samples.sentence_data import check_sentences
+from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 
 PAD = -1
@@ -82,6 +90,13 @@ class SplitSamples(ABC):
     def __len__(self) -> int:
         return len(self._dataset_index)
 
+    @abstractmethod
+    def __getitem__(self, sample: int) -> npt.NDArray[Any]: ...
+
+    @abstractmethod
+    def spans(self, sample: int) -> list[DocumentSpan]:
+        """Spans of sequences that the sample has, in order."""
+
     def corpus_of(self, sample: int) -> str:
         return self._descriptions[self._dataset_number(sample)]["corpus"]
 
@@ -128,7 +143,7 @@ class Samples(SplitSamples):
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)
-        name = self._description.get("objective", {}).get("name", DEFAULT)
+        name = self._description.get(KEY, {}).get("name", DEFAULT)
         if objective_data(name).has_sentences:
             raise UserError(
                 f"{folder}: samples of objective {name}, not {DEFAULT}; set train.objective to it, "
@@ -291,12 +306,30 @@ def steps(
         consumed_samples += size
 
 
-def open_array(path: Path) -> npt.NDArray[Any]:
-    """Map an array of an index folder into memory; UserError: it is missing or damaged."""
-    try:
-        # A plain array: slicing an np.memmap costs a microsecond more.
-        return np.asarray(np.load(path, mmap_mode="r"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {REMEDY}") from None
-    except Exception as error:  # a damaged header can raise anything
-        raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
+def open_samples(folder: Path, *, split: str, data_root: Path, verify: bool = True) -> SplitSamples:
+    """Open the samples of a split, of any objective; for the arguments see `SplitSamples`."""
+    name = read_index(folder).get(KEY, {}).get("name", DEFAULT)
+    samples: SplitSamples = objective_data(name).open_samples(
+        folder, split=split, data_root=data_root, verify=verify
+    )
+    return samples
+
+
+def check_sentences(prefix: Path, *, objective: str) -> None:
+    """Check a dataset whose manifest states whether its sequences are sentences."""
+    manifest = find_manifest(prefix)
+    if manifest is None or "split_sentences" not in manifest:
+        return
+    has_sentences = objective_data(objective).has_sentences
+    if manifest["split_sentences"] and not has_sentences:
+        raise UserError(
+            f"{prefix}: its sequences are sentences (tokenize.split_sentences: true), which "
+            f"objective {objective} would shuffle; set train.objective to "
+            f"{sentence_objectives()}, or tokenize the corpus with split_sentences: false"
+        )
+    if has_sentences and not manifest["split_sentences"]:
+        raise UserError(
+            f"{prefix}: its sequences are documents, objective {objective} needs sentences; "
+            "tokenize the corpus with tokenize.split_sentences: true, or set train.objective to "
+            "causal"
+        )

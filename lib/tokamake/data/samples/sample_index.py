@@ -5,14 +5,15 @@ Names and bytes are the same as in megatron-core's GPTDataset.
 """
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake import _csrc
-from tokamake.data.samples.shuffle import shuffle
 
+_MAX_VALUES = 1 << 32
+"""Above this size NumPy draws 64-bit numbers. `_csrc.shuffle` only implements the 32-bit draw."""
 _SEPARATE_BELOW = 0.80
 """Megatron's threshold: if a smaller share of the last epoch is used, it is shuffled separately.
 Then every document is seen in all earlier epochs before some are seen once more."""
@@ -28,6 +29,10 @@ class DatasetIndex(NamedTuple):
     """(samples + 1, 2) position in `document` and token offset of the start of each sample."""
     shuffle: npt.NDArray[np.uint32] | npt.NDArray[np.int64]
     """(samples,) order in which samples are drawn."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.shuffle)
 
 
 def count_samples(epochs: int | Fraction, *, sequence_length: int, tokens_per_epoch: int) -> int:
@@ -122,3 +127,17 @@ def _shuffled_samples(
     if early < total:
         shuffle(order[early:], random)
     return order
+
+
+def shuffle(
+    values: npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64],
+    random: np.random.RandomState,
+) -> None:
+    """Do `random.shuffle(values)` several times faster: same order, same state of `random`."""
+    if len(values) > _MAX_VALUES:
+        random.shuffle(values)
+        return
+    state: dict[str, Any] = random.get_state(legacy=False)
+    twister = state["state"]
+    twister["pos"] = _csrc.shuffle(values, twister["key"], twister["pos"])
+    random.set_state(state)

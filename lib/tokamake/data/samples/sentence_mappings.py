@@ -23,6 +23,18 @@ class Sentences(NamedTuple):
     """(sentences,) tokens of each; may be unaligned, is not copied."""
 
 
+class SentenceIndex(NamedTuple):
+    """Samples of a dataset in the order in which they are drawn."""
+
+    mapping: SampleMapping
+    """(samples, 3) first sentence, end of sentences, target tokens."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.mapping)
+
+
+MAX_SEED = 2**31 - 2
 _UNLIMITED = 2**63 - 1
 
 
@@ -132,7 +144,7 @@ def _check_numbers(
 ) -> None:
     check_range("max_seq_length", max_seq_length, lowest=2, highest=2**31 - 1)
     # Megatron adds 1 to the seed for the order.
-    check_range("seed", seed, lowest=1, highest=2**31 - 2)
+    check_range("seed", seed, lowest=1, highest=MAX_SEED)
     check_range("num_epochs", num_epochs, lowest=1, highest=2**31 - 1)
     if max_num_samples is not None:
         check_range("max_num_samples", max_num_samples, lowest=1, highest=_UNLIMITED)

@@ -6,14 +6,16 @@ those that training has gone back before.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.documents import HasSpans, documents_of
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.indexed.trace import document_of
+from tokamake.data.samples.loader import DocumentSpan, StepBatch
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep
@@ -22,6 +24,12 @@ from tokamake.train.step_result import StepResult
 
 FILE = "events.jsonl"
 """Name of the file in the output folder of a run."""
+
+
+class HasSpans(Protocol):
+    """Samples that know where their tokens come from."""
+
+    def spans(self, sample: int, /) -> list[DocumentSpan]: ...
 
 
 class BadStepHistory(NamedTuple):
@@ -121,3 +129,18 @@ def _stays(event: dict[str, Any], done: int) -> bool:
 def _number(value: float) -> float | str:
     """A number for JSON, which has none for NaN and infinity."""
     return value if math.isfinite(value) else str(value)
+
+
+def documents_of(
+    samples: HasSpans, numbers: Iterable[int], *, data_root: Path
+) -> dict[str, list[int]]:
+    """Find the documents of some samples: ascending numbers by the prefix of their dataset."""
+    sequences: dict[str, set[int]] = {}
+    for sample in numbers:
+        for span in samples.spans(sample):
+            sequences.setdefault(span.prefix, set()).add(span.sequence)
+    documents = {}
+    for prefix in sorted(sequences):
+        dataset = IndexedDataset(data_root / prefix)
+        documents[prefix] = sorted({document_of(dataset, each) for each in sequences[prefix]})
+    return documents

@@ -5,14 +5,13 @@ from typing import Any
 
 from tokamake.checkpoint.native.resume_state import GuardState, ResumeState
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.documents import HasSpans
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep, described
 from tokamake.train.batch import SampleIds
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.stability.events import EventLog
+from tokamake.train.stability.events import EventLog, HasSpans
 from tokamake.train.stability.spikes import find_fault
 from tokamake.train.step_result import StepResult
 

@@ -11,7 +11,7 @@ from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.samples.fim.samples import FimSamples, TracedSample
-    from tokamake.data.samples.loader import DocumentSpan, Samples
+    from tokamake.data.samples.loader import DocumentSpan, SplitSamples
 
 
 def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None) -> None:
@@ -28,7 +28,6 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     from tokamake.config.objective import objective_data
     from tokamake.config.resolved_run import read_run
     from tokamake.data.samples.fim.samples import training_samples
-    from tokamake.data.samples.sentence_samples import SentenceSamples
     from tokamake.train.trace.trained_spans import trained_spans
 
     run = run / "run.yaml" if run.is_dir() else run
@@ -56,7 +55,6 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     _check(run, name="row", value=row, choices=range(sizes.at(consumed)))
     _check(run, name="token", value=token or 0, choices=range(settings.train.sequence_length + 1))
     samples = training_samples(settings)
-    assert not isinstance(samples, SentenceSamples), "refused above"
     sample = consumed + row
     if part.samples == "perhaps others":
         print(
@@ -82,7 +80,7 @@ def _check(run: Path, *, name: str, value: int, choices: range) -> None:
         )
 
 
-def _trace(samples: "Samples | FimSamples", sample: int) -> "TracedSample":
+def _trace(samples: "SplitSamples | FimSamples", sample: int) -> "TracedSample":
     import numpy as np
 
     from tokamake.data.samples.fim.samples import FimSamples, TracedSample

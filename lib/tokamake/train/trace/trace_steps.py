@@ -18,7 +18,7 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     from tokamake.config.resolved_run import read_run
     from tokamake.data.indexed.dataset import IndexedDataset
     from tokamake.data.samples.index_folder import read_index
-    from tokamake.data.samples.open_samples import open_samples
+    from tokamake.data.samples.loader import open_samples
     from tokamake.runtime.console import counted
     from tokamake.train.trace.trained_spans import trained_spans
 

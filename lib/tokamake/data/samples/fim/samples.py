@@ -16,9 +16,7 @@ from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import find_tokens
-from tokamake.data.samples.loader import PAD, DocumentSpan, Samples
-from tokamake.data.samples.open_samples import open_samples
-from tokamake.data.samples.sentence_samples import SentenceSamples
+from tokamake.data.samples.loader import PAD, DocumentSpan, Samples, SplitSamples, open_samples
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
@@ -108,7 +106,7 @@ class FimSamples:
         return self._samples.samples_of(prefix, sequence)
 
 
-def training_samples(run: "Run", *, verify: bool = True) -> Samples | SentenceSamples | FimSamples:
+def training_samples(run: "Run", *, verify: bool = True) -> SplitSamples | FimSamples:
     """Training samples of a run, of its objective, rearranged if its settings say so."""
     samples = open_samples(run.index, split="train", data_root=run.data_root, verify=verify)
     fim = run.train.fim

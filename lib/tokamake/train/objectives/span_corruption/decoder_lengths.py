@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer
-from tokamake.data.samples.sentence_index import SentenceIndex
-from tokamake.data.samples.sentence_mappings import SampleMapping
+from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer, WeightedDataset
+from tokamake.data.samples.sentence_mappings import SampleMapping, SentenceIndex
 from tokamake.data.samples.sentence_masking import SentenceMasking
-from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 from tokamake.train.objectives._sentences import max_masked
 from tokamake.train.objectives.span_corruption.samples import make_sampler

@@ -14,8 +14,7 @@ from tokamake import files
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import identity
-from tokamake.data.samples.loader import Samples
-from tokamake.data.samples.open_samples import open_samples
+from tokamake.data.samples.loader import Samples, open_samples
 from tokamake.errors import UserError
 
 CAUSAL: dict[str, Any] = {"objective": "causal", "masking": {}}

@@ -9,12 +9,13 @@ import pytest
 
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset
 from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples.sentence_index import SentenceIndexer, count_epochs
+from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer, WeightedDataset
+from tokamake.data.samples.index_options import IndexSettings
+from tokamake.data.samples.sentence_mappings import SampleMapping
 from tokamake.data.samples.sentence_masking import SentenceMasking
-from tokamake.data.samples.weighted_datasets import WeightedDataset
 from tokamake.errors import UserError
 
-OBJECTIVE = SentenceMasking(
+MASKING = SentenceMasking(
     name="masked",
     target_tokens=20,
     min_sentences=2,
@@ -40,15 +41,33 @@ def make(folder: Path, documents: list[list[int]] = DOCUMENTS) -> WeightedDatase
     return WeightedDataset(line, dataset, range(len(documents)), has_sentences=True)
 
 
+def indexer(*, seed: int = 5, epochs: Fraction | None = None) -> SentenceDatasetIndexer:
+    settings = IndexSettings(
+        20,
+        seed,
+        blend="weighted",
+        within_corpus="concatenated",
+        separate_last_epoch=None,
+        drop_last_partial_sequence=True,
+        objective=MASKING._asdict(),
+    )
+    kinds = np.zeros(0, np.uint8)
+    return SentenceDatasetIndexer(settings, epochs_of={"a": epochs} if epochs else {}, pieces=kinds)
+
+
+def rows_of(dataset: WeightedDataset, epochs: Fraction) -> SampleMapping:
+    return indexer(epochs=epochs).build(dataset, 0).mapping
+
+
 def test_whole_epochs_are_shuffled_together(tmp_path: Path) -> None:
     dataset = make(tmp_path)
-    indexer = SentenceIndexer(OBJECTIVE, seed=5)
-    epoch = indexer.build(dataset, 1)
+    sentences = indexer()
+    epoch = sentences.build(dataset, 1)
     size = len(epoch.mapping)
-    assert count_epochs(epoch) == 1
+    assert sentences.num_epochs(dataset, epoch) == 1
     assert {*epoch.mapping[:, 0].tolist()} & {*range(5)}
-    three = indexer.build(dataset, 2 * size + 1)
-    assert count_epochs(three) == 3
+    three = sentences.build(dataset, 2 * size + 1)
+    assert sentences.num_epochs(dataset, three) == 3
     # Sentences of the document with a long one, and of the short one, are in no sample.
     used = {s for first, end, _ in three.mapping.tolist() for s in range(first, end)}
     assert used == {*range(5), *range(9, 18), *range(18, 21)}
@@ -56,23 +75,21 @@ def test_whole_epochs_are_shuffled_together(tmp_path: Path) -> None:
 
 def test_epochs_are_exact(tmp_path: Path) -> None:
     dataset = make(tmp_path)
-    indexer = SentenceIndexer(OBJECTIVE, seed=5)
-    one = indexer.build_epochs(dataset, Fraction(1)).mapping
-    np.testing.assert_array_equal(one, indexer.build(dataset, 1).mapping)
-    assert count_epochs(indexer.build_epochs(dataset, Fraction(4))) == 4
-    two = indexer.build_epochs(dataset, Fraction(2)).mapping
-    mixed = indexer.build_epochs(dataset, Fraction(5, 2)).mapping
+    one = rows_of(dataset, Fraction(1))
+    np.testing.assert_array_equal(one, indexer().build(dataset, 1).mapping)
+    four = indexer(epochs=Fraction(4)).build(dataset, 0)
+    assert indexer().num_epochs(dataset, four) == 4
+    two, mixed = rows_of(dataset, Fraction(2)), rows_of(dataset, Fraction(5, 2))
     np.testing.assert_array_equal(mixed[: len(two)], two)
     assert len(two) < len(mixed) < len(two) + len(one)
-    half = indexer.build_epochs(dataset, Fraction(1, 2)).mapping
-    assert 0 < len(half) <= len(one)
+    assert 0 < len(rows_of(dataset, Fraction(1, 2))) <= len(one)
 
 
 def test_the_split_of_documents_is_that_of_the_mapping(tmp_path: Path) -> None:
     dataset = make(tmp_path)._replace(documents=range(3, 5))
     assert dataset.sequences == range(9, 21)
     assert dataset.tokens == 8 * 9 + 4 * 3
-    rows = SentenceIndexer(OBJECTIVE, seed=5).build(dataset, 1).mapping
+    rows = indexer().build(dataset, 1).mapping
     assert rows[:, 0].min() == 9
 
 
@@ -80,7 +97,8 @@ def test_documents_without_a_sample_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        SentenceIndexer(OBJECTIVE, seed=5).warn_of_left_out(make(tmp_path), split="train")
+        index = indexer().build(dataset := make(tmp_path), 1)
+        indexer().check(dataset, index, drawn=1, split="train")
     assert caplog.messages == [
         "a: 1 of 5 documents of the train split are left out: they have a sentence of more than "
         "512 tokens",
@@ -91,10 +109,10 @@ def test_documents_without_a_sample_are_counted(
 def test_a_dataset_without_a_sample_is_refused(tmp_path: Path) -> None:
     dataset = make(tmp_path, [[9], [5]])
     with pytest.raises(UserError, match=r"^a: no document gives a sample: a sample has 2 or more"):
-        SentenceIndexer(OBJECTIVE, seed=5).build(dataset, 10**6)
+        indexer().build(dataset, 10**6)
 
 
 @pytest.mark.parametrize("seed", [0, 2**31 - 1])
 def test_seeds_are_those_of_megatrons_mapping(seed: int) -> None:
     with pytest.raises(UserError, match=f"^seed: {seed}: out of range"):
-        SentenceIndexer(OBJECTIVE, seed=seed)
+        indexer(seed=seed)

@@ -1,0 +1,132 @@
+"""Options of `index`: settings that decide the samples of a split, epochs, and the objective."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake.config.masking import MaskingSettings
+from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
+from tokamake.config.training import TrainSettings
+from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
+from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.data.samples.draw import Blend, Within
+from tokamake.data.samples.loader import check_sentences
+from tokamake.data.samples.sentence_masking import KEY
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.errors import UserError
+from tokamake.validation import parse_json, validate
+
+_MAX_EPOCHS = 10**6
+
+_log = logging.getLogger(__name__)
+
+
+class IndexSettings(NamedTuple):
+    """Settings that decide the samples of a split; most fields are options of `index`."""
+
+    sequence_length: int
+    seed: int
+    blend: Blend
+    within_corpus: Within
+    separate_last_epoch: bool | None
+    drop_last_partial_sequence: bool
+    objective: dict[str, Any] | None = None
+    """Entry of index.json; None: there is none, as for the default objective."""
+
+    @property
+    def objective_name(self) -> str:
+        return self.objective["name"] if self.objective else DEFAULT
+
+    def of(self, name: str) -> "IndexSettings":
+        """Settings of one split: training only takes whole samples."""
+        return self._replace(drop_last_partial_sequence=True) if name == "train" else self
+
+    def options(self) -> dict[str, Any]:
+        """Settings as index.json states them."""
+        options = self._asdict()
+        objective = options.pop("objective")
+        return options | ({KEY: objective} if objective else {})
+
+
+def parse_epochs(options: Sequence[str], lines: Sequence[WeightedPrefix]) -> dict[str, Fraction]:
+    """Epochs of each corpus of a weighting file: "1.5" applies to all, "wiki=3" to one.
+
+    They are exact fractions: 1 epoch is exactly all samples.
+    """
+    corpora = dict.fromkeys(line.corpus for line in lines)
+    parsed: dict[str, Fraction] = {}
+    for option in options:
+        corpus, _, number = option.rpartition("=")
+        if corpus and corpus not in corpora:
+            raise UserError(
+                f"epochs: {option!r}: no such corpus in the weighting file; "
+                f"choose one of {', '.join(corpora)}"
+            )
+        if corpus in parsed:
+            raise UserError(f"epochs: {option!r}: given twice; remove one")
+        parsed[corpus] = _number(option, number)
+    default = parsed.pop("", None)
+    epochs_of = {corpus: parsed.get(corpus, default) for corpus in corpora}
+    for corpus, epochs in epochs_of.items():
+        if options and epochs is None:
+            raise UserError(f"epochs: corpus {corpus!r} has none; add {corpus}=NUMBER")
+    return {corpus: epochs for corpus, epochs in epochs_of.items() if epochs is not None}
+
+
+def _number(option: str, text: str) -> Fraction:
+    try:
+        number = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        number = Fraction(0)
+    if not 0 < number <= _MAX_EPOCHS:
+        raise UserError(f"epochs: {option!r}: give a number above 0, up to {_MAX_EPOCHS:,}")
+    return number
+
+
+def read_objective(
+    objective: str,
+    masking: str,
+    *,
+    sequence_length: int,
+    tokenizer: Path | None,
+    separate_last_epoch: bool | None,
+    drop_last_partial_sequence: bool,
+) -> IndexedObjective:
+    """Check the options of an objective, and look up its tokens."""
+    settings = {
+        "objective": objective,
+        "masking": parse_json(MaskingSettings, masking, where="masking").model_dump(),
+        "separate_last_epoch": separate_last_epoch,
+        "drop_last_partial_sequence": drop_last_partial_sequence,
+    }
+    data = objective_data(objective)
+    # `index` checks the length of samples of documents by itself.
+    length = {"sequence_length": sequence_length} if data.has_sentences else {}
+    train = validate(TrainSettings, settings | length, "index")
+    train = train.model_copy(update={"sequence_length": sequence_length})
+    return data.indexed(train, tokenizer)
+
+
+def check_datasets(
+    data_root: Path,
+    prefixes: Iterable[str],
+    *,
+    objective: str,
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Check that datasets fit the objective and were made with its tokenizer."""
+    with_eod = []
+    for prefix in prefixes:
+        check_sentences(data_root / prefix, objective=objective)
+        if tokenizer:
+            check_tokenizer(data_root / prefix, tokenizer)
+            if (find_manifest(data_root / prefix) or {}).get("append_eod"):
+                with_eod.append(prefix)
+    if with_eod:
+        _log.warning(
+            "%s and %d other datasets: documents end with an end-of-document token, which models "
+            "of objective %s do not expect; tokenize with append_eod: false",
+            *(with_eod[0], len(with_eod) - 1, objective),
+        )
