@@ -14,7 +14,7 @@ from tests.support import finetunes, hf_folder
 from tests.support.families import FAMILIES
 from tests.support.faults import Inject
 from tests.support.finished_run import make_inputs
-from tests.support.killed_stages import contents, run_stage, timed
+from tests.support.forked import contents, run_stage, timed
 from tests.support.random_tensors import random_tensors
 from tokamake import files
 from tokamake.checkpoint.latest import latest

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.support.faults import Inject
-from tests.support.forked import train
+from tests.support.forked import contents, limited, run_stage, train
 from tests.support.interrupted_runs import assert_same_end
-from tests.support.killed_stages import contents, limited, run_stage
 from tests.support.runs import make_run, prepare
 from tokamake.data.indexed.manifest import find_fault
 from tokamake.train.checkpoints.saving import CheckpointSaver

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake.parser import parse
 
-from tests.support.paths import ROOT
-from tests.support.sources import EXECUTOR, MODULES, PACKAGE, RULES, SNAKEFILE
+from tests.support.paths import EXECUTOR, MODULES, PACKAGE, ROOT, RULES, SNAKEFILE
 from tokamake import commands as subcommands
 from tokamake import plugins
 from tokamake.config.data import TokenizeSettings

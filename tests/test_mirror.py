@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.paths import ROOT
-from tests.support.sources import MODULES, PACKAGE
+from tests.support.paths import MODULES, PACKAGE, ROOT
 
 TESTED_THROUGH = {
     # Parts of checkpoint formats: conversions read back what they write, in all layouts.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.sources import EXECUTOR, MODULES, name_of
+from tests.support.paths import EXECUTOR, MODULES, name_of
 
 SOURCES = [*MODULES, *EXECUTOR]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.sources import EXECUTOR, MODULES, RULES, SNAKEFILE, name_of
+from tests.support.paths import EXECUTOR, MODULES, ROOT, RULES, SNAKEFILE, name_of
 
 PACKAGES = {
     *("snakemake", "torch", "deepspeed", "tokenizers", "transformers"),

@@ -9,7 +9,6 @@ from tests.support.changed_runs import (
     CONTINUE,
     LOWER,
     Settings,
-    hashes,
     output,
     stop_at,
     stopped,
@@ -19,6 +18,7 @@ from tests.support.grids import params
 from tests.support.random_tensors import random_tensors
 from tests.support.runs import (
     ARCHITECTURE,
+    hashes,
     losses,
     make_run,
     records,

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from tests.support.runs import make_run, records
-from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.train import metrics
@@ -31,14 +30,6 @@ def events(config: Path) -> list[dict[str, Any]]:
     return metrics.read(read_run(config).output / "events.jsonl")
 
 
-def hashes(config: Path, step: int = 6) -> dict[str, str]:
-    """Hashes of a checkpoint's files."""
-    folder = read_run(config).output / f"global_step{step}"
-    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert digests
-    return digests
-
-
 def steps(config: Path) -> list[int]:
     """Steps with a training loss in the metrics."""
     return [record["step"] for record in records(config) if "loss" in record]
@@ -52,14 +43,10 @@ def poison(
     of_gradients: bool = False,
     patch: Any = None,
 ) -> None:
-    """Multiply the loss, or only the gradients, of ranks that train on certain samples.
+    """Multiply the loss of ranks that train on certain samples, or only its gradients.
 
-    Args:
-        config: run.yaml.
-        factors: factor by the number of the sample in training order.
-        once: whether each sample does so only once, as a fault of the hardware.
-        of_gradients: whether the loss keeps its value.
-        patch: pytest's monkeypatch; None: the process ends after the run.
+    `factors` has numbers of samples in training order. `once`: as a fault of the hardware. `patch`
+    is pytest's monkeypatch, or None if the process ends after the run.
     """
     samples = training_samples(read_run(config))
     bad = {samples[number].tobytes(): factor for number, factor in factors.items()}

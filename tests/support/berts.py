@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.support.random_tensors import randomized
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
@@ -69,11 +70,7 @@ def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) ->
         else transformers.MegatronBertForMaskedLM
     )
     model = kind(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            parameter.data = parameter.data.to(dtype)
-    return model.eval()
+    return randomized(model, dtype)
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:

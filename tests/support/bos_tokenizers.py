@@ -10,12 +10,7 @@ VOCAB_SIZE = 400
 
 
 def write_bos_tokenizer(texts: Sequence[Path], folder: Path) -> Path:
-    """Train a SentencePiece BPE of 400 tokens and write its files.
-
-    Args:
-        texts: files to train with.
-        folder: where the files go; it exists.
-    """
+    """Train a SentencePiece BPE of 400 tokens and write its files into an existing folder."""
     fast = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
     fast.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     fast.decoder = tokenizers.decoders.Metaspace()

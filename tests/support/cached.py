@@ -19,12 +19,7 @@ def extended(
 ) -> Tensor:
     """Extend rows of a cache; return the logits (B, L, V) of all new tokens, 0 for padding.
 
-    Args:
-        model: the model.
-        cache: the cache.
-        tokens_BL: new tokens of each row, with padding.
-        counts: new tokens of each row; None: all.
-        options: those of `KeyValueCache.begin`.
+    `counts`: new tokens of each row, the rest is padding; None: all.
     """
     rows, width = tokens_BL.shape
     counts = counts or [width] * rows

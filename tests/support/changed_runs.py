@@ -6,7 +6,6 @@ from typing import Any
 
 from tests.support.forked import train
 from tests.support.runs import make_run
-from tokamake import files
 from tokamake.config.resolved_run import read_run
 
 Settings = dict[str, Any]
@@ -16,14 +15,6 @@ CONTINUE: Settings = {"on_change": "continue"}
 
 def output(config: Path) -> Path:
     return read_run(config).output
-
-
-def hashes(config: Path, step: int = 6) -> dict[str, str]:
-    """Hashes of a checkpoint's files: weights, optimizer states, states of ranks."""
-    folder = output(config) / f"global_step{step}"
-    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
-    assert digests
-    return digests
 
 
 def stop_at(config: Path, step: int) -> None:

@@ -117,17 +117,14 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch.nn import functional as F
 
+    same = (
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels"),
+        *("num_query_groups", "qk_layernorm", "normalization", "add_bias_linear", "params_dtype"),
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    )
     config = TransformerConfig(
-        num_layers=args.num_layers,
-        hidden_size=args.hidden_size,
-        ffn_hidden_size=args.ffn_hidden_size,
-        num_attention_heads=args.num_attention_heads,
-        num_query_groups=args.num_query_groups,
-        kv_channels=args.kv_channels,
-        qk_layernorm=args.qk_layernorm,
+        **{name: getattr(args, name) for name in same},
         layernorm_epsilon=args.norm_epsilon,
-        normalization=args.normalization,
-        add_bias_linear=args.add_bias_linear,
         gated_linear_unit=args.swiglu,
         activation_func=F.silu if args.swiglu else F.gelu,
         bias_activation_fusion=args.bias_gelu_fusion,
@@ -135,10 +132,7 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
         attention_dropout=0.0,
         use_cpu_initialization=True,
         masked_softmax_fusion=False,
-        tensor_model_parallel_size=args.tensor_model_parallel_size,
-        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         pipeline_dtype=args.params_dtype,
-        params_dtype=args.params_dtype,
     )
     torch.manual_seed(1)
     build = _bert if hasattr(args, "bert_binary_head") else _gpt

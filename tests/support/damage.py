@@ -91,13 +91,8 @@ def sweep(
 ) -> Counts:
     """Damage each file several times, in all ways in turn; restore it after each fault.
 
-    Args:
-        files: files to damage.
-        outcome: reads what a job reads after a file was damaged; one of `OUTCOMES`.
-        everything: files whose content may take the place of another one's.
-        group: row of the table that a file belongs to.
-        faults_a_file: number of faults.
-        inject: counts a fault.
+    `outcome` reads what a job reads and returns one of `OUTCOMES`; the content of a file of
+    `everything` may take the place of another one's; `group` is a row of the table.
 
     Raises:
         AssertionError: another result followed, or an error that does not name the file.

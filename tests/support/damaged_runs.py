@@ -15,12 +15,7 @@ Outlook = tuple[Any, str, str]
 
 
 def outlook(output: Path, digest: str, read: Callable[[Path], Any]) -> Outlook:
-    """Read the newest whole checkpoint of a run.
-
-    Args:
-        output: folder of the run's checkpoints.
-        digest: of the run as it is configured now.
-        read: more of the folder of a checkpoint.
+    """Read the newest whole checkpoint of a run; `digest` is of the run as it is configured now.
 
     Raises:
         UserError: no checkpoint is whole.
@@ -51,16 +46,9 @@ def sweep_run(
     faults_a_file: int,
     inject: Inject,
 ) -> Counts:
-    """Damage files of a finished run; see `sweep`.
+    """Damage files of a finished run in the folder `root`; see `sweep`.
 
-    Args:
-        root: folder of the run and its inputs.
-        look: reads all that a job reads before it continues.
-        files: files to damage.
-        names: paths of which an error names one, for a damaged file.
-        group: row of the table that a file belongs to.
-        faults_a_file: number of faults.
-        inject: counts a fault.
+    `look` reads all that a job reads before it continues. An error names one of the paths `names`.
     """
     expected, said, changed = look()
     assert not said + changed

@@ -54,11 +54,7 @@ def inject(item: pytest.Item) -> None:
 
 
 def table(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """Lines of a Markdown table: faults of each kind that were injected, survived and lost.
-
-    Args:
-        reports: reports of the tests' calls.
-    """
+    """Lines of a Markdown table: faults of each kind that tests injected, survived and lost."""
     injected, lost = defaultdict(int), defaultdict(int)
     for report in reports:
         kinds = [kind for name, kind in report.user_properties if name == PROPERTY]

@@ -37,10 +37,7 @@ def make_finetune_workspace(
 ) -> Path:
     """Make a workspace with a run `bert` that pretrains, and a run `order` that finetunes.
 
-    Args:
-        folder: empty folder.
-        sections: sections of the config to replace.
-        cells: cells of the second run to replace, with `__` for a dot.
+    `cells` of the second run have `__` for a dot.
     """
     make_workspace(folder)
     architecture = {**ARCHITECTURE, "family": "bert", "num_key_value_heads": 4}

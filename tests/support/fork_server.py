@@ -134,11 +134,7 @@ def write_client(path: Path, server: Path, *, program: str) -> None:
 
 
 class Server:
-    """Forks for each client; signals and results go through the client's connection.
-
-    Args:
-        path: socket at which it listens.
-    """
+    """Forks for each client; signals and results go through the client's connection."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

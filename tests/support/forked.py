@@ -1,4 +1,4 @@
-"""`tokamake train` on ranks that are forks of a server: they start in 1 s instead of 7 s.
+"""Stages in forks of a server, and `tokamake train` on ranks: they start in 1 s instead of 7 s.
 
 Ranks meet as under torchrun, in a store that their parent keeps. A fault is a function that changes
 a rank before it begins, for example so that the rank is killed at a certain point.
@@ -6,6 +6,7 @@ a rank before it begins, for example so that the rank is killed at a certain poi
 
 import os
 import pkgutil
+import resource
 import signal
 import sys
 import threading
@@ -45,10 +46,7 @@ def nothing() -> None:
 class Started:
     """Ranks of a run that have begun; those that still run are killed at the end of the `with`.
 
-    Args:
-        config: run.yaml.
-        ranks: number of ranks.
-        fault: each rank calls it first; defined at a module's top level, or a partial of such.
+    Each rank first calls the fault, which a module defines at its top level, or a partial of such.
     """
 
     def __init__(self, config: Path, *, ranks: int = 1, fault: Fault = nothing) -> None:
@@ -84,10 +82,9 @@ class Started:
         kill(self.processes)
 
     def ended(self) -> list[int | None]:
-        """Wait until all ranks have ended; if one was killed or failed, kill the others.
+        """Exit codes of all ranks at their end: minus the signal's number for a killed one.
 
-        Returns:
-            Exit codes: minus the signal's number for a rank that was killed.
+        If a rank was killed or failed, the others are killed.
         """
         running = {process.sentinel: process for process in self.processes}
         while running and (ready := wait(running, TIMEOUT_SECONDS)):
@@ -113,14 +110,54 @@ def train(config: Path, *, ranks: int = 1, fault: Fault = nothing, code: int = 0
 
 
 def _rank(config: Path, environment: dict[str, str], printed: Path, fault: Fault) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # the server read OMP_NUM_THREADS when it began
+    _run(["train", "--config", str(config)], printed, fault)
+
+
+def _run(arguments: list[str], printed: Path, fault: Fault) -> None:
     with printed.open("a") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    os.environ.update(environment)
-    torch.set_num_threads(1)  # the server read OMP_NUM_THREADS when it began
-    sys.argv = ["tokamake", "train", "--config", str(config)]
+    sys.argv = ["tokamake", *arguments]
     fault()
     main()
+
+
+def limited(megabytes: int) -> None:
+    """Let this process take so much more address space than it has now, as `ulimit -v` would."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run_stage(
+    arguments: list[str], log: Path, *, seconds: float = 600, fault: Fault = nothing
+) -> int:
+    """Run a stage; kill it with SIGKILL after a time. Return its exit code, -9 if it was killed.
+
+    Its process first calls the fault, which a module defines at its top level.
+    """
+    log.write_text("")
+    process: ForkServerProcess = CONTEXT.Process(target=_run, args=(arguments, log, fault))
+    start([process])
+    process.join(seconds)
+    kill([process])
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def timed(arguments: list[str], log: Path) -> float:
+    """Run a stage to its end; return the seconds that it took."""
+    begin = time.monotonic()
+    assert run_stage(arguments, log) == 0, log.read_text()
+    return time.monotonic() - begin
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """A file, or all files of a folder, by name; nothing if it is not there."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def killed_in_backward() -> None:
@@ -144,12 +181,9 @@ def killed_in_backward() -> None:
 
 
 def killed_in_save(number: int, rank: int, step: int = 4) -> None:
-    """Kill a rank instead of one of `CALLS` while a checkpoint is saved and put in place.
+    """Kill a rank instead of one of its `CALLS`, from 1, in the save of a step's checkpoint.
 
-    Args:
-        number: number of the call, from 1.
-        rank: the rank.
-        step: of the checkpoint; later checkpoints are saved without a kill.
+    Checkpoints of later steps are saved without a kill.
     """
     begin, finish = CheckpointSaver.begin, CheckpointSaver.finish
     calls = [number]
@@ -204,13 +238,7 @@ STEP = "tokamake.train.backends.native:Engine.train_step"
 
 
 def stopped_in(method: str, rank: int, number: int) -> None:
-    """Stop a rank by SIGSTOP before a call; as a rank that hangs, it ends no more.
-
-    Args:
-        method: such as `STEP`.
-        rank: the rank.
-        number: number of the call, from 1.
-    """
+    """Stop a rank by SIGSTOP before a call of a method, from 1, as a rank that hangs."""
     _before(method, rank, number, partial(os.kill, os.getpid(), signal.SIGSTOP))
 
 

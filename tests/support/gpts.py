@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tests.support.random_tensors import randomized
 from tokamake.config.architecture import Architecture
 
 
@@ -54,6 +55,12 @@ ARCHITECTURES = {
 }
 """By the model type of transformers that each is stored as."""
 
+_STARCODER = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings"),
+)
+"""Fields of Starcoder2Config with our names."""
+
 
 def reference(
     architecture: Architecture,
@@ -77,14 +84,8 @@ def reference(
         if shape.rope_scaling:
             rope |= shape.rope_scaling.model_dump(exclude_none=True)
         config = transformers.Starcoder2Config(
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads,
+            **shape.model_dump(include={*_STARCODER}),
             head_dim=shape.head_dim,
-            hidden_act=shape.hidden_act,
-            max_position_embeddings=shape.max_position_embeddings,
             norm_epsilon=shape.layer_norm_epsilon,
             use_bias=shape.mlp_bias,
             rope_parameters=rope,
@@ -121,11 +122,7 @@ def reference(
                 **same, multi_query=bool(multi_query or not many)
             )
             model = transformers.GPTBigCodeForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            parameter.data = parameter.data.to(dtype)
-    return model.eval()
+    return randomized(model, dtype)
 
 
 def tensors_of(model: Any) -> dict[str, torch.Tensor]:

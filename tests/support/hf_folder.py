@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def read(folder: Path) -> "tuple[Architecture, dict[str, Tensor]]":
-    """Read a folder.
-
-    Returns:
-        Architecture, and tensors by tokamake's names, all of one dtype. A tensor that lies in its
-        file as tokamake stores it is memory-mapped; fused and transposed ones are copied.
+    """Read a folder: architecture, and tensors by tokamake's names, all of one dtype.
 
     Raises:
         UserError: as `hf.format.open_checkpoint`, or the tensors differ in dtype.
@@ -35,12 +31,7 @@ def read(folder: Path) -> "tuple[Architecture, dict[str, Tensor]]":
 
 
 def write(folder: Path, architecture: Architecture, tensors: "Mapping[str, Tensor]") -> None:
-    """Write a folder atomically; an existing one is replaced.
-
-    Args:
-        folder: where to write.
-        architecture: shape of the model, vocab_size set.
-        tensors: by tokamake's names, all of one dtype.
+    """Write a folder atomically, from tensors by tokamake's names; an existing one is replaced.
 
     Raises:
         UserError: transformers has no such model, or the tensors do not fit the architecture.

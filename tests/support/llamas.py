@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tests.support.random_tensors import randomized
 from tokamake.config.architecture import Architecture
 
 ARCHITECTURES = [
@@ -47,11 +48,7 @@ def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) ->
     if architecture.rope_scaling:
         rope |= architecture.rope_scaling.model_dump(exclude_none=True)
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            parameter.data = parameter.data.to(dtype)  # a cast of the model would round its angles
-    return model.eval()
+    return randomized(model, dtype)
 
 
 def tensors_of(model: Any, architecture: Architecture) -> dict[str, torch.Tensor]:

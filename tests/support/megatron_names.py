@@ -26,12 +26,7 @@ _MODULES = {
 def megatron_tensors(
     architecture: Architecture, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return Megatron's tensors on a single rank, by dotted names.
-
-    Args:
-        architecture: architecture of the model.
-        tensors: tensors by Hugging Face's names.
-    """
+    """Megatron's tensors on a single rank by dotted names, from those with Hugging Face's names."""
     model = "language_model."
     result = {
         f"{model}encoder.layers.{number}.{name}": tensor
@@ -103,25 +98,12 @@ def write(
     tensors: Mapping[str, Tensor],
     progress: Progress | None = None,
 ) -> None:
-    """Write a checkpoint for a single rank.
-
-    Args:
-        folder: folder to create.
-        name: name of the format's plug-in.
-        architecture: architecture of the model.
-        tensors: weights by Hugging Face's names.
-        progress: progress of the run.
-    """
+    """Write a checkpoint of a format for a single rank, from weights by Hugging Face's names."""
     writer.write(folder, in_memory(architecture, tensors, progress), name, Target())
 
 
 def remove_tokamake_arguments(folder: Path, **changes: Any) -> None:
-    """Remove the argument `tokamake`, which Megatron does not write, and change others.
-
-    Args:
-        folder: folder of the checkpoint.
-        changes: arguments to set, or to remove if None.
-    """
+    """Remove the argument `tokamake`, which Megatron does not write; set or remove others."""
     for file in folder.rglob("*.pt"):
         state = torch.load(file, weights_only=False)
         if not isinstance(state, dict) or "args" not in state:

@@ -15,7 +15,6 @@ def mean_loss(
     """Mean cross entropy in nats, fp32, of tokens 1 … L given those before them.
 
     Args:
-        model: a whole model.
         tokens: (B, L + 1) int64 token ids; one below 0 is no token.
         loss_mask: (B, L) bool, which inputs have a loss.
     """

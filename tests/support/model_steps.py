@@ -18,12 +18,10 @@ def assert_same_step(
     losses: tuple[Tensor, Tensor],
     named: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Check that losses, their gradients and a step of AdamW equal transformers'.
+    """Check that losses, their gradients and a step of AdamW equal those of transformers' model.
 
-    Args:
-        oracle: transformers' model.
-        losses: of our model and of transformers'.
-        named: parameters of transformers' model by the names of its files.
+    `losses` are of our model and of the oracle; `named` are the oracle's parameters by the names in
+    its files.
     """
     loss, expected = losses
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)

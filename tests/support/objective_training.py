@@ -133,17 +133,10 @@ def trained_by_jobs(
     of_split: Callable[[int], Records],
     jobs: dict[str, list[tuple[int | None, Results]]],
 ) -> list[Path]:
-    """Train runs on records of an objective, with the trainer.
+    """Train runs on records of an objective, with the trainer; return the run.yaml of each run.
 
-    Args:
-        run: a run of the objective, with any index.
-        folder: an empty folder.
-        monkeypatch: the records take the place of the loader's.
-        of_split: a number of samples.
-        jobs: last step and settings of each job of a run, by name.
-
-    Returns:
-        The run.yaml of each run.
+    `of_split` makes records of a number of samples; `jobs` has, by the name of a run, the last step
+    and the settings of each of its jobs.
     """
     shutil.copytree(run.index, folder / "index")
     content = {**read_index(run.index), "objective": sample_settings(run.train)}

@@ -127,11 +127,8 @@ def _simple_commands(command: str) -> list[str]:
 def run(commands: str, home: Path) -> str:
     """Run a page's script in the clone `home`/tokamake; return what it prints.
 
-    `snakemake` and `tokamake` are forks of servers, see `fork_server`.
-
-    Args:
-        commands: the script.
-        home: home folder of the user. `home`/site has the folders of a site.
+    `snakemake` and `tokamake` are forks of servers, see `fork_server`. `home`/site has a site's
+    folders.
     """
     environment = {key: value for key, value in os.environ.items() if key != "SNAKEMAKE_PROFILE"}
     folder = Path(sys.executable).parent

@@ -28,12 +28,7 @@ REAL_DEADLINE = 600.0
 
 @dataclass
 class Pbs:
-    """A stand-in server.
-
-    Args:
-        folder: folder of its jobs.
-        environment: environment with its commands on PATH.
-    """
+    """A stand-in server: the folder of its jobs, and an environment with its commands on PATH."""
 
     folder: Path
     environment: dict[str, str]
@@ -81,11 +76,7 @@ class Pbs:
 
 @dataclass
 class RealPbs(Pbs):
-    """The PBS of this machine behind `pbs_front.py`.
-
-    Args:
-        programs: folder of the real commands.
-    """
+    """The PBS of this machine, with the real commands in `programs`, behind `pbs_front.py`."""
 
     programs: Path = Path("/usr/bin")
     patience: int = 60
@@ -148,13 +139,7 @@ def wait_for(condition: Callable[[], object], event: str, seconds: float | None 
 
 
 class Controller:
-    """Snakemake process that runs a workflow on a PBS, in the background.
-
-    Args:
-        folder: its working directory, with a Snakefile.
-        environment: environment of the process.
-        arguments: more arguments of Snakemake.
-    """
+    """Snakemake that runs a workflow on a PBS, in the background, in a folder with a Snakefile."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *arguments: str) -> None:
         self.log = folder / f"controller-{time.monotonic_ns()}.log"

@@ -18,13 +18,7 @@ INTERVAL = 10.0
 class SimulatedRun:
     """A controller, and its successors after each kill.
 
-    Args:
-        folder: folder of the records.
-        server: the simulated PBS.
-        names: names of the jobs. `rule@queue#number` sets the queue; jobs with the same text before
-            `#` have the same rule.
-        dialect: names and options of the batch system.
-        limits: fields of `Limits`.
+    A job `rule@queue#number` has that queue; jobs with the same text before `#` have the same rule.
     """
 
     def __init__(

@@ -9,12 +9,9 @@ from tokamake import plugins
 
 
 def add(root: Path, monkeypatch: pytest.MonkeyPatch, new: dict[str, str | Path]) -> None:
-    """Add plug-ins to tokamake for a test.
+    """Add plug-ins to tokamake for a test: `root` becomes the library, with links to its files.
 
-    Args:
-        root: folder that becomes the library: links to the files of the package.
-        new: plug-ins by paths in the package, such as `optim/signs.py`: a text, or a file or folder
-            to link.
+    `new` has paths in the package, such as `optim/signs.py`: a text, or a file or folder to link.
     """
     library = plugins._ROOT
     root.mkdir()

@@ -130,13 +130,9 @@ def _differ(
     *,
     order: float = torch.inf,
 ) -> str:
-    """First difference between chunks of tensors on all ranks and expected tensors; empty: none.
+    """First difference between chunks on all ranks and whole expected tensors; empty: none.
 
-    Args:
-        parts: chunks of each rank.
-        expected: whole tensors by name.
-        most: largest norm of a difference, relative to the tensor's norm.
-        order: order of these norms; infinity: the largest element.
+    `most`: largest norm of a difference, relative to the tensor's norm; `order` of these norms.
     """
     try:
         tensors = whole(parts)
@@ -158,9 +154,7 @@ def _differ(
 def plain_training(config: Path, *, grows: bool) -> RankResults:
     """Train transformers' model with torch's AdamW in one process.
 
-    Args:
-        config: the run.yaml.
-        grows: whether the first five batches are of 4 samples, as in rampup_batch_size (4, 4, 20).
+    `grows`: the first five batches have 4 samples, as in rampup_batch_size (4, 4, 20).
     """
     run = read_run(config)
     model = their_model(run.checkpoint)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tests.support.random_tensors import randomized
 from tokamake.config.architecture import Architecture
 
 
@@ -49,7 +50,4 @@ def reference(architecture: Architecture) -> Any:
         rope |= architecture.rope_scaling.model_dump(exclude_none=True)
     values["head_dim"] = architecture.head_dim
     model = Qwen3ForCausalLM(Qwen3Config(**values, rope_parameters=rope))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
+    return randomized(model)

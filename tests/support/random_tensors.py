@@ -1,4 +1,6 @@
-"""Random weights of a new model, whole and in memory."""
+"""Random weights in memory: of a new model, and of a model of transformers."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,3 +18,12 @@ def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:
         for at, values in weights.tiles(name, shape, place=whole_slices(shape)):
             tensors[name][at] = torch.from_numpy(values)
     return tensors
+
+
+@torch.no_grad()
+def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Add noise to all parameters of a model, also norms and biases; return it without dropout."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        parameter.data = parameter.data.to(dtype)  # a cast of the model would round its angles
+    return model.eval()

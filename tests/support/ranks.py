@@ -45,23 +45,14 @@ class RanksFailed(Exception):
 
 
 def spawn(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 600) -> list:
-    """Call a function on each rank of a new default process group.
+    """Call a function on each rank of a new default process group; return the values by rank.
 
-    A failure of any rank ends them all. The first launch of a test session takes seconds, later
-    ones do not: their ranks are forks of a server that has imported what they need.
-
-    Args:
-        function: defined at a module's top level, so that it can be pickled; `dist.get_rank()` is
-            its rank.
-        world_size: number of ranks.
-        args: arguments of the function, the same on each rank.
-        timeout: seconds from launch until all have returned.
-
-    Returns:
-        Return values, in order of ranks; tensors are copies on the CPU.
+    A failure of any rank ends them all. Ranks are forks of a server that has imported all they
+    need; its start takes seconds. The function is defined at a module's top level. Returned tensors
+    are copies on the CPU.
 
     Raises:
-        RanksFailed: a rank raised, died or did not return in time.
+        RanksFailed: a rank raised, died or did not return within `timeout` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         _run(Path(folder), function, world_size, args, timeout)

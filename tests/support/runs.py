@@ -214,6 +214,14 @@ def whole_batches(root: Path, split: str, *, size: int) -> Any:
     )
 
 
+def hashes(config: Path, step: int = 6) -> dict[str, str]:
+    """Hashes of a checkpoint's files: weights, optimizer states, states of ranks."""
+    folder = read_run(config).output / f"global_step{step}"
+    digests = {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
+    assert digests
+    return digests
+
+
 def copy(config: Path, folder: Path) -> Path:
     """Copy a finished run to another folder, where the same command finds its checkpoint."""
     shutil.copytree(config.parent, folder)

@@ -59,12 +59,7 @@ _NODE = (
 
 @dataclass
 class Slurm:
-    """A running Slurm.
-
-    Args:
-        folder: folder of its files.
-        environment: environment with its commands on PATH.
-    """
+    """A running Slurm: the folder of its files, and an environment with its commands on PATH."""
 
     folder: Path
     environment: dict[str, str]

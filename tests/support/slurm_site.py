@@ -83,16 +83,7 @@ echo "$answer"
 
 @dataclass
 class Site:
-    """A user's folder on a cluster.
-
-    Args:
-        folder: the user's.
-        shim: files by which the test controls stages.
-        slurm: the cluster.
-        profile: folder in `profiles`.
-        options: of its executor.
-        variables: more environment variables.
-    """
+    """A user's folder on a cluster; `shim` has the files by which the test controls stages."""
 
     folder: Path
     shim: Path

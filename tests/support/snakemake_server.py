@@ -20,13 +20,8 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run Snakemake in a folder until it ends; its jobs are forks of a server, too.
 
-    Args:
-        arguments: its command line.
-        folder: current folder of the process.
-        environment: all variables of the process; by default those of this process.
-
-    Returns:
-        Exit status, or minus the number of the signal that ended it, and the output.
+    The status is minus the number of the signal that ended it. By default, it has the variables of
+    this process.
     """
     return subprocess.run(
         [programs("snakemake", "tokamake") / "snakemake", *map(str, arguments)],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.support.random_tensors import randomized
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import predictions
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
@@ -71,10 +72,7 @@ def reference(architecture: Architecture) -> Any:
     bias = torch.nn.Parameter(torch.zeros(1, architecture.vocab_size or 0))
     del model.final_logits_bias
     model.final_logits_bias = bias
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
+    return randomized(model)
 
 
 def hf_t5(**values: Any) -> Architecture:
@@ -122,10 +120,7 @@ def hf_reference(shape: Architecture) -> Any:
     model = transformers.T5ForConditionalGeneration(config)
     if not shape.tie_word_embeddings:  # transformers 5 ties them in any case
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
+    return randomized(model)
 
 
 def named_parameters(model: Any) -> dict[str, Tensor]:

@@ -62,11 +62,7 @@ class Server:
         return hashlib.sha1(repr(content).encode()).hexdigest()
 
     def move_on(self, repository: str, changes: dict[str, bytes]) -> str:
-        """Change files of a repository in a new commit; the earlier one stays.
-
-        Returns:
-            The new commit.
-        """
+        """Change files of a repository in a new commit, and return it; the earlier one stays."""
         self.earlier[self.commit(repository)] = dict(self.repositories[repository])
         self.repositories[repository] |= changes
         return self.commit(repository)

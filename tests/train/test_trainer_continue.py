@@ -14,8 +14,8 @@ from tests.support.forked import killed_in_backward, train
 from tests.support.grids import params
 from tests.support.optimizers import LOW_BIT
 from tests.support.random_tensors import random_tensors
-from tests.support.runs import ARCHITECTURE, losses, make_run, summary, train_here
-from tokamake import files, plugins
+from tests.support.runs import ARCHITECTURE, hashes, losses, make_run, summary, train_here
+from tokamake import plugins
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.native import training_state
@@ -183,11 +183,6 @@ def assert_continued(config: Path, whole: Path, *, rel: float = 0.0) -> None:
         assert losses(config, key) == (pytest.approx(expected, rel=rel) if rel else expected)
     if not rel:
         assert hashes(config) == hashes(whole)
-
-
-def hashes(config: Path) -> dict[str, str]:
-    """Hashes of the last checkpoint's files: weights, optimizer states, states of ranks."""
-    return {path.name: files.sha256(path) for path in step(config, 6).glob("*.distcp")}
 
 
 def report_text(config: Path) -> str:

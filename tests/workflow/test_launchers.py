@@ -16,9 +16,18 @@ from tests.support.grids import params
 from tests.support.paths import ROOT
 from tests.support.pbs_servers import wait_for
 from tests.support.programs import torch_python
-from tests.support.runs import DEEPSPEED, MPICH, launch, losses, make_run, prepare, summary, weights
-from tokamake import cli, files
-from tokamake.config.resolved_run import read_run
+from tests.support.runs import (
+    DEEPSPEED,
+    MPICH,
+    hashes,
+    launch,
+    losses,
+    make_run,
+    prepare,
+    summary,
+    weights,
+)
+from tokamake import cli
 from tokamake.runtime.process_group import free_port
 
 MODULE = ("--module", "tokamake")
@@ -74,11 +83,6 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
     assert summary(config)["world_size"] == 2
     assert losses(config) == losses(expected)
     assert hashes(config) == hashes(expected)
-
-
-def hashes(config: Path) -> dict[str, str]:
-    folder = read_run(config).output / "global_step6"
-    return {path.name: files.sha256(path) for path in folder.glob("*.distcp")}
 
 
 @pytest.mark.parametrize("option", params(["--local_rank=1", "--local-rank=0"], ["--local_rank=1"]))

@@ -15,12 +15,11 @@ from tests.support.bad_numbers import (
     Settings,
     bad_run,
     events,
-    hashes,
     poison,
     steps,
 )
 from tests.support.forked import train
-from tests.support.runs import losses, make_run, records, train_here
+from tests.support.runs import hashes, losses, make_run, records, train_here
 from tokamake import files
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.fim.samples import training_samples

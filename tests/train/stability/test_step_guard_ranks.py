@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bad_numbers import NAN, Settings, bad_run, events, hashes, poison
+from tests.support.bad_numbers import NAN, Settings, bad_run, events, poison
 from tests.support.forked import train
 from tests.support.grids import params
-from tests.support.runs import losses
+from tests.support.runs import hashes, losses
 from tokamake.config.resolved_run import read_run
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
