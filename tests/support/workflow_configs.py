@@ -8,7 +8,7 @@ from snakemake.iocontainers import Wildcards
 
 from tests.support.workflows import CONFIG, CORPORA
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.workflow.config import read_workflow_config
+from tokamake.workflow.config import check_workflow_config, read_workflow_config
 
 
 def read_config(
@@ -17,7 +17,9 @@ def read_config(
     """Check the config of the workspace in the current folder, with some sections replaced."""
     Path("corpora.tsv").write_text(table)
     values = {**CONFIG, **sections}
-    return read_workflow_config(values, ["my.yaml"], is_main_process=is_main_process)
+    config = read_workflow_config(values, ["my.yaml"], is_main_process=is_main_process)
+    check_workflow_config(config, is_main_process=is_main_process)
+    return config
 
 
 def train(**changes: Any) -> dict[str, Any]:

@@ -71,15 +71,21 @@ def check_model(
         check_embeddings(tokenizer, architecture)
 
 
-def check_finetuned(runs: Mapping[str, NamedRun], models: Mapping[str, InitialModel]) -> None:
-    """Check files and models of the runs that finetune, before any job runs."""
-    known = dict(models)
+def check_finetuned(
+    runs: Mapping[str, NamedRun], models: Mapping[str, InitialModel]
+) -> dict[str, list[Path]]:
+    """Check files and models of the runs that finetune, before any job runs.
+
+    Returns:
+        Files of each run, by the origin of its config.
+    """
+    known, found = dict(models), dict[str, list[Path]]()
     for name in parents_first(runs):
         run, where = runs[name]
         if run.finetune is None:
             continue
         try:
-            check_files(run.finetune)
+            found[where] = check_files(run.finetune)
             initial = known[run.model.parent] if run.model.parent else initial_model(run)
             architecture = finetuned_architecture(initial.architecture, run.finetune.task)
             check_model(
@@ -88,3 +94,4 @@ def check_finetuned(runs: Mapping[str, NamedRun], models: Mapping[str, InitialMo
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         known[name] = initial
+    return found

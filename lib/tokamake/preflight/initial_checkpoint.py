@@ -32,71 +32,44 @@ _WITHOUT_EFFECT = {"initializer_range"}
 """Fields of an architecture that do not matter once there are weights."""
 
 
-def open_initial_checkpoint(
-    checkpoint: Path,
-    train: TrainSettings,
-    *,
-    architecture: Path | None = None,
-    parent: str | None = None,
-) -> Checkpoint:
-    """Open a checkpoint of any format for a run to start from.
+def initial_architecture(
+    start: Architecture, stated: Path | None, *, source: object, parent: str | None = None
+) -> Architecture:
+    """Architecture of a run that starts from a checkpoint; it must match the file of the config.
 
     Args:
-        checkpoint: its folder, or one whose `latest` names it.
-        architecture: file of the architecture that the checkpoint must have; None: any.
-        parent: run whose last checkpoint it is; fields about positions may then differ.
+        stated: file of the architecture; one without vocab_size fits any. None: the checkpoint
+            decides.
+        source: the checkpoint, for messages.
+        parent: run whose last checkpoint it is; the file then decides fields about positions.
     """
-    start = open_any(checkpoint)
-    check_start(start, train, architecture=architecture, parent=parent)
-    return start
-
-
-def check_start(
-    start: Checkpoint,
-    train: TrainSettings,
-    *,
-    architecture: Path | None = None,
-    parent: str | None = None,
-) -> None:
-    """Check that a run can start from a checkpoint; the arguments are as above."""
-    if architecture:
-        check_architecture(start.architecture, architecture, source=start.path, parent=parent)
-    if train.finetune is False:
-        check_continued(start, train)
-
-
-def check_architecture(
-    actual: Architecture, path: Path, *, source: object, parent: str | None = None
-) -> None:
-    """Compare an architecture with a file of config/models; a file without vocab_size fits any."""
-    stated = read_architecture(path)
-    if lines := differing_fields(actual, stated, path=path, parent=parent):
+    if stated is None:
+        return start
+    wanted = read_architecture(stated)
+    values, expected = dict(start), dict(wanted)
+    # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
+    names = wanted.model_dump().keys() | start.model_dump().keys()
+    names -= {*_WITHOUT_EFFECT, *(start.position_fields if parent else ())}
+    if expected["vocab_size"] is None or values["vocab_size"] is None:  # the tokenizer decides
+        names.remove("vocab_size")
+    owner = f"run {parent}" if parent else "checkpoint"
+    lines = [
+        f"{name}: {owner} {values.get(name)}, config {expected[name]} ({stated})"
+        for name in expected
+        if name in names and expected[name] != values.get(name)
+    ]
+    if lines:
         raise UserError(
             f"{source}: does not match model.architecture; name the matching file, "
             "or from_checkpoint\n" + "\n".join(lines)
         )
+    return start.with_positions_of(wanted) if parent else start
 
 
-def differing_fields(
-    actual: Architecture, stated: Architecture, *, path: Path, parent: str | None = None
-) -> list[str]:
-    """One line for each field that differs between a stated architecture and a checkpoint."""
-    values, expected = dict(actual), dict(stated)
-    # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
-    names = stated.model_dump().keys() | actual.model_dump().keys()
-    names -= {*_WITHOUT_EFFECT, *(actual.position_fields if parent else ())}
-    if expected["vocab_size"] is None or values["vocab_size"] is None:  # the tokenizer decides
-        names.remove("vocab_size")
-    owner = f"run {parent}" if parent else "checkpoint"
-    return [
-        f"{name}: {owner} {values.get(name)}, config {expected[name]} ({path})"
-        for name in expected
-        if name in names and expected[name] != values.get(name)
-    ]
-
-
-def check_continued(start: Checkpoint, train: TrainSettings) -> None:
-    """Check that a run can continue a checkpoint."""
+def check_start(start: Checkpoint, train: TrainSettings) -> None:
+    """Check that a run can start from a checkpoint; a run that continues it needs more."""
+    if train.finetune is not False:
+        return
     if train.load_optimizer:
         _check_states(start, train.optimizer)
     progress = start.progress
@@ -194,7 +167,8 @@ def check_begun(run: Run) -> None:
     Prints a line if the checkpoint has Megatron's schedule, and the run has another one.
     """
     assert run.checkpoint is not None, "a run that continues has a checkpoint"
-    start = open_initial_checkpoint(run.checkpoint, run.train)
+    start = open_any(run.checkpoint)
+    check_start(start, run.train)
     progress = start.progress
     actual = progress.iteration, progress.consumed_samples
     if not _has_architecture(start, run) or actual != (run.step, run.consumed_samples):

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from tokamake.checkpoint.detect import list_files, open_any
 from tokamake.checkpoint.hf.config_json import read_config
 from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -19,17 +20,18 @@ from tokamake.config.data_set import RUN
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
+from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.preflight.initial_checkpoint import (
-    check_architecture,
     check_optimizer,
     check_progress,
     check_start,
     decide_schedule,
-    open_initial_checkpoint,
+    initial_architecture,
 )
 from tokamake.preflight.model import check_embeddings, check_layout_and_length
 from tokamake.remote.hub_models import unfetched
+from tokamake.validation import read_yaml
 
 
 class InitialModel(NamedTuple):
@@ -113,17 +115,18 @@ def _unknown(parent: str, runs: Mapping[str, NamedRun]) -> str:
 def initial_model(run: Config) -> InitialModel:
     """The model of a run that starts from random weights or a folder."""
     model = run.model
-    if model.folder and unfetched(model.folder):
+    if not model.folder:
+        assert model.stated, "checked by ModelSettings"
+        return InitialModel(read_architecture(model.stated), str(model.stated))
+    if unfetched(model.folder):
         # Its weights are not downloaded yet. config.json is enough: hf has no optimizer states.
-        initial = Checkpoint("hf", model.folder, read_config(model.folder)[0], TensorSource([], {}))
-        check_start(initial, run.train, architecture=model.stated)
-        return InitialModel(initial.architecture, str(model.folder))
-    if model.folder:
-        initial = open_initial_checkpoint(model.folder, run.train, architecture=model.stated)
-        _decide_schedule(run, initial)
-        return InitialModel(initial.architecture, str(model.folder))
-    assert isinstance(model.architecture, Path), "checked by ModelSettings"
-    return InitialModel(read_architecture(model.architecture), str(model.architecture))
+        start = Checkpoint("hf", model.folder, read_config(model.folder)[0], TensorSource([], {}))
+    else:
+        start = open_any(model.folder)
+    architecture = initial_architecture(start.architecture, model.stated, source=start.path)
+    check_start(start, run.train)
+    _decide_schedule(run, start)
+    return InitialModel(architecture, str(model.folder))
 
 
 def _decide_schedule(run: Config, initial: Checkpoint) -> None:
@@ -135,17 +138,15 @@ def _decide_schedule(run: Config, initial: Checkpoint) -> None:
 
 def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> InitialModel:
     """The model of a run that starts from another one, whose checkpoint may not exist yet."""
-    architecture, source = initial.architecture, f"the last checkpoint of run {parent.run}"
+    source, stated = f"the last checkpoint of run {parent.run}", run.model.stated
     train, before = run.train, parent.train
     if train.finetune is False and train.load_optimizer:
         check_optimizer(before.optimizer.name, train.optimizer.name, source=source)
     step = before.num_steps  # None: its data decide
     if train.finetune is False and step is not None:
         check_progress(train, step, consumed=before.batch_sizes.samples(step), source=source)
-    if not (path := run.model.stated):
-        return InitialModel(architecture, f"run {parent.run}")
-    check_architecture(architecture, path, source=source, parent=parent.run)
-    return InitialModel(architecture.with_positions_of(read_architecture(path)), str(path))
+    own = initial_architecture(initial.architecture, stated, source=source, parent=parent.run)
+    return InitialModel(own, str(stated or f"run {parent.run}"))
 
 
 def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
@@ -168,3 +169,45 @@ def _check_exports(names: Iterable[str], architecture: Architecture, *, where: s
             check_export_format(parse_export_format(name), architecture)
         except ValueError as error:
             raise UserError(f"{where}: convert: {name}: {error}") from None
+
+
+# ---- Tokenizer ----
+
+
+def find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
+    """Files of the tokenizer of the config, or else of the initial checkpoints."""
+    by_run: dict[str, list[Path]] = {}
+    for name, (run, where) in runs.items():
+        if run.tokenizer.path:
+            with naming_setting(where, "tokenizer.path"):
+                return tokenizer_files(run.tokenizer.path)[1]
+        if run.model.folder:
+            by_run[name] = _checkpoint_tokenizer(run.model.folder, where)
+    for name, files in by_run.items():
+        first, first_files = next(iter(by_run.items()))
+        if [path.read_bytes() for path in files] != [path.read_bytes() for path in first_files]:
+            raise UserError(
+                f"{runs[name].where}: model.checkpoint: {files[0]} is another tokenizer than "
+                f"{first_files[0]} of run {first}, and runs share their data; name one that fits "
+                "all in tokenizer.path, or build the runs from configs of their own, each with its "
+                "data_set"
+            )
+    return next(iter(by_run.values()), None)
+
+
+def _checkpoint_tokenizer(checkpoint: Path, where: str) -> list[Path]:
+    """Files of a checkpoint's own tokenizer."""
+    try:
+        return tokenizer_files(checkpoint)[1]
+    except UserError:
+        raise UserError(
+            f"{where}: tokenizer.path: missing: model.checkpoint {checkpoint} has no tokenizer "
+            f"beside it; name the one that it was trained with{_trained_with(checkpoint)}"
+        ) from None
+
+
+def _trained_with(checkpoint: Path) -> str:
+    """The tokenizer that run.yaml of a native checkpoint names, in parentheses."""
+    runs = sorted(file for file in list_files(checkpoint) if file.name == "run.yaml")
+    tokenizer = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
+    return f" ({tokenizer})" if tokenizer else ""

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tokamake.config.data_set import DataSet
 from tokamake.config.root import Config
+from tokamake.config.runs import NamedRun
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
+from tokamake.preflight.initial_models import find_tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 """Files of a tokenizer that the workflow writes."""
@@ -17,10 +19,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 class WorkflowConfig:
     """The checked config of all runs, and what follows from it before any job runs."""
 
-    runs: dict[str, Config]
-    """Config of each run that pretrains, by name."""
-    finetuned: dict[str, Config]
-    """Config of each run that finetunes, by name."""
+    named_runs: dict[str, NamedRun]
+    """Each run, by name."""
     tables: dict[str, list[Corpus]]
     """Corpora of each run."""
     corpora: dict[str, Corpus]
@@ -31,8 +31,16 @@ class WorkflowConfig:
     """Shards, merged datasets and job batches."""
     previous_plan: Plan | None
     """The plan on disk when the config was read."""
-    given_tokenizer: list[Path] | None
-    """Files of the tokenizer; None: the workflow trains one."""
+
+    @cached_property
+    def runs(self) -> dict[str, Config]:
+        """Config of each run that pretrains, by name."""
+        return {n: run for n, (run, _) in self.named_runs.items() if run.finetune is None}
+
+    @cached_property
+    def finetuned(self) -> dict[str, Config]:
+        """Config of each run that finetunes, by name."""
+        return {n: run for n, (run, _) in self.named_runs.items() if run.finetune}
 
     @property
     def all_runs(self) -> dict[str, Config]:
@@ -48,6 +56,11 @@ class WorkflowConfig:
     def data_set(self) -> DataSet:
         """The data that all runs share."""
         return DataSet(self.shared.data_set)
+
+    @cached_property
+    def given_tokenizer(self) -> list[Path] | None:
+        """Files of the tokenizer; None: the workflow trains one."""
+        return find_tokenizer(self.named_runs)
 
     @cached_property
     def changed_shards(self) -> frozenset[str]:

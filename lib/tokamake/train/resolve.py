@@ -109,14 +109,13 @@ def _from_checkpoint(
 
     The checkpoint decides the architecture; after another run, the file decides positions.
     """
-    from tokamake.config.architecture import read_architecture
-    from tokamake.preflight.initial_checkpoint import open_initial_checkpoint
+    from tokamake.checkpoint.detect import open_any
+    from tokamake.preflight.initial_checkpoint import check_start, initial_architecture
 
-    start = open_initial_checkpoint(checkpoint, train, architecture=architecture, parent=parent)
-    actual = start.architecture
-    if parent and architecture:
-        actual = actual.with_positions_of(read_architecture(architecture))
-    return {**starting_point(checkpoint, start, train=train), "architecture": actual}
+    start = open_any(checkpoint)
+    own = initial_architecture(start.architecture, architecture, source=start.path, parent=parent)
+    check_start(start, train)
+    return {**starting_point(checkpoint, start, train=train), "architecture": own}
 
 
 def check_parent_tokenizer(

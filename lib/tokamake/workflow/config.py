@@ -1,4 +1,4 @@
-"""Reads and checks the config of a workflow and everything that it names."""
+"""Reads the config of a workflow, then checks everything that it names."""
 
 import gc
 import os
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.detect import list_files
 from tokamake.config.data_set import DataSet
 from tokamake.config.fields import FETCH
 from tokamake.config.root import Config
@@ -16,15 +15,13 @@ from tokamake.config.schedule import unfinished_warmup
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
-from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_splits, held_out_splits
-from tokamake.preflight.finetune import check_files, check_finetuned
-from tokamake.preflight.initial_models import check_initial_models, naming_setting
+from tokamake.preflight.finetune import check_finetuned
+from tokamake.preflight.initial_models import check_initial_models
 from tokamake.preflight.model import check_planned_fim
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.console import counted
-from tokamake.validation import read_yaml
 from tokamake.workflow.planned_data import (
     check_empty,
     check_indexes,
@@ -43,7 +40,7 @@ def read_workflow_config(
     is_main_process: bool,
     num_ranks: int = 1,
 ) -> WorkflowConfig:
-    """Check the config and everything that it names; decide shards and merged datasets.
+    """Read the config and the tables that it names; decide shards and merged datasets.
 
     Args:
         config_files: where it comes from, for messages.
@@ -68,12 +65,11 @@ def _read(
 ) -> WorkflowConfig:
     source = ", ".join(os.path.relpath(path) for path in config_files)
     context = {"num_ranks": num_ranks} | (FETCH if is_main_process else {})
-    all_runs = read_runs(values, source, context=context)
-    runs = {name: run for name, run in all_runs.items() if run.config.finetune is None}
-    shared = next(iter(all_runs.values())).config
-    for run, where in all_runs.values():
+    runs = read_runs(values, source, context=context)
+    shared = next(iter(runs.values())).config
+    for run, where in runs.values():
         _check_braces(run, where)
-    tables = _read_tables(runs)
+    tables = _read_tables({n: run for n, run in runs.items() if run.config.finetune is None})
     corpora = merge_tables(tables.values())
     sample_files = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
@@ -84,46 +80,42 @@ def _read(
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since
     else:
-        plan = extended_plan(all_runs, corpora, declared=sample_files, previous=previous)
-    if is_main_process:
-        check_empty(corpora, plan)
-        check_indexes(corpora, plan, previous=previous)
-        check_repeated(tables.values(), plan)
-    models = check_initial_models(runs, is_main_process=is_main_process)
-    if is_main_process:
-        check_finetuned(all_runs, models)
-        for run, where in all_runs.values():
-            if run.finetune:
-                check_braces(check_files(run.finetune), f"{where}: finetune")
-    for name, (run, where) in runs.items():
-        check_splits(run.train, tables[name], where=where)
-    if is_main_process:
-        _report_lists({run.weights: tables[name] for name, (run, _) in runs.items()})
-        _report_evaluation(
-            {name: held_out_splits(run.train, tables[name]) for name, (run, _) in runs.items()}
-        )
-        for name, (run, _) in runs.items():
-            if run.train.span and (note := unfinished_warmup(run.train.schedule, run.train.span)):
-                print(f"tokamake: run {name}: {note}", file=sys.stderr)
-    tokenizer = _find_tokenizer(all_runs)
-    for corpus in corpora.values():
-        if corpus.is_indexed and tokenizer is None and not shared.tokenizer.has_ids:
-            raise UserError(
-                f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
-                "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
-            )
-    for run, where in runs.values() if tokenizer is None else ():
-        check_planned_fim(run, where)
+        plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
     return WorkflowConfig(
-        runs={name: run.config for name, run in runs.items()},
-        finetuned={n: run.config for n, run in all_runs.items() if n not in runs},
+        named_runs=runs,
         tables=tables,
         corpora=corpora,
         sample_files=sample_files,
         plan=plan,
         previous_plan=previous,
-        given_tokenizer=tokenizer,
     )
+
+
+def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> None:
+    """Check the data, models and files that a config names; the main process opens checkpoints."""
+    pretrained = {name: config.named_runs[name] for name in config.runs}
+    if is_main_process:
+        check_empty(config.corpora, config.plan)
+        check_indexes(config.corpora, config.plan, previous=config.previous_plan)
+        check_repeated(config.tables.values(), config.plan)
+    models = check_initial_models(pretrained, is_main_process=is_main_process)
+    if is_main_process:
+        for where, files in check_finetuned(config.named_runs, models).items():
+            check_braces(files, f"{where}: finetune")
+    for name, (run, where) in pretrained.items():
+        check_splits(run.train, config.tables[name], where=where)
+    if is_main_process:
+        _report(config)
+    if config.given_tokenizer is not None:
+        return
+    for corpus in config.corpora.values():
+        if corpus.is_indexed and not config.shared.tokenizer.has_ids:
+            raise UserError(
+                f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
+                "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
+            )
+    for run, where in pretrained.values():
+        check_planned_fim(run, where)
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
@@ -157,6 +149,17 @@ def _check_braces(run: Config, where: str) -> None:
             check_braces([path], f"{where}: {name}")
 
 
+def _report(config: WorkflowConfig) -> None:
+    """Say how a config is understood where a user may expect something else."""
+    _report_lists({run.weights: config.tables[name] for name, run in config.runs.items()})
+    _report_evaluation(
+        {name: held_out_splits(run.train, config.tables[name]) for name, run in config.runs.items()}
+    )
+    for name, run in config.runs.items():
+        if run.train.span and (note := unfinished_warmup(run.train.schedule, run.train.span)):
+            print(f"tokamake: run {name}: {note}", file=sys.stderr)
+
+
 def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:
     """Say which corpora the lists of existing datasets have; file names may have decided it."""
     for weights, table in tables.items():
@@ -182,42 +185,3 @@ def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
     for use, (first, *others) in by_use.items():
         more = f" and {counted(len(others), 'other run')}" if others else ""
         print(f"tokamake: run {first}{more}: no test split: {use}", file=sys.stderr)
-
-
-def _find_tokenizer(runs: Mapping[str, NamedRun]) -> list[Path] | None:
-    """Files of the tokenizer of the config, or else of the initial checkpoints."""
-    by_run: dict[str, list[Path]] = {}
-    for name, (run, where) in runs.items():
-        if run.tokenizer.path:
-            with naming_setting(where, "tokenizer.path"):
-                return tokenizer_files(run.tokenizer.path)[1]
-        if run.model.folder:
-            by_run[name] = _checkpoint_tokenizer(run.model.folder, where)
-    for name, files in by_run.items():
-        first, first_files = next(iter(by_run.items()))
-        if [path.read_bytes() for path in files] != [path.read_bytes() for path in first_files]:
-            raise UserError(
-                f"{runs[name].where}: model.checkpoint: {files[0]} is another tokenizer than "
-                f"{first_files[0]} of run {first}, and runs share their data; name one that fits "
-                "all in tokenizer.path, or build the runs from configs of their own, each with its "
-                "data_set"
-            )
-    return next(iter(by_run.values()), None)
-
-
-def _checkpoint_tokenizer(checkpoint: Path, where: str) -> list[Path]:
-    """Files of a checkpoint's own tokenizer."""
-    try:
-        return tokenizer_files(checkpoint)[1]
-    except UserError:
-        raise UserError(
-            f"{where}: tokenizer.path: missing: model.checkpoint {checkpoint} has no tokenizer "
-            f"beside it; name the one that it was trained with{_trained_with(checkpoint)}"
-        ) from None
-
-
-def _trained_with(checkpoint: Path) -> str:
-    """The tokenizer that run.yaml of a native checkpoint names, in parentheses."""
-    runs = sorted(file for file in list_files(checkpoint) if file.name == "run.yaml")
-    tokenizer = read_yaml(runs[0], "name another checkpoint").get("tokenizer") if runs else None
-    return f" ({tokenizer})" if tokenizer else ""

@@ -19,7 +19,7 @@ from tokamake.preflight.planned_changes import check_replaced, write_decisions, 
 from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import write_jobs
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.config import read_workflow_config
+from tokamake.workflow.config import check_workflow_config, read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.downloads import raw_downloads, report_downloads
@@ -95,6 +95,7 @@ def rule_functions(
             is_main_process=is_main,
             num_ranks=num_ranks(snakemake, "train") or 1,
         )
+        check_workflow_config(checked, is_main_process=is_main)
         if is_main:
             check_room(next(path for path in (Path(".snakemake"), Path()) if path.is_dir()))
             check_replaced(checked)
