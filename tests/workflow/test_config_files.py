@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.workflow.config_files import check_config_files
+from tokamake.workflow.config import check_config_files
 
 
 @pytest.mark.parametrize(

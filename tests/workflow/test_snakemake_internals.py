@@ -112,14 +112,18 @@ def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
 
 def test_a_default_resource_is_replaced_in_jobs_too(tmp_path: Path) -> None:
     snakefile = """
-SNAKEMAKE.set_default_resource("launch", "/else where/launch.sh")
+SNAKEMAKE.resolve_launch()
 rule all:
     output: "a.txt"
     shell: "echo '{resources.launch}' > {output}"
 """
-    done = run(tmp_path, snakefile, "--default-resources", "launch='x/launch.sh'")
+    folder, launch = tmp_path / "else where/workflow", tmp_path / "else where/x/launch.sh"
+    for path in (folder, launch.parent):
+        path.mkdir(parents=True)
+    launch.touch()
+    done = run(folder, snakefile, "--default-resources", "launch='x/launch.sh'")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "a.txt").read_text() == "/else where/launch.sh\n"
+    assert (folder / "a.txt").read_text() == f"{launch}\n"
 
 
 def test_rules_and_outputs_are_known_by_name(tmp_path: Path) -> None:
@@ -300,19 +304,20 @@ def test_braces_around_a_name_are_a_wildcard() -> None:
 
 
 def test_precommand_of_remote_jobs(tmp_path: Path) -> None:
-    (tmp_path / "environment.sh").write_text(f"touch {tmp_path}/sourced\n")
+    folder = tmp_path / "workflow"
+    for path in (folder, tmp_path / "x"):
+        path.mkdir()
+    (tmp_path / "x/environment.sh").write_text(f"touch {tmp_path}/sourced\n")
     server = stand_in(tmp_path / "server")
-    snakefile = f"""
-def change():
-    SNAKEMAKE.precommand = SNAKEMAKE.precommand.replace("x/", "{tmp_path}/")
-SNAKEMAKE.on_start(change)
+    snakefile = """
+SNAKEMAKE.on_start(SNAKEMAKE.resolve_precommand)
 rule all:
     output: "a.txt"
-    shell: "touch {{output}}"
+    shell: "touch {output}"
 """
     arguments = ("--executor", "pbs", "--jobs", "1", "--precommand", ". x/environment.sh")
     often = ("--seconds-between-status-checks", "1")
-    done = run(tmp_path, snakefile, *arguments, *often, environment=server.environment)
+    done = run(folder, snakefile, *arguments, *often, environment=server.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "sourced").exists()
 

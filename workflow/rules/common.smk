@@ -7,7 +7,7 @@ from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
 from tokamake.config.data_set import RUN
 from tokamake.workflow.paths import DOCTOR, split_weights
-from tokamake.workflow.report import FINETUNE_FIGURES
+from tokamake.workflow.report import FINETUNE_FIGURES, figure_outputs
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix(SNAKEMAKE))

@@ -124,15 +124,7 @@ if finetune_rules.names:
             scores=f"{RUN}/finetune.json",
             evaluation=f"{RUN}/evaluate_finetuned.json",
         output:
-            [
-                report(
-                    f"{RUN}/plots/{figure.file}",
-                    category=figure.category,
-                    caption=figure.caption,
-                    labels={"run": "{run}", "shows": figure.subject},
-                )
-                for figure in FINETUNE_FIGURES
-            ],
+            figure_outputs(FINETUNE_FIGURES),
         log:
             "logs/{run}/plot_finetuned.log",
         benchmark:

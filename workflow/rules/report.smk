@@ -24,15 +24,7 @@ rule plot:
         tasks=task_rules.scores,
         samples=f"{RUN}/samples.json",
     output:
-        [
-            report(
-                f"{RUN}/plots/{figure.file}",
-                category=figure.category,
-                caption=figure.caption,
-                labels={"run": "{run}", "shows": figure.subject},
-            )
-            for figure in FIGURES
-        ],
+        figure_outputs(FIGURES),
     log:
         "logs/{run}/plot.log",
     benchmark:
@@ -64,15 +56,7 @@ if ENCODERS:
             run=f"{RUN}/run.yaml",
             train=f"{RUN}/train.json",
         output:
-            [
-                report(
-                    f"{RUN}/plots/{figure.file}",
-                    category=figure.category,
-                    caption=figure.caption,
-                    labels={"run": "{run}", "shows": figure.subject},
-                )
-                for figure in ENCODER_FIGURES
-            ],
+            figure_outputs(ENCODER_FIGURES),
         log:
             "logs/{run}/plot_encoder.log",
         benchmark:

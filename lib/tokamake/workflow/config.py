@@ -1,9 +1,11 @@
 """Reads the config of a workflow, then checks everything that it names."""
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tokamake.preflight.initial_models import check_initial_models
 from tokamake.preflight.model import check_planned_fim
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.console import counted
+from tokamake.validation import parse_yaml
 from tokamake.workflow.planned_data import (
     check_empty,
     check_indexes,
@@ -31,6 +34,34 @@ from tokamake.workflow.planned_data import (
     read_previous,
 )
 from tokamake.workflow.snakemake_internals import check_braces
+
+
+def check_config_files(paths: Iterable[str | Path]) -> None:
+    """Check that config files are valid YAML without duplicate keys.
+
+    Snakemake keeps the last of several equal keys, and its message about invalid YAML names neither
+    the file nor the line. A file that does not exist is left to Snakemake.
+    """
+    for path in map(Path, paths):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
+        is_json = False
+        with suppress(ValueError):  # JSON may be indented with tabs
+            json.loads(text)
+            is_json = True
+        # yte's templates have a syntax of their own.
+        if not is_json and "__use_yte__" not in text:
+            parse_yaml(text, _shown(path))
+
+
+def _shown(path: Path) -> str:
+    """Path as the user would write it: Snakemake makes those of `--configfile` absolute."""
+    absolute, here = path.absolute(), Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else path)
 
 
 def read_workflow_config(

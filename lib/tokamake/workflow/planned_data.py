@@ -1,12 +1,14 @@
 """The plan of a config: shards, merged datasets and job batches, decided before any job runs."""
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.config.data_set import DataSet
@@ -22,7 +24,9 @@ from tokamake.data.tokenize.verify import find_faults
 from tokamake.errors import UserError
 from tokamake.preflight.planned import changed_shards
 from tokamake.runtime.console import counted
-from tokamake.workflow.training_jobs import runs_in_training
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_pbs.base.records import Records
 
 
 @contextmanager
@@ -192,3 +196,37 @@ def _datasets(plan: Plan) -> tuple[dict[str, Any], set[tuple[str, str]]]:
     """Settings of a plan, and its corpora with their text keys; raw files do not change them."""
     names = {(m.corpus, m.name.removeprefix(m.corpus).partition("_")[2]) for m in plan.merged}
     return plan.settings, names
+
+
+def runs_in_training(runs: Collection[str]) -> list[str]:
+    """Runs whose training an earlier controller submitted, and whose end no controller has seen."""
+    if find_spec("snakemake_executor_plugin_pbs") is None:
+        return []  # a package of its own; without it, there are no jobs
+    from snakemake_executor_plugin_pbs.base.records import Records
+
+    training: set[str] = set()
+    for folder in (Path(".snakemake/pbs"), Path(".snakemake/slurm")):
+        if folder.is_dir():  # a dry run must not make it
+            training |= _trained_by(Records(folder))
+    return [run for run in runs if run in training]
+
+
+def _trained_by(records: "Records") -> set[str]:
+    try:
+        submitted = list(records.load())
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{records.folder}: a record.json is damaged ({error}); delete it"
+        ) from None
+    running = (
+        record
+        for record in submitted
+        if not record.cancelled and records.exit_status(record) is None
+    )
+    return {_run_of(Path(path)) for record in running for path in record.outputs}
+
+
+def _run_of(output: Path) -> str:
+    """Name of the run that a job with this output trains, or an empty string."""
+    is_training = re.fullmatch(r"train(\.\d+)?\.json", output.name)
+    return output.parent.name if is_training and output.parent.parent.name == "results" else ""

@@ -2,16 +2,18 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import files
+from tokamake.config.data_set import RUN
 from tokamake.config.objective import objective_data
 from tokamake.config.runs import read_runs
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.workflow.snakemake_internals import Snakemake
+from tokamake.workflow.snakemake_internals import Snakemake, in_report
 
 
 class Figure(NamedTuple):
@@ -54,6 +56,19 @@ ENCODER_FIGURES = (
 
 FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg", "Finetuning"))
 """Figures that the rule `plot_finetuned` draws."""
+
+
+def figure_outputs(figures: Iterable[Figure]) -> list[str]:
+    """Figures of a `{run}` as outputs that the report shows."""
+    return [
+        in_report(
+            f"{RUN}/plots/{figure.file}",
+            category=figure.category,
+            caption=figure.caption,
+            labels={"run": "{run}", "shows": figure.subject},
+        )
+        for figure in figures
+    ]
 
 
 def plotted_runs(config: WorkflowConfig) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from snakemake.io import IOFile, contains_wildcard, flag, strip_wildcard_constraints
+from snakemake.io import IOFile, contains_wildcard, flag, report, strip_wildcard_constraints
 from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.resources import Resource
@@ -127,22 +127,31 @@ class Snakemake:
         defaults = self._workflow.resource_settings.default_resources or {}
         return defaults[name].raw if name in defaults else None
 
-    def set_default_resource(self, name: str, text: str) -> None:
-        """Replace a resource of `default-resources`, for rules that are declared from now on."""
-        settings = self._workflow.resource_settings
-        resource = Resource(name, text, raw=repr(text))
-        settings.default_resources[name] = resource
-        settings._parsed_default_resources[name] = resource
+    def resolve_launch(self) -> None:
+        """Let a profile's launch script be found from any working directory.
 
-    @property
-    def precommand(self) -> str | None:
-        """Shell command that runs in each remote job before it starts; known once jobs start."""
+        Profiles name their scripts relative to the repository. If the working directory has no such
+        file, the one in the repository is meant.
+        """
+        launch = self.default_resource("launch")
+        if isinstance(launch, str) and (path := launch.strip("'\"")) != self._resolve(path):
+            settings = self._workflow.resource_settings
+            resource = Resource("launch", self._resolve(path), raw=repr(self._resolve(path)))
+            settings.default_resources["launch"] = resource
+            settings._parsed_default_resources["launch"] = resource
+
+    def resolve_precommand(self) -> None:
+        """Let scripts in `precommand` be found; it runs in each remote job, and is known then."""
         settings = self._workflow.remote_execution_settings  # None: all jobs run here
-        return settings and settings.precommand
+        if settings and settings.precommand:
+            words = settings.precommand.split(" ")
+            resolved = (self._resolve(word) if "/" in word else word for word in words)
+            settings.precommand = " ".join(resolved)
 
-    @precommand.setter
-    def precommand(self, command: str) -> None:
-        self._workflow.remote_execution_settings.precommand = command
+    def _resolve(self, path: str) -> str:
+        is_here = Path(path).is_absolute() or Path(path).exists()
+        in_repository = self.repository / path
+        return path if is_here or not in_repository.exists() else str(in_repository)
 
     def force_job(self, path: str) -> None:
         """Run the job that writes a file, as `--forcerun` does, in a dry run too."""
@@ -362,6 +371,12 @@ def ancient(paths: list[str]) -> list[str]:
     return [flag(path, "ancient") for path in paths]
 
 
+def in_report(path: str, **options: Any) -> str:
+    """An output that Snakemake's report shows."""
+    output: str = report(path, **options)
+    return output
+
+
 def check_braces(paths: Iterable[Path], setting: str) -> None:
     """Refuse input files whose names have braces: Snakemake knows no escape for them."""
     for path in paths:
@@ -370,27 +385,3 @@ def check_braces(paths: Iterable[Path], setting: str) -> None:
                 f"{setting}: {path}: braces in a path are wildcards of Snakemake; rename the file "
                 "or folder, or give a link to it"
             )
-
-
-def resolve_launch(snakemake: Snakemake, root: Path) -> None:
-    """Let a profile's launch script be found from any working directory.
-
-    Profiles name their scripts relative to the repository. If the working directory has no such
-    file, the one in the repository is meant.
-    """
-    launch = snakemake.default_resource("launch")
-    if isinstance(launch, str) and (path := launch.strip("'\"")) != _resolve(path, root):
-        snakemake.set_default_resource("launch", _resolve(path, root))
-
-
-def resolve_precommand(snakemake: Snakemake, root: Path) -> None:
-    """Set up scripts in `precommand`, which Snakemake knows once jobs start."""
-    words = (snakemake.precommand or "").split(" ")
-    resolved = [_resolve(word, root) if "/" in word else word for word in words]
-    if words != resolved:
-        snakemake.precommand = " ".join(resolved)
-
-
-def _resolve(path: str, root: Path) -> str:
-    is_here = Path(path).is_absolute() or Path(path).exists()
-    return path if is_here or not (root / path).exists() else str(root / path)

@@ -4,7 +4,7 @@ import atexit
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -16,13 +16,16 @@ from tokamake.data.corpus.plan_file import write_plan
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
+from tokamake.remote.download import is_cached
+from tokamake.remote.remote_file import RemoteFile, cache_folder, is_offline
+from tokamake.runtime.console import counted
 from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import write_jobs
+from tokamake.units import in_bytes
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import check_workflow_config, read_workflow_config
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.doctor import DoctorRules
-from tokamake.workflow.downloads import raw_downloads, report_downloads
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.finetune import FinetuneRules
 from tokamake.workflow.options import RunSettings
@@ -31,11 +34,7 @@ from tokamake.workflow.planned_data import read_previous
 from tokamake.workflow.preflight import Preflight, num_ranks
 from tokamake.workflow.report import ReportRules
 from tokamake.workflow.segments import SegmentRules
-from tokamake.workflow.snakemake_internals import (
-    Snakemake,
-    resolve_launch,
-    resolve_precommand,
-)
+from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.targets import Targets
 from tokamake.workflow.tasks import TaskRules
 
@@ -44,6 +43,8 @@ _DATA_RULES = {
     *("tokenize", "merge", "describe"),
 }
 """Rules that write files of the data set that all its runs read."""
+_MAX_ADDRESSES = 3
+"""Addresses of downloads that a message names."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def rule_functions(
     is_main = snakemake.is_main_process
     # workflow/envs/tokamake.post-deploy.sh installs it; Snakemake runs a copy of the script.
     os.environ["TOKAMAKE_REPOSITORY"] = str(snakemake.repository)
-    resolve_launch(snakemake, snakemake.repository)
+    snakemake.resolve_launch()
     snakemake.keep_records_beside_outputs()
     with exit_on_user_error():
         checked = read_workflow_config(
@@ -127,6 +128,41 @@ def rule_functions(
         )
 
 
+def raw_downloads(config: WorkflowConfig) -> list[RemoteFile]:
+    """Raw files behind addresses of batches that are not tokenized yet, and that have no link."""
+    if not config.downloads:
+        return []
+    needed = {
+        path
+        for batch, shards in config.tokenize_batches.items()
+        if not Path(config.data_set.batch_file("tokenize", batch)).exists()
+        for shard in shards
+        for path in config.shards[shard].files
+    }
+    paths = sorted(needed & config.downloads.keys())
+    return [config.downloads[path].file for path in paths if not Path(path).exists()]
+
+
+def report_downloads(files: Iterable[RemoteFile]) -> None:
+    """Say what jobs will download; with HF_HUB_OFFLINE, name what is not in the cache."""
+    missing = [file for file in files if not (is_offline() and is_cached(file))]
+    if not missing:
+        return
+    size = in_bytes(sum(file.size for file in missing))
+    text = f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, "
+    if is_offline():
+        num_others = len(missing) - _MAX_ADDRESSES
+        others = f" and {num_others:,} more" if num_others > 0 else ""
+        text += (
+            f"not in {cache_folder()}, and HF_HUB_OFFLINE is set: "
+            f"{', '.join(file.url for file in missing[:_MAX_ADDRESSES])}{others}; start once on a "
+            "node with a network, without HF_HUB_OFFLINE"
+        )
+    else:
+        text += f"to be downloaded to {cache_folder()}"
+    print(text, file=sys.stderr)
+
+
 def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     """Write the plan before the first job; say what training has saved after a failure."""
     if not snakemake.is_main_process:
@@ -143,7 +179,7 @@ def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     config = functions.config
     if not functions.data.has_written_plan:
         _lock_data(snakemake, config)
-    resolve_precommand(snakemake, snakemake.repository)
+    snakemake.resolve_precommand()
     write_decisions(functions.config)
     write_settings(config)
     write_plan(Path(config.data_set.plan), config.plan)

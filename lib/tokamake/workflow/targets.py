@@ -6,6 +6,7 @@ Snakemake takes no rule with wildcards as a target. Each such rule becomes the f
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,65 +21,56 @@ from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.tasks import TaskRules
 
 
+@dataclass(frozen=True)
 class Targets:
     """Turns what a user asks for into what Snakemake can build."""
 
-    def __init__(
-        self,
-        config: WorkflowConfig,
-        snakemake: Snakemake,
-        *,
-        checkpoints: CheckpointRules,
-        segments: SegmentRules,
-        tasks: TaskRules,
-        doctor: DoctorRules,
-    ) -> None:
-        self._config = config
-        self._snakemake = snakemake
-        self._checkpoints = checkpoints
-        self._segments = segments
-        self._tasks = tasks
-        self._doctor = doctor
+    config: WorkflowConfig
+    snakemake: Snakemake
+    checkpoints: CheckpointRules
+    segments: SegmentRules
+    tasks: TaskRules
+    doctor: DoctorRules
 
     def expand(self, targets: Iterable[str]) -> set[str]:
         """Replace each rule with wildcards by the files that it makes for all runs."""
         expanded: set[str] = set()
         for target in targets:
-            if self._snakemake.is_rule(target):
+            if self.snakemake.is_rule(target):
                 expanded |= set(self._outputs_for_all_runs(target) or [target])
                 continue
-            if self._snakemake.is_main_process:
+            if self.snakemake.is_main_process:
                 self._check(target)
             expanded.add(target)
         return expanded
 
     def _outputs_for_all_runs(self, target: str) -> list[str]:
         """Files that a rule makes for all runs; none if it has other wildcards."""
-        rule = self._snakemake.original_name(target)
+        rule = self.snakemake.original_name(target)
         if rule == "convert":
-            return self._checkpoints.exported or exit_with(
+            return self.checkpoints.exported or exit_with(
                 "convert: the config names no export format; list some, as in "
                 "convert: [mds-tp2], or ask for one: results/RUN/convert/FORMAT"
             )
         if rule == "import_checkpoint":
-            return self._checkpoints.imported or exit_with(
+            return self.checkpoints.imported or exit_with(
                 "import_checkpoint: every run starts from random weights, or from a checkpoint "
                 "that training reads as it is; there is nothing to convert"
             )
         if rule == "plan_segments":
-            names = self._segments.open_ended
+            names = self.segments.open_ended
             return [f"results/{name}/segments.json" for name in names] or exit_with(
                 "plan_segments: there is nothing to plan: no run has train.segment_steps "
                 "and the length of its corpora's epochs"
             )
         if rule == "doctor":
-            return [self._doctor.report]
-        wildcards, outputs = self._snakemake.outputs(target)
+            return [self.doctor.report]
+        wildcards, outputs = self.snakemake.outputs(target)
         if "task" in wildcards:
-            return self._tasks.outputs_for_all_runs(outputs)
+            return self.tasks.outputs_for_all_runs(outputs)
         if not {"run"} <= wildcards <= {"run", "segment"}:
             return []
-        runs = self._config.finetuned if rule in FINETUNE_RULES else self._config.runs
+        runs = self.config.finetuned if rule in FINETUNE_RULES else self.config.runs
         return [output.format(run=run, segment="") for output in outputs for run in runs]
 
     def _check(self, target: str) -> None:
@@ -89,20 +81,20 @@ class Targets:
         top, _, below = path.partition("/")
         name, _, rest = below.partition("/")
         segment = re.fullmatch(r"(train|evaluate)\.(\d+)\.json", rest)
-        if name in self._config.runs and segment:
-            last = self._config.runs[name].train.num_steps
+        if name in self.config.runs and segment:
+            last = self.config.runs[name].train.num_steps
             if last is not None and int(segment[2]) >= last:
                 exit_with(
                     f"{target}: run {name} ends at step {last:,}; its last job makes "
                     f"results/{name}/{segment[1]}.json, and segments end at steps before"
                 )
-        if self._snakemake.is_produced(path) or Path(path).exists():
+        if self.snakemake.is_produced(path) or Path(path).exists():
             return
-        runs = self._config.all_runs
+        runs = self.config.all_runs
         if top == "results" and any(
-            self._snakemake.is_produced(f"{RUN.format(run=run)}/{rest}") for run in runs
+            self.snakemake.is_produced(f"{RUN.format(run=run)}/{rest}") for run in runs
         ):
             exit_with(f"{target}: no run is called {name}; there is {', '.join(runs)}")
-        close = get_close_matches(target, self._snakemake.rule_names(), n=1)
+        close = get_close_matches(target, self.snakemake.rule_names(), n=1)
         advice = f"did you mean {close[0]}?" if close else "`snakemake --list` lists the rules"
         exit_with(f"{target}: no rule has this name or writes this file; {advice}")

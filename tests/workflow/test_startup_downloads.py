@@ -10,7 +10,7 @@ from tests.test_house import commands, rules
 from tokamake.cli import ONLINE
 from tokamake.remote.download import download, list_files
 from tokamake.remote.remote_file import RemoteFile
-from tokamake.workflow.downloads import report_downloads
+from tokamake.workflow.startup import report_downloads
 
 
 @pytest.mark.parametrize("rule", ["fetch", "fetch_weights", "push"])

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_pbs.base.records import Record, Records
 from tests.support.workflows import CONFIG, make_workspace
 from tokamake.data.corpus.plan_file import Plan, write_plan
 from tokamake.workflow.config import read_workflow_config
-from tokamake.workflow.training_jobs import runs_in_training
+from tokamake.workflow.planned_data import runs_in_training
 
 TABLE = "corpus\tfiles\tweight\nweb\traw/*.jsonl\t1\n"
 
