@@ -14,7 +14,7 @@ from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.megatron_model.vocabulary import with_vocab_size
+from tokamake.checkpoint.megatron_model.args_reader import with_vocab_size
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError

@@ -18,7 +18,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import make_run
 from tests.support.tied_start import SAVED, TIED, prepare_tied
 from tokamake import files
-from tokamake.checkpoint.native.dcp_reader import DcpReader
+from tokamake.checkpoint.native.dcp_storage import DcpReader
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
 from tokamake.preflight import run_record

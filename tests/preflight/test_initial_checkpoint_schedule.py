@@ -10,7 +10,7 @@ from tests.support.megatron_optimizers import SCHEDULER
 from tests.support.runs import ARCHITECTURE, make_run, prepare, train_here
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
+from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.training import TrainSettings

@@ -24,7 +24,7 @@ from tokamake.checkpoint.tensors.checkpoint import (
     Progress,
     Target,
 )
-from tokamake.checkpoint.tensors.replicas import check_replicas
+from tokamake.checkpoint.tensors.chunks import check_replicas
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.architecture import Architecture

@@ -91,13 +91,12 @@ def convert(
             Without enough memory for both models, this is said and left out.
         workers: Threads; 0: one a core, at most 4. The output does not depend on it.
     """
+    from tokamake.checkpoint import detect
     from tokamake.checkpoint.checkpoint_tokenizer import check_kept_tokenizer
-    from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.detect import load_format, open_any, suggesting_other_step, title
     from tokamake.checkpoint.load_model import tokenizer_of_run
-    from tokamake.checkpoint.megatron_model.vocabulary import unknown_size_warning, with_vocab_size
+    from tokamake.checkpoint.megatron_model.args_reader import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
-    from tokamake.checkpoint.tensors.replicas import check_replicas
+    from tokamake.checkpoint.tensors.chunks import check_replicas
     from tokamake.checkpoint.writer import refuse_existing, write
     from tokamake.files import allow_open_files
     from tokamake.runtime.cores import file_workers
@@ -118,11 +117,11 @@ def convert(
     _check_zero(format, data_parallel_size, stage=zero_stage)
     refuse_existing(target)
     allow_open_files()
-    checkpoint, name = open_any(source), format.replace("-", "_")
+    checkpoint, name = detect.open_any(source), format.replace("-", "_")
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     warnings = [unknown_size_warning(checkpoint)]
-    plug_in = load_format(name)
+    plug_in = detect.load_format(name)
     tokenizer_config = plugins.constant(FORMATS, name, "TOKENIZER_CONFIG", default="")
     if tokenizer_config and not checkpoint.tokenizer:
         tokenizer = tokenizer or tokenizer_of_run(checkpoint)
@@ -130,8 +129,8 @@ def convert(
         checkpoint, tokenizer, generation_config=generation_config
     )
     workers = workers or file_workers()
-    with suggesting_other_step(source, checkpoint.path):
-        check_checksums(checkpoint, workers=workers)
+    with detect.suggesting_other_step(source, checkpoint.path):
+        detect.check_checksums(checkpoint, workers=workers)
         if not take_first_copy:
             check_replicas(checkpoint.source)
     copied_tokenizer = checkpoint.tokenizer if tokenizer_config else ()
@@ -142,7 +141,7 @@ def convert(
     check = _LogitsCheck(checkpoint, dtype) if compare_logits else None
     result = write(target, checkpoint, name, options, workers=workers, check=check)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
-    print(f"{target}: {title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
+    print(f"{target}: {detect.title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
     _print_side_files(checkpoint, options, config=tokenizer_config, left=result.left)
     if check:
         print(check.result)

@@ -1,16 +1,21 @@
-"""Detect the format of a checkpoint from its files, and open it."""
+"""Detect the format of a checkpoint from its files, open it, and verify its checksums."""
 
 import re
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
-from tokamake.checkpoint import other_weights
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates, pointed_files
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.checkpoint.torch_files.pickle_reader import View
 from tokamake.config.model import FORMATS
 from tokamake.errors import UserError
 
@@ -121,7 +126,7 @@ def _open(path: Path) -> Checkpoint:
 
 def _unknown(path: Path) -> UserError:
     """Error for a path that holds no checkpoint of a known format."""
-    if other := other_weights.in_path(path):
+    if other := model_tensors.unsupported_file(path):
         return UserError(f"{path}: {other}")
     if not path.is_dir():
         problem = "is a file" if path.exists() else "no such folder"
@@ -168,3 +173,38 @@ def _near_miss(folder: Path) -> str | None:
             if all(any(map(Path.is_file, folder.glob(pattern))) for pattern in patterns):
                 return problem
     return None
+
+
+def check_checksums(
+    checkpoint: Checkpoint, *, workers: int, rank: int = 0, world_size: int = 1
+) -> None:
+    """Read all files of a checkpoint, and compare the data with the checksums in them.
+
+    Safetensors have no checksums, nor have files of torch before 1.6.
+    """
+    files = sorted({extent.file for extent in checkpoint.source.extents})
+    archives = load_format(checkpoint.format).archives(files)
+    own = files[rank::world_size]
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(lambda file: _check(file, archives.get(file, [])), own):
+            pass
+
+
+def _check(file: Path, archives: Iterable[tuple[int, int]]) -> None:
+    with file.open("rb") as stream:
+        for start, length in archives:
+            view = View(stream, start, length=length)
+            if not zipfile.is_zipfile(view):
+                continue
+            try:
+                with zipfile.ZipFile(view) as archive:
+                    compute = partial(_compute, stream.fileno(), start)
+                    torch_archive.check_checksums(archive, view, compute=compute)
+            except ValueError as error:
+                raise UserError(
+                    f"{file}: damaged: {error}; fetch or write the checkpoint again"
+                ) from None
+
+
+def _compute(descriptor: int, archive_start: int, start: int, size: int) -> int:
+    return torch_archive.checksum(descriptor, archive_start + start, size)

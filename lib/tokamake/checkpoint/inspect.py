@@ -113,9 +113,8 @@ def _check_values(checkpoint: "Checkpoint") -> None:
     """Read every tensor once, replicas too."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from tokamake.checkpoint.checksums import check_checksums
-    from tokamake.checkpoint.tensors.chunks import num_not_finite
-    from tokamake.checkpoint.tensors.replicas import check_replicas
+    from tokamake.checkpoint.detect import check_checksums
+    from tokamake.checkpoint.tensors.chunks import check_replicas, num_not_finite
     from tokamake.errors import UserError
     from tokamake.runtime.console import progress
     from tokamake.runtime.cores import file_workers

@@ -29,7 +29,7 @@ class LoadedModel(NamedTuple):
 
 def verify(checkpoint: Checkpoint, *, rank: int = 0, world_size: int = 1) -> None:
     """Compare the weights of a checkpoint with the checksums that its files have."""
-    from tokamake.checkpoint.checksums import check_checksums
+    from tokamake.checkpoint.detect import check_checksums
     from tokamake.runtime.cores import file_workers
 
     with suggesting_other_step(checkpoint.path, checkpoint.path):

@@ -5,11 +5,12 @@ into such mappings and write from them; `to_model` connects them to the model co
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
-from tokamake.checkpoint import other_weights
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -20,7 +21,24 @@ if TYPE_CHECKING:
 
     from tokamake.models.common.random_weights import RandomWeights
 
+
 _REMEDY = "fetch or export the checkpoint again, or fix its architecture"
+ADAPTER = "a LoRA adapter (PEFT), no whole model; merge it into its model (PEFT: merge_and_unload)"
+QUANTIZED = "quantized weights; dequantize the model (transformers: model.dequantize()), save that"
+_AS_HF = "convert it to Hugging Face's format with safetensors"
+_FILES = {
+    "adapter_*": ADAPTER,
+    "*.gguf": f"a GGUF file of llama.cpp; fetch the model that it was made from, or {_AS_HF}",
+    "consolidated*.pth": f"a checkpoint in the format of Meta's own code; {_AS_HF}",
+    "*.nemo": f"a checkpoint of NeMo; {_AS_HF}",
+    "tf_model*.h5": f"weights of TensorFlow; {_AS_HF}",
+    "flax_model*.msgpack": f"weights of Flax; {_AS_HF}",
+}
+_TENSORS = {
+    r"base_model\.model\..*|(.*\.)?(lora|vera)_.*": ADAPTER,
+    r".*\.(qweight|qzeros|g_idx|SCB|weight_(scale|scale_inv|packed|zero_point))": QUANTIZED,
+    r".*\.weight\.(absmax|quant_map|nested_\w+|quant_state\..*)": QUANTIZED,
+}
 
 
 def _empty_model(architecture: Architecture) -> "nn.Module":
@@ -62,7 +80,7 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
         sorted(names.keys() - expected.keys()),
     )
     for name in unknown:
-        if other := other_weights.in_tensor(name):
+        if other := unsupported_model(name):
             raise UserError(f"{where}: tensor {name} belongs to {other}")
     problems = [
         f"tensor {wrong[0]}{f' (and {len(wrong) - 1} more)' * (len(wrong) > 1)} {problem}"
@@ -99,3 +117,17 @@ def summary(architecture: Architecture) -> str:
     """Describe the size of a new model, e.g. `3,412,992 parameters in 38 tensors, fp32`."""
     sizes = [*map(math.prod, shapes(architecture).values())]
     return f"{sum(sizes):,} parameters in {len(sizes)} tensors, fp32"
+
+
+def unsupported_file(path: Path) -> str | None:
+    """Describe a file, or the first known one of a folder, with the remedy; None: none is known."""
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        for pattern, text in _FILES.items():
+            if file.is_file() and file.match(pattern):
+                return f"is {text}" if file == path else f"{file.name} is {text}"
+    return None
+
+
+def unsupported_model(name: str) -> str | None:
+    """Describe what a tensor belongs to that no plain model has, with the remedy."""
+    return next((text for pattern, text in _TENSORS.items() if re.fullmatch(pattern, name)), None)

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokamake import plugins
+from tokamake.config.tasks import FOLDER, TaskSettings
+from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
 
@@ -45,7 +48,6 @@ def evaluate_task(
     from tokamake.config.tasks import FOLDER
     from tokamake.evaluate.evaluate import check_values, sequence_length_of
     from tokamake.evaluate.scorer import Scorer
-    from tokamake.evaluate.task_check import check_task
     from tokamake.files import write_json
     from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.model import InferenceModel
@@ -112,3 +114,18 @@ def read_task(name: str, settings: str) -> "TaskSettings":
     if not isinstance(values, dict):
         raise UserError(f"settings: {settings}: not an object; give one such as {{}}")
     return validate(TaskSettings, {**values, "name": name}, "settings")
+
+
+def check_task(task: TaskSettings) -> None:
+    """Check that local files exist, then run the plug-in's own checks."""
+    local_files(task)
+    if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
+        plugins.load(FOLDER, task.name).check(task)
+
+
+def local_files(task: TaskSettings) -> list[Path]:
+    """Return the local files of a task: its data, and the files that the plug-in itself names."""
+    files = expand([each for each in task.data if each not in task.addresses])
+    if not plugins.constant(FOLDER, task.name, "NEEDS_DATA"):
+        files += plugins.load(FOLDER, task.name).files(task)
+    return files

@@ -13,7 +13,7 @@ from typing import Any
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.detect import open_any, title
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
+from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER, RATES
 from tokamake.checkpoint.native.folder import NativeCheckpoint, open_native
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.config.architecture import Architecture, read_architecture

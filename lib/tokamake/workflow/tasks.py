@@ -6,7 +6,7 @@ from typing import Any
 from tokamake.config.data_set import RUN
 from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
-from tokamake.evaluate.task_check import check_task, local_files
+from tokamake.evaluate.evaluate_task import check_task, local_files
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import check_braces

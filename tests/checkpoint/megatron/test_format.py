@@ -18,7 +18,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
-from tokamake.checkpoint.tensors.replicas import check_replicas
+from tokamake.checkpoint.tensors.chunks import check_replicas
 from tokamake.errors import UserError
 
 FILE = Path("iter_0000007/mp_rank_00/model_optim_rng.pt")

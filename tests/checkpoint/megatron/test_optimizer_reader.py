@@ -32,7 +32,7 @@ from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.inspect import inspect
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
+from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, ParallelLayout, Target
 from tokamake.checkpoint.torch_files import torch_archive
 

@@ -10,7 +10,7 @@ from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.tensors.replicas import check_replicas
+from tokamake.checkpoint.tensors.chunks import check_replicas
 from tokamake.errors import UserError
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorPr
 
 from tests.support.python_pickles import PYTHONS, at_hand
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.dcp_writer import DcpWriter
+from tokamake.checkpoint.native.dcp_storage import DcpWriter
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.torch_files import dcp_metadata, dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor

@@ -9,16 +9,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed.zero_partition import (
-    FlatRange,
-    partition_ranges,
-    slice_range,
-    slice_size,
-)
 from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.module_tree import current_name
 from tokamake.checkpoint.megatron_model.optimizer_states import (
@@ -32,8 +27,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent
-from tokamake.checkpoint.tensors.flat_ranges import cut
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn, value_of
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
@@ -45,6 +39,50 @@ _STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 """DeepSpeed's ZeroStageEnum."""
 _Partition = tuple[Path, dict[str, Any]]
 """A file, and its optimizer_state_dict."""
+
+
+class FlatRange(NamedTuple):
+    """A range of elements of a tensor that lies in a larger flat tensor."""
+
+    name: str
+    start: int
+    """First element of the tensor in the range."""
+    stop: int
+    offset: int
+    """Element of the flat tensor where the range begins."""
+
+
+def partition_ranges(
+    sizes: Sequence[tuple[str, int]], start: int, *, stop: int
+) -> Iterator[FlatRange]:
+    """Yield the ranges of concatenated tensors that lie in a partition, as in ZeRO 1 and 2.
+
+    Args:
+        sizes: name and number of elements of each tensor.
+        stop: element after the last. It may lie in the padding after the tensors.
+    """
+    ends = accumulate(size for _, size in sizes)
+    for (name, size), end in zip(sizes, ends, strict=True):
+        begin = end - size
+        low, high = max(start, begin), min(stop, end)
+        if low < high:
+            yield FlatRange(name, low - begin, high - begin, low - start)
+
+
+def slice_size(size: int, num_ranks: int) -> int:
+    """Return the number of elements of a tensor on each rank in ZeRO 3; the last has padding."""
+    return -(-size // num_ranks)
+
+
+def slice_range(name: str, size: int, *, rank: int, num_ranks: int, offset: int) -> FlatRange:
+    """Return the range of a tensor on a rank in ZeRO 3; it is empty if earlier ranks hold it all.
+
+    Args:
+        size: its number of elements.
+        offset: element of the rank's flat tensor where the slice begins.
+    """
+    start, stop = (min(size, number * slice_size(size, num_ranks)) for number in (rank, rank + 1))
+    return FlatRange(name, start, stop, offset)
 
 
 class _FlatGroup(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed.folder import VERSION
-from tokamake.checkpoint.deepspeed.zero_partition import (
+from tokamake.checkpoint.deepspeed.zero_reader import (
     FlatRange,
     partition_ranges,
     slice_range,
@@ -26,8 +26,7 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlic
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
-from tokamake.checkpoint.tensors.flat_ranges import cut
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance
 from tokamake.errors import UserError

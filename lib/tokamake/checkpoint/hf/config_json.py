@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files, plugins
-from tokamake.checkpoint import other_weights
+from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat, label_keys
@@ -37,7 +37,7 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     model_type = config.get("model_type") if isinstance(config, dict) else None
     family, model_format = _find_model_type(model_type, file)
     if config.get("quantization_config"):
-        raise UserError(f"{file}: quantization_config: the folder holds {other_weights.QUANTIZED}")
+        raise UserError(f"{file}: quantization_config: the folder holds {model_tensors.QUANTIZED}")
     if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
     if config.get("auto_map"):

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake import files
-from tokamake.checkpoint import model_tensors, other_weights
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.hf import config_json, safetensors_files
 from tokamake.checkpoint.hf.config_json import REMEDY
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
+from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, same_bits
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
-from tokamake.checkpoint.tensors.replicas import same_bits
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
@@ -72,7 +71,7 @@ def list_files(path: Path) -> list[Path]:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a folder. Tensors stay on disk, except a stored copy of a tied output layer."""
     if (folder / "adapter_config.json").is_file():  # transformers would apply it
-        raise UserError(f"{folder}: {other_weights.in_path(folder)}")
+        raise UserError(f"{folder}: {model_tensors.unsupported_file(folder)}")
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
     stored = _stored_tensors(architecture, model_format)

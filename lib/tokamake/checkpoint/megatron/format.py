@@ -22,15 +22,18 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     OptimizerReader,
 )
 from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
-from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
+from tokamake.checkpoint.megatron_model.args_reader import (
+    Description,
+    arguments_from_shapes,
+    check_rank_counts,
+)
 from tokamake.checkpoint.megatron_model.args_writer import (
     argument_warnings,
     as_megatron_lm,
     megatron_arguments,
 )
+from tokamake.checkpoint.megatron_model.optimizer_states import scheduler_note
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.scheduler import scheduler_note
-from tokamake.checkpoint.megatron_model.shape_arguments import arguments_from_shapes
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     target_ranks,

@@ -13,8 +13,11 @@ from tokamake.checkpoint.megatron.optimizer_reader import COALESCED, MASTERS, SI
 from tokamake.checkpoint.megatron_model import adam
 from tokamake.checkpoint.megatron_model.adam import OPTIMIZER, STEP
 from tokamake.checkpoint.megatron_model.optimizer_buffers import buffer_places
-from tokamake.checkpoint.megatron_model.optimizer_states import state_chunks
-from tokamake.checkpoint.megatron_model.scheduler import OPT_PARAM_SCHEDULER, scheduler_state
+from tokamake.checkpoint.megatron_model.optimizer_states import (
+    OPT_PARAM_SCHEDULER,
+    scheduler_state,
+    state_chunks,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, PlannedTensor

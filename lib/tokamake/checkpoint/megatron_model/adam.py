@@ -5,12 +5,13 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from tokamake.checkpoint.megatron_model.optimizer_states import (
+    LR_SCHEDULER,
     MASTER,
     MODEL,
+    RATES,
     parameter_name,
     state_chunks,
 )
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor

@@ -1,15 +1,21 @@
 """The description of a checkpoint in the file of its first rank: Megatron's `args` and counters.
 
 A checkpoint that tokamake wrote holds the whole architecture in `args.tokamake`. Otherwise the
-architecture is derived from the arguments of Megatron-LM and its forks.
+architecture is derived from the arguments of Megatron-LM and its forks, or from the shapes of
+tensors: Megatron's first versions stored no arguments, as in NVIDIA's BERT and GPT-2 of 345 million
+parameters.
 """
 
+import logging
+import re
+from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokamake import plugins
 from tokamake.checkpoint.megatron_model.model_arguments import architecture_fields, family_of
 from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_number
 from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout
@@ -19,6 +25,18 @@ from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first
 from tokamake.runtime.console import counted
 from tokamake.validation import validate
+
+_ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+_log = logging.getLogger(__name__)
+_HEAD_DIM = 64
+"""Width of the attention heads of all models that were published without arguments."""
+_EMBEDDING = "language_model.embedding"
+_LAYER = re.compile(r"language_model\.encoder\.layers\.(\d+)\.")
+_NEEDED = (
+    f"{_EMBEDDING}.word_embeddings.weight",
+    f"{_EMBEDDING}.position_embeddings.weight",
+    "language_model.encoder.layers.0.mlp.dense_h_to_4h.weight",
+)
 
 
 @dataclass(frozen=True)
@@ -164,3 +182,77 @@ def check_rank_counts(args: Any, folder: Path, *, tensor: int, pipeline: int) ->
                 f"{folder}: has files of {ranks}, its arguments say {expected}; "
                 "fetch or write all files of the checkpoint again"
             )
+
+
+def with_vocab_size(checkpoint: Checkpoint, size: int) -> Checkpoint:
+    """Return the checkpoint with `size` tokens; later rows of the embedding are padding."""
+    option, num_rows = f"--vocab-size {size}", checkpoint.architecture.vocab_size
+    assert num_rows is not None, "an open checkpoint has a vocabulary size"
+    if size == num_rows:
+        return replace(checkpoint, is_padding_unknown=False)
+    if not checkpoint.is_padding_unknown:
+        raise UserError(
+            f"{option}: the checkpoint in {checkpoint.path} says that it has {num_rows:,} tokens; "
+            "leave the option out"
+        )
+    if not 0 < size < num_rows:
+        raise UserError(
+            f"{option}: the embedding in {checkpoint.path} has {num_rows:,} rows; give 1 to "
+            f"{num_rows}"
+        )
+    # The keys of optimizer states have the same ends. Step counts have no rows.
+    keys = [key for key in checkpoint.source if key.endswith(_names(checkpoint.architecture))]
+    keys_with_rows = [key for key in keys if checkpoint.source.shapes[key]]
+    return replace(
+        checkpoint,
+        architecture=checkpoint.architecture.model_copy(update={"vocab_size": size}),
+        source=checkpoint.source.first_rows(keys_with_rows, size),
+        is_padding_unknown=False,
+    )
+
+
+def _names(architecture: Architecture) -> tuple[str, ...]:
+    """Ends of the names of tensors with a row per token."""
+    heads = getattr(plugins.load("models/*/megatron", architecture.family), "HEADS", ())
+    of_heads = [module.ours[0] for module in heads if module.split == "vocabulary"]
+    return (*_ROW_PER_TOKEN, *(f"model.{name}.bias" for name in of_heads))
+
+
+def unknown_size_warning(checkpoint: Checkpoint) -> str | None:
+    """Return a warning if the checkpoint does not record its vocabulary size."""
+    if not checkpoint.is_padding_unknown:
+        return None
+    num_rows = checkpoint.architecture.vocab_size
+    return (
+        f"{checkpoint.path}: does not record the vocabulary size, so all {num_rows:,} rows of the "
+        "embedding are kept as tokens; if some are padding, give --vocab-size"
+    )
+
+
+def arguments_from_shapes(
+    shapes: Mapping[str, tuple[int, ...]], file: Path, *, tensor_parallel_size: int
+) -> Namespace:
+    """Derive the arguments of a model from shapes on the first rank; warn of unknown ones."""
+    missing = [name for name in _NEEDED if name not in shapes]
+    words, positions, mlp = (shapes.get(name, (0, 0)) for name in _NEEDED)
+    hidden_size = words[1]
+    if missing or hidden_size % _HEAD_DIM:
+        size = f"a hidden size of {hidden_size}, no multiple of {_HEAD_DIM}"
+        reason = f"no {missing[0]}" if missing else size
+        raise UserError(
+            f"{file}: has no args, and {reason}: it is none of the models that Megatron wrote "
+            "without args; give a checkpoint with them"
+        )
+    num_heads = hidden_size // _HEAD_DIM
+    _log.warning(
+        "%s: has no args: assuming %d attention heads of width %d, and a GELU by tanh in MLPs",
+        *(file, num_heads, _HEAD_DIM),
+    )
+    return Namespace(
+        num_layers=len({match[1] for name in shapes if (match := _LAYER.match(name))}),
+        hidden_size=hidden_size,
+        ffn_hidden_size=mlp[0] * tensor_parallel_size,
+        num_attention_heads=num_heads,
+        max_position_embeddings=positions[0],
+        bert_binary_head="binary_head.weight" in shapes,
+    )

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from tokamake.checkpoint.megatron_model.optimizer_states import state_chunks
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
-from tokamake.checkpoint.tensors.extents import Chunk
-from tokamake.checkpoint.tensors.flat_ranges import cut
+from tokamake.checkpoint.tensors.extents import Chunk, cut
 
 _ALIGNMENT = 64
 

@@ -1,11 +1,11 @@
-"""Optimizer states of whole parameters, collected from the files of ranks."""
+"""Optimizer states of whole parameters from the files of ranks, and Megatron's scheduler."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS
+from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import torch_archive
@@ -13,6 +13,12 @@ from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
 MODEL, MASTER = "model.", "master."
 """Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
+LR_SCHEDULER = "lr_scheduler"
+"""Key of the state of Megatron's scheduler in DeepSpeed's files, and in `Checkpoint.notes`."""
+RATES = ("max_lr", "min_lr")
+"""Keys of the highest and the lowest learning rate of a schedule."""
+OPT_PARAM_SCHEDULER = "opt_param_scheduler"
+"""The same key in Megatron-LM's files, since its scheduler also sets the weight decay."""
 
 
 @dataclass
@@ -84,3 +90,28 @@ def settings_note(groups: Any) -> dict[str, Any]:
 def _weight_decay(group: Mapping[str, Any]) -> float:
     value = group.get("weight_decay")
     return value if isinstance(value, int | float) else 0.0
+
+
+def scheduler_note(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note with the state of Megatron's scheduler, if a rank's file has it."""
+    schedule = state.get(LR_SCHEDULER, state.get(OPT_PARAM_SCHEDULER))
+    if not isinstance(schedule, dict):
+        return {}
+    plain = (int, float, str, type(None))
+    return {
+        LR_SCHEDULER: {key: value for key, value in schedule.items() if isinstance(value, plain)}
+    }
+
+
+def scheduler_state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the state of Megatron's scheduler: its position, and settings if they are known.
+
+    Megatron reads all keys. Unknown settings are None; --override-opt_param-scheduler makes
+    Megatron ignore them and take those of the new run.
+    """
+    rates = (*RATES, "lr_decay_style")
+    lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")
+    progress = checkpoint.progress
+    position = {"num_steps": progress.consumed_samples, "num_tokens": progress.consumed_tokens}
+    settings = checkpoint.notes.get(LR_SCHEDULER, {})
+    return {**dict.fromkeys((*rates, *lengths)), **settings, **position}

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from tokamake.checkpoint.tensors import flat_ranges
+from tokamake.checkpoint.tensors import extents
 from tokamake.runtime.torch_internals import wrapper_subclass
 
 Offset = tuple[int, ...]
@@ -92,7 +92,7 @@ def chunks_of_range(
     """
     views, position = {}, 0
     slice_shape = [at.stop - at.start for at in place]
-    for slices in flat_ranges.slices_of_range(slice_shape, start, stop=start + len(elements)):
+    for slices in extents.slices_of_range(slice_shape, start, stop=start + len(elements)):
         size = [at.stop - at.start for at in slices]
         offset = tuple(at.start + origin.start for at, origin in zip(slices, place, strict=True))
         num_elements = math.prod(size)

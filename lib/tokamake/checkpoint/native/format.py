@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER
+from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER
 from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
     VERSION,

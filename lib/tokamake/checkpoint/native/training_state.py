@@ -20,8 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tokamake import files
-from tokamake.checkpoint.native.dcp_reader import DcpReader
-from tokamake.checkpoint.native.dcp_writer import DcpWriter
+from tokamake.checkpoint.native.dcp_storage import DcpReader, DcpWriter
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description
 from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor

@@ -21,19 +21,19 @@ from tokamake.checkpoint.megatron_model.args_writer import (
     as_megatron_lm,
     megatron_arguments,
 )
-from tokamake.checkpoint.megatron_model.optimizer_states import MODEL
-from tokamake.checkpoint.megatron_model.rank_file import REMEDY
-from tokamake.checkpoint.megatron_model.scheduler import (
+from tokamake.checkpoint.megatron_model.optimizer_states import (
+    MODEL,
     OPT_PARAM_SCHEDULER,
     scheduler_note,
     scheduler_state,
 )
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import target_ranks
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
-from tokamake.checkpoint.torch_dist import common_state, optimizer_reader
+from tokamake.checkpoint.torch_dist import optimizer_reader
 from tokamake.checkpoint.torch_dist.optimizer_reader import (
     FULLY_RESHARDABLE,
     MASTERS,
@@ -42,9 +42,11 @@ from tokamake.checkpoint.torch_dist.optimizer_reader import (
     StoredModel,
 )
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
+    COMMON_FILE,
     ShardedTensor,
     family_constant,
     match_tensors,
+    read_common,
     second_keys,
     sharded_tensors,
     stack_of,
@@ -106,7 +108,7 @@ def find(path: Path) -> Path | None:
 
 def _is_checkpoint(folder: Path) -> bool:
     # Other folders have a metadata.json, too, such as the datasets of a run.
-    beside = (dcp_metadata.FILE, common_state.FILE)
+    beside = (dcp_metadata.FILE, COMMON_FILE)
     return (folder / _KIND).is_file() and any((folder / name).is_file() for name in beside)
 
 
@@ -115,7 +117,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     _check_kind(folder)
     contents = dcp_metadata.read_contents(folder, may_share=True)
     dcp_metadata.check_files(folder, contents)
-    common = common_state.read_common(folder, contents)
+    common = read_common(folder, contents)
     if _EMBEDDING not in contents.tensors:
         raise UserError(f"{folder}: has no {_EMBEDDING}; give a checkpoint of a language model")
     args, rows = common.value.get("args"), contents.tensors[_EMBEDDING].size[0]
@@ -198,7 +200,7 @@ def _layout(args: Any, file: Path) -> ParallelLayout:
 def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
     """Return first byte and length of the archives in each file."""
     paths = [*files]
-    all_archives = torch_archive.archives(p for p in paths if p.name == common_state.FILE)
+    all_archives = torch_archive.archives(p for p in paths if p.name == COMMON_FILE)
     for folder in {file.parent for file in paths if file.suffix == dcp_metadata.SUFFIX}:
         all_archives |= dcp_metadata.archives(folder)
     return all_archives
@@ -243,7 +245,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     state = _common_state(
         checkpoint, weights, padded_vocab_size=rank.padded_vocab_size, with_states=with_states
     )
-    common_extents = torch_archive.lay_out(step_folder / common_state.FILE, state)
+    common_extents = torch_archive.lay_out(step_folder / COMMON_FILE, state)
     adam.write_loss_scale(checkpoint, common_extents)
     files.write_text(folder / POINTER, f"{step}")
     return [*extents, *common_extents]

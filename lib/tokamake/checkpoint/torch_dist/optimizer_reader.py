@@ -28,10 +28,11 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorParallelRank
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout
 from tokamake.checkpoint.tensors.extents import Extent
-from tokamake.checkpoint.torch_dist.common_state import StoredObject, read_shard
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
     ShardedTensor,
+    StoredObject,
     is_flattened,
+    read_shard,
     to_whole_tensors,
     unflattened,
 )

@@ -2,13 +2,13 @@
 
 A tensor of layers has the layers as its first dimension. Query, key and value are fused, and gate
 and up projection, as on a single tensor-parallel rank. Whatever the parallel layout of a run, its
-checkpoint holds these tensors, cut anywhere.
+checkpoint holds these tensors, cut anywhere. Other values are in the common state.
 """
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,11 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
 )
-from tokamake.checkpoint.tensors.extents import Chunk, Extent
-from tokamake.checkpoint.tensors.flat_ranges import slices_of_range
-from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, slices_of_range
+from tokamake.checkpoint.tensors.source import TensorSource
+from tokamake.checkpoint.torch_files import dcp_archives, pickle_reader, torch_archive
+from tokamake.checkpoint.torch_files.dcp_metadata import Contents, StorageLocation, WholeTensor
+from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
@@ -52,6 +54,9 @@ _CORE_DECODER_NAMES = (
     (r"^language_model\.decoder\.", "decoder."),
 )
 """Those of a decoder beside an encoder; they come first."""
+COMMON_FILE = "common.pt"
+"""File of the common state. Megatron-LM since August 2026 keeps it in an archive instead."""
+_COMMON_KEY = "common_state/shard_0_1"
 
 
 class ShardedTensor(NamedTuple):
@@ -236,3 +241,44 @@ def _rows(chunk: Chunk, tensor: TensorSlice, *, prefix: str) -> Iterator[Chunk]:
             steps = (*[1] * len(place), *chunk.steps)
             key = prefix + parameter_name(part.key)
             yield Chunk(key, (*place, of_rows, *columns), start, steps)
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object of Python in a checkpoint, with `PickledTensor` in place of tensors."""
+
+    value: Any
+    file: Path
+    offset: int = 0
+    """First byte in the file of the archive that holds it."""
+
+    def number(self, value: Any) -> float | None:
+        """Return a number within the object, also if it is a tensor; None if it is neither."""
+        if isinstance(value, int | float):
+            return float(value)
+        if not isinstance(value, PickledTensor) or value.numel != 1:
+            return None
+        extent = torch_archive.extent(self.file, "number", replace(value, shape=(), stride=()))
+        extent = replace(extent, offset=self.offset + extent.offset, chunks=(Chunk("", ()),))
+        return TensorSource([extent], {"": ()}).number("")
+
+
+def read_common(folder: Path, contents: Contents) -> StoredObject:
+    """Read the common state: Megatron's arguments, counters and settings of the optimizer."""
+    if (file := folder / COMMON_FILE).is_file() or _COMMON_KEY not in contents.objects:
+        common = StoredObject(pickle_reader.read(file, REMEDY), file)
+    else:
+        common = read_shard(folder, _COMMON_KEY, location=contents.objects[_COMMON_KEY])
+    if not isinstance(common.value, Mapping):
+        raise UserError(f"{common.file}: holds no state of a checkpoint; {REMEDY}")
+    return common
+
+
+def read_shard(folder: Path, key: str, *, location: StorageLocation) -> StoredObject:
+    """Read an object that a single rank has saved."""
+    file, offset, _ = location
+    # Megatron saves a list with the single shard.
+    shards = dcp_archives.read_object(folder, key, location=location)
+    if not isinstance(shards, list) or len(shards) != 1:
+        raise UserError(f"{folder / file}: damaged at {key}, which is not one object; {REMEDY}")
+    return StoredObject(shards[0], folder / file, offset)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.megatron_model.optimizer_states import settings_note
-from tokamake.checkpoint.megatron_model.scheduler import LR_SCHEDULER, RATES
+from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER, RATES, settings_note
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.checkpoint.native.folder import read_description

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tokamake import files
-from tokamake.checkpoint.checksums import check_checksums
-from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.detect import check_checksums, open_any
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.checkpoint.native.resume_state import ResumeState, read_state
 from tokamake.config.resolved_run import Run

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed import pipeline
 from tokamake.checkpoint.deepspeed.folder import model_states_path
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
@@ -76,7 +75,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     ]
     weights = [extent for rank in ranks for extent in _locate(folder, rank, numbers=numbers)]
     # Each stage may have any parameter: the files of its optimizer states name its parameters.
-    slices = [pipeline.parameters(rank, numbers) for rank in ranks] * stages
+    slices = [deepspeed_folder.pipeline_parameters(rank, numbers) for rank in ranks] * stages
     states = read_states(folder, slices, tensor_parallel_size=tensor, weights=weights)
     return deepspeed_folder.opened(
         "mds_pipeline", folder, description, weights, states, ranks=(tensor, stages)
@@ -84,7 +83,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _locate(folder: Path, rank: TensorParallelRank, *, numbers: Sequence[int]) -> Iterator[Extent]:
-    trees = [*pipeline.layers(rank)]
+    trees = [*deepspeed_folder.pipeline_layers(rank)]
     if len(trees) != len(numbers):
         raise UserError(
             f"{folder}: has {len(numbers)} files layer_*-model_{rank.axis.rank:02d}, a model of "
@@ -114,14 +113,14 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     _check(checkpoint, layout)
     extents: list[Extent] = []
     for number, rank in enumerate(ranks):
-        for layer, tree in enumerate(pipeline.layers(rank), 1):
+        for layer, tree in enumerate(deepspeed_folder.pipeline_layers(rank), 1):
             content: Any = module_tree.planned_tree(tree, checkpoint, target=target)
             extents += torch_archive.lay_out(folder / _file_name(layer, number), content)
     client_state = deepspeed_folder.client_state(checkpoint, layout, ranks[0].padded_vocab_size)
     partitions = PartitionWriter(checkpoint, target)
     for model_rank in range(len(ranks) * stages):
         stage, number = divmod(model_rank, len(ranks))
-        slices = pipeline.stage_parameters(ranks[number], stage, stages=stages)
+        slices = deepspeed_folder.stage_parameters(ranks[number], stage, stages=stages)
         shapes, partition_extents = partitions.lay_out(folder, model_rank, slices=slices)
         extents += partition_extents
         content = {"module": None, **client_state, **shapes}

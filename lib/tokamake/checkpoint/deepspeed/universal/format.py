@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed import pipeline
 from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.format_protocol import CheckpointFormat
@@ -96,7 +95,7 @@ def _states(
 ) -> OptimizerStates:
     states = OptimizerStates()
     has_root = any(name.startswith(f"{module_tree.ROOT}.") for name in folder_of)
-    slices = _slices(rank, None if has_root else pipeline.layer_numbers(folder_of))
+    slices = _slices(rank, None if has_root else deepspeed_folder.pipeline_layer_numbers(folder_of))
     if missing := sorted({*slices} - {*folder_of}):
         missing_slices = {name: slices[name] for name in missing}
         states.extents += _frozen_weights(folder, rank.architecture, slices=missing_slices)
@@ -179,7 +178,7 @@ def _slices(
 ) -> dict[str, TensorSlice]:
     """Return the parameters of a model by DeepSpeed's names; None: there is no pipeline."""
     if layer_numbers is not None:
-        return pipeline.parameters(rank, layer_numbers)
+        return deepspeed_folder.pipeline_parameters(rank, layer_numbers)
     layers = range(rank.architecture.num_hidden_layers)
     return dict(module_tree.named_slices(module_tree.stage_tree(rank, layers)))
 
