@@ -31,7 +31,7 @@ import yaml
 
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.resolved_run import read_run
-from tokamake.config.stability import BadStepSettings
+from tokamake.config.train_sections import BadStepSettings
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.restarts import newest_step

@@ -108,6 +108,7 @@ TESTED_THROUGH = {
         "checkpoint/native/resume_state",
         "preflight/run_record",
     ],
+    "preflight/test_initial_checkpoint.py": ["train/checkpoints/first_weights"],
     "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
     "train/test_loop.py": ["train/hooks/__init__"],

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.objective import sample_settings
 from tokamake.config.root import Config
-from tokamake.config.training import TrainSettings
+from tokamake.config.training import TrainSettings, without_added_defaults
 from tokamake.train.objectives._sentences import max_masked
 
 

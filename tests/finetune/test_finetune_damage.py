@@ -16,8 +16,8 @@ from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.finetune.epochs import read_history
 from tokamake.finetune.finetune_run import read_finetune_run
 from tokamake.finetune.start import effective_settings, read_data
-from tokamake.preflight.run_record import weights_digest
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.checkpoints.first_weights import weights_digest
 from tokamake.train.numerics import with_precision
 
 FAULTS_A_FILE = 14

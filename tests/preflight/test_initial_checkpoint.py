@@ -19,9 +19,9 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
-from tokamake.preflight import run_record
-from tokamake.preflight.run_record import weights_digest
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.checkpoints import first_weights
+from tokamake.train.checkpoints.first_weights import weights_digest
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -80,7 +80,7 @@ def test_digests_of_run_checkpoints_depend_on_run_and_step_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = {imitate(tmp_path / "strange"), imitate(tmp_path / "strange", "others")}
-    monkeypatch.setattr(run_record, "_hashes", refuse)
+    monkeypatch.setattr(first_weights, "_hashes", refuse)
     before = imitate(tmp_path / "one", step=2)
     assert imitate(tmp_path / "two", "optimizer states", seconds=9.0, world_size=4) == before
     others = {imitate(tmp_path / "one", step=4), imitate(tmp_path / "one", digest="b")}
@@ -97,7 +97,7 @@ def test_an_initial_checkpoint_is_hashed_once(
     note = tmp_path / "note"
     before = digest_of(tmp_path / "a", note)
     with monkeypatch.context() as patch:
-        patch.setattr(run_record, "_hashes", refuse)
+        patch.setattr(first_weights, "_hashes", refuse)
         assert digest_of(tmp_path / "a", note) == before
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
     imitate(tmp_path / "a", "others.")
@@ -125,7 +125,7 @@ def test_resuming_does_not_read_the_initial_checkpoint(
     with monkeypatch.context() as patch:
         for module, name in (
             (native_folder, "open_native"),
-            (run_record, "_hashes"),
+            (first_weights, "_hashes"),
         ):
             patch.setattr(module, name, refuse)
         assert train_here(config) == 0

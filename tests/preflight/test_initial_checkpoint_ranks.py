@@ -21,9 +21,9 @@ from tokamake import files
 from tokamake.checkpoint.native.dcp_storage import DcpReader
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
-from tokamake.preflight import run_record
-from tokamake.preflight.run_record import weights_digest
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.checkpoints import first_weights
+from tokamake.train.checkpoints.first_weights import weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +131,13 @@ def test_ranks_read_or_draw_only_their_chunks(
 
 def hash_files(folder: Path) -> tuple[str, list[str]]:
     """Digest of a checkpoint, and the files that this rank has hashed for it."""
-    hashed, hashes = list[str](), run_record._hashes
+    hashed, hashes = list[str](), first_weights._hashes
 
     def record(paths: list[Path]) -> Any:
         hashed.extend(path.name for path in paths)
         return hashes(paths)
 
-    run_record._hashes = record
+    first_weights._hashes = record
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1)
     return weights_digest(folder, ranks), hashed
 

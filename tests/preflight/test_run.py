@@ -9,9 +9,9 @@ import pytest
 from tests.support.berts import bert
 from tests.support.workflows import ARCHITECTURE
 from tokamake.config.architecture import Architecture
-from tokamake.config.fim import FimSettings
 from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run
+from tokamake.config.train_sections import FimSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import data, layout, model

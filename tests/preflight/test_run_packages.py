@@ -7,14 +7,14 @@ import pytest
 
 from tests.support.workflows import CONFIG
 from tokamake import plugins
-from tokamake.config.trackers import FOLDER
+from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import run
 
 OPTIONAL = {
     package
-    for kind in (BACKEND_CHECKS, "optim", FOLDER)
+    for kind in (BACKEND_CHECKS, "optim", TRACKERS)
     for name in plugins.names(kind)
     for package in plugins.constant(kind, name, "PACKAGES", default=())
 }

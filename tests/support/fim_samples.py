@@ -8,7 +8,7 @@ import tokenizers
 
 from tests.conftest import documents
 from tests.support.runs import make_index
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.fim.samples import FimSamples

@@ -19,8 +19,9 @@ from tests.support.runs import make_run, prepare, train_here
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.index_folder import read_index
 from tokamake.data.samples.loader import open_samples
-from tokamake.preflight.run_record import run_digest, weights_digest
+from tokamake.preflight.run_record import run_digest
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.checkpoints.first_weights import weights_digest
 from tokamake.train.data_verification import verify_data
 from tokamake.train.numerics import with_precision
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
-from tokamake.config.added_settings import ADDED_SETTINGS
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.training import TrainSettings
+from tokamake.config.training import ADDED_SETTINGS, TrainSettings
 from tokamake.workflow.options import RunSettings, options
 
 pytestmark = pytest.mark.usefixtures("workspace_here")

@@ -5,14 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from tokamake.config.fields import Settings, Split, plug_in
-from tokamake.config.fim import FimSettings
-from tokamake.config.masking import MaskingSettings
 from tokamake.config.objective import DEFAULT, ObjectiveName
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.parallel import ParallelSettings
 from tokamake.config.schedule import ScheduleSettings
-from tokamake.config.stability import BadStepSettings, LossScalingSettings, StepRanges
-from tokamake.config.trackers import TrackerSettings
+from tokamake.config.train_sections import (
+    BadStepSettings,
+    DropoutSettings,
+    FimSettings,
+    LossScalingSettings,
+    MaskingSettings,
+    StepRanges,
+    TrackerSettings,
+)
 
 OnChange = Literal["refuse", "continue", "restart"]
 _BATCH_SCHEMA = {"anyOf": [{"minimum": 1, "type": "integer"}, {"type": "null"}]}
@@ -22,24 +27,6 @@ def _first_and_last(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) != 2:
         raise ValueError("not two steps; give the first and the last one, such as [20, 22]")
     return value
-
-
-class DropoutSettings(Settings):
-    """Rates of dropout while training, 0 by default. Its masks follow from the seed and the numbers
-    of samples: they are the same at every layout, with recomputation and after a restart."""
-
-    hidden: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Rate of what attention and MLP add to the residual stream."""
-    attention: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Rate of the weights of attention. Attention is slower then, and its memory grows with the
-    square of sequence_length."""
-    embedding: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Rate of the embedding. Megatron uses its --hidden-dropout here, too."""
-
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        """Rates of hidden states, weights of attention, and the embedding."""
-        return self.hidden, self.attention, self.embedding
 
 
 class TrainFields(Settings):

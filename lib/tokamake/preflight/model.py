@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture, objectives
-from tokamake.config.fim import FimSettings
 from tokamake.config.objective import objective_data
 from tokamake.config.root import Config
+from tokamake.config.train_sections import FimSettings
 from tokamake.config.training import TrainSettings
 from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.tokenizers import open_tokenizer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tokamake import plugins
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
-from tokamake.config.trackers import FOLDER as TRACKERS
+from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.data import IndexContent, check_index, check_vocabulary

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from tokamake.config.added_settings import without_added_defaults
 from tokamake.config.fields import Settings
 from tokamake.config.objective import objective_data
+from tokamake.config.training import without_added_defaults
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.exit import exit_with
 

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.support.megatron_logs import megatron_lines
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.config.trackers import TrackerSettings
+from tokamake.config.train_sections import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.hooks import FinishedStep

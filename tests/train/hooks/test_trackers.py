@@ -13,7 +13,7 @@ import pytest
 from tests.support.runs import losses, make_run, records, train_here
 from tokamake import plugins
 from tokamake.config.resolved_run import read_run
-from tokamake.config.trackers import FOLDER, TrackerSettings
+from tokamake.config.train_sections import TRACKERS, TrackerSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import run as preflight_run
@@ -22,8 +22,8 @@ from tokamake.train.trackers._base import FollowedRun
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
-NAMES = plugins.names(FOLDER)
-PACKAGES = [package for name in NAMES for package in plugins.constant(FOLDER, name, "PACKAGES")]
+NAMES = plugins.names(TRACKERS)
+PACKAGES = [package for name in NAMES for package in plugins.constant(TRACKERS, name, "PACKAGES")]
 History = dict[int, dict[str, float]]
 """Values of each step."""
 
@@ -200,7 +200,7 @@ def test_a_tracker_that_hangs_or_fails_does_not_end_training(
 ) -> None:
     load = plugins.load
     plug_in = SimpleNamespace(Tracker=tracker)
-    monkeypatch.setattr(plugins, "load", lambda k, n: plug_in if k == FOLDER else load(k, n))
+    monkeypatch.setattr(plugins, "load", lambda k, n: plug_in if k == TRACKERS else load(k, n))
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
     config = make_run(root, tracker.__name__, trackers={"names": ["wandb"]}, train_steps=3)
     assert train_here(config) == 0

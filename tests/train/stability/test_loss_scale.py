@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tokamake.config.stability import LossScalingSettings
+from tokamake.config.train_sections import LossScalingSettings
 from tokamake.train.stability.loss_scale import LossScale
 
 

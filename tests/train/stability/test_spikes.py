@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tokamake.config.stability import BadStepSettings
+from tokamake.config.train_sections import BadStepSettings
 from tokamake.train.bad_steps import BadStep
 from tokamake.train.stability.spikes import find_fault, robust_score
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake.config.masking import MaskingSettings
 from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
+from tokamake.config.train_sections import MaskingSettings
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
 from tokamake.data.mixture.weights import WeightedPrefix

@@ -35,13 +35,13 @@ from tokamake.preflight.run_record import (
     read_record,
     record,
     run_digest,
-    weights_digest,
     write_record,
 )
 from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
+from tokamake.train.checkpoints.first_weights import weights_digest
 
 SAVING = ".saving"
 """Folder inside the output folder where a checkpoint grows until it is complete."""

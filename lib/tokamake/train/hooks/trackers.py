@@ -14,7 +14,7 @@ from typing import Any
 from tokamake import files, plugins
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
-from tokamake.config.trackers import FOLDER
+from tokamake.config.train_sections import TRACKERS
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.train.hooks import Hook, Training
 from tokamake.train.metrics import Record, measured
@@ -107,7 +107,7 @@ class _Sender(Thread):
         """Open the tracker and send records until the end; report the first error."""
         try:
             self._run.folder.mkdir(parents=True, exist_ok=True)
-            tracker: Tracker = plugins.load(FOLDER, self.name).Tracker(self._run)
+            tracker: Tracker = plugins.load(TRACKERS, self.name).Tracker(self._run)
             self.state = {**self.state, "id": tracker.id}
             while (record := self._records.get()) is not None:
                 if missing := self._not_sent(record):

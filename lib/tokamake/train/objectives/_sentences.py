@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.data import TokenizerSettings, TokenizeSettings
-from tokamake.config.masking import MaskingSettings
 from tokamake.config.objective import IndexedObjective, ObjectiveData
 from tokamake.config.train_fields import TrainFields
+from tokamake.config.train_sections import MaskingSettings
 from tokamake.errors import UserError
 
 _SHORTEST_TARGET = 2

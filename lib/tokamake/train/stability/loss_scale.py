@@ -6,7 +6,7 @@ DeepSpeed's own scaler, which is not used, doubles its scale a step later.
 
 import math
 
-from tokamake.config.stability import LossScalingSettings
+from tokamake.config.train_sections import LossScalingSettings
 
 _MAX = 2.0**32
 _UNSCALED = (1.0, 0)

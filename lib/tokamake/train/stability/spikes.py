@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from sys import float_info
 
-from tokamake.config.stability import BadStepSettings
+from tokamake.config.train_sections import BadStepSettings
 from tokamake.train.bad_steps import BadStep
 
 _NORMAL = 1.4826

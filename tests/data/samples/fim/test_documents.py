@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom
 from tokamake.data.samples.fim.tokens import FimTokens
 from tokamake.errors import UserError

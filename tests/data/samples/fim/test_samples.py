@@ -25,7 +25,7 @@ from tests.support.fim_samples import (
     rearranged,
 )
 from tests.support.ranks import spawn
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.documents import SampleRandom
 from tokamake.data.samples.loader import PAD, batches
 

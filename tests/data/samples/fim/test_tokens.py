@@ -13,7 +13,7 @@ from tests.support.fim_samples import (
     FixedSamples,
     rearranged,
 )
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.fim.samples import FimSamples
 from tokamake.errors import UserError

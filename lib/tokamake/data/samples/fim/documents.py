@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.tokens import FimTokens
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError

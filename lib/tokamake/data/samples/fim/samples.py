@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tokamake import files
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.indexed.manifest import check_tokenizer
 from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tokamake.config.fim import FimSettings
+from tokamake.config.train_sections import FimSettings
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 

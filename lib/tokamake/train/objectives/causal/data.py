@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.masking import MaskingSettings
 from tokamake.config.objective import ObjectiveData, sentence_objectives
 from tokamake.config.train_fields import TrainFields
+from tokamake.config.train_sections import MaskingSettings
 from tokamake.errors import UserError
 
 

@@ -1,10 +1,89 @@
-"""Settings for steps that go wrong: bad numbers, and the loss scale of fp16."""
+"""Sections of `train`: dropout, FIM, masking, trackers, bad steps, loss scaling."""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tokamake.config.fields import Settings
+from tokamake.config.fields import Settings, plug_in
+
+
+class DropoutSettings(Settings):
+    """Rates of dropout while training, 0 by default. Its masks follow from the seed and the numbers
+    of samples: they are the same at every layout, with recomputation and after a restart."""
+
+    hidden: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Rate of what attention and MLP add to the residual stream."""
+    attention: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Rate of the weights of attention. Attention is slower then, and its memory grows with the
+    square of sequence_length."""
+    embedding: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Rate of the embedding. Megatron uses its --hidden-dropout here, too."""
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """Rates of hidden states, weights of attention, and the embedding."""
+        return self.hidden, self.attention, self.embedding
+
+
+class FimSettings(Settings):
+    """Fill-in-the-middle (FIM): rearrange documents so that the model learns to fill gaps."""
+
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of documents to rearrange; 0 turns fill-in-the-middle off."""
+    spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the rearranged documents in the order suffix, prefix, middle (SPM). The others have
+    the order prefix, suffix, middle (PSM)."""
+    split_token: str = ""
+    """Special token between fragments of a document, for example between files of a repository.
+    Empty: documents have no fragments."""
+    fragment_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of fragments to rearrange, each fragment separately."""
+    prefix: str = "<fim_prefix>"
+    """Special token before the prefix."""
+    suffix: str = "<fim_suffix>"
+    """Special token before the suffix."""
+    middle: str = "<fim_middle>"
+    """Special token before the middle."""
+
+
+class MaskingSettings(Settings):
+    """How samples of the objectives masked and span_corruption are masked: whole words, chosen by
+    the seed and the number of the sample alone."""
+
+    probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens of a sample to mask."""
+    max_ngram: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Most words that are masked as one. Empty: 3 for masked, where n words have a probability in
+    proportion to 1 / n, and 10 for span_corruption, where it is geometric, with a mean of 4.5."""
+    short_sequence_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the samples that are shorter than they could be."""
+    sentence_order: bool = True
+    """masked: divide each sample in two parts, and swap them in half of the samples, so that the
+    model also learns the order of sentences. false: samples of one part."""
+    decoder_sequence_length: Annotated[int, Field(ge=3)] | None = None
+    """span_corruption: tokens of the decoder. Empty: enough for every sample. `index` refuses a
+    number that is too small for a sample of the run."""
+
+
+TRACKERS = "train/trackers"
+
+
+def _once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name occurs twice; keep one")
+    return names
+
+
+class TrackerSettings(Settings):
+    """Experiment trackers. They get the records of metrics.jsonl."""
+
+    names: Annotated[tuple[Annotated[str, plug_in(TRACKERS)], ...], AfterValidator(_once)] = ()
+    """Names of files in lib/tokamake/train/trackers, such as [wandb]. Empty: none."""
+    project: Annotated[str, Field(min_length=1)] = "tokamake"
+    """Project of the run; MLflow calls it experiment."""
+    online: bool = False
+    """Send records to the tracker's server while the run trains. Environment variables of the
+    tracker name the server. false: keep them in the run's folder `training/trackers`."""
 
 
 class BadStepSettings(Settings):

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tokamake.config.added_settings import without_added_defaults
-from tokamake.config.training import TrainSettings
+from tokamake.config.training import TrainSettings, without_added_defaults
 
 
 @pytest.mark.parametrize(
