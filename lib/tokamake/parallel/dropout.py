@@ -128,6 +128,11 @@ class Dropout(NamedTuple):
         return _mixed(positions + 1)[:, None, None]
 
 
+def dropped(x_BLD: Tensor, dropout: Dropout | None, site: Site, *, layer: Any = None) -> Tensor:
+    """The result of `Dropout.states`, or the states themselves without dropout."""
+    return dropout.states(x_BLD, site, layer=layer) if dropout else x_BLD
+
+
 def _key(seed: int, layer: int, site: Site) -> int:
     """A number of 64 bits for each place in the model."""
     text = f"{seed} {layer} {site}".encode()

@@ -43,7 +43,6 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
     return {
-        **ARGUMENTS,
         "layernorm_epsilon": architecture.rms_norm_eps,
         "num_experts": architecture.setting("num_experts"),
         "moe_ffn_hidden_size": architecture.setting("expert_size"),

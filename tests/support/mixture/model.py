@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.decoder import GatedDecoder
+from tokamake.models.common.decoder import Decoder
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.tensor import Placement, shared_input, summed_output
@@ -77,8 +77,10 @@ class Mixture(nn.Module):
         return summed_output(y_BLD, self._mesh)
 
 
-class Model(GatedDecoder):
+class Model(Decoder):
     """A mixture of experts; its parameters have Hugging Face's names."""
+
+    is_gated = True
 
     def build_mlp(self) -> Any:
         return Mixture(self.architecture, self.mesh)

@@ -64,7 +64,8 @@ def _model_arguments(shape: Architecture) -> argparse.Namespace:
         **arguments_of(shape),
     )
     # The family's values replace the values above and keep their places.
-    return argparse.Namespace(**arguments | plugins.load(KIND, shape.family).arguments(shape))
+    plug_in = plugins.load(KIND, shape.family)
+    return argparse.Namespace(**arguments | plug_in.ARGUMENTS | plug_in.arguments(shape))
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:

@@ -50,7 +50,6 @@ def _task_head(architecture: Architecture) -> tensor_shapes.Shapes:
 shapes = partial(
     tensor_shapes.shapes, gated=False, biased_norms=True, of_embeddings=_embeddings, of_heads=_heads
 )
-"""Shape of every tensor of an architecture by its name."""
 
 _WITHOUT_ORDER = "MegatronBertForMaskedLM"
 """transformers' class of models without pooler and head of the order of sentences."""
@@ -155,9 +154,7 @@ HUGGING_FACE = (
         },
     ),
 )
-"""transformers' model types for this family; the first that fits an architecture is written."""
 
 REFUSED = {
     "bert": "it norms after attention and MLP, and the family bert, as Megatron, before them"
 }
-"""transformers' model types that resemble this family, and why they are other models."""

@@ -15,22 +15,17 @@ from tokamake.models.common.megatron_format import (
 )
 
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
-"""Arguments by which a checkpoint's model is known to be of this family."""
 
 TENSORS = ("lm_head.dense.weight",)
-"""Tensors that only this family has; its arguments equal a GPT's."""
 
 STACK = "encoder"
-"""Name of the layers in megatron.core."""
 
 EMBEDDING = {
     "position_embeddings": "model.embed_positions",
     "tokentype_embeddings": "model.embed_token_types",
 }
-"""Our names of the embedding's modules beside the word embeddings, in Megatron's order."""
 
 LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
-"""Modules of a layer in the order in which Megatron makes them."""
 
 HEADS = (
     MegatronModule("language_model.pooler.dense", ("pooler",)),
@@ -39,7 +34,6 @@ HEADS = (
     MegatronModule("lm_head.layernorm", ("masked_token_head.layernorm",)),
     MegatronModule("binary_head", ("sentence_order_head",)),
 )
-"""Modules after the last norm, by their names in the model."""
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
@@ -59,7 +53,6 @@ def arguments(architecture: Architecture) -> dict[str, Any]:
     """Megatron's arguments of an architecture; the inverse of `fields`."""
     head_by_tanh = architecture.setting("head_act") in TANH
     return {
-        **ARGUMENTS,
         "layernorm_epsilon": architecture.layer_norm_epsilon,
         # With openai_gelu, the head and the MLPs have the tanh; Megatron refuses both arguments.
         "bias_gelu_fusion": architecture.hidden_act in TANH and not head_by_tanh,

@@ -4,7 +4,6 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common import costs
 
 saved_activations = costs.plain_layer
-"""Bytes that a layer saves per token for its backward pass."""
 
 
 def flops_per_token(architecture: Architecture, sequence_length: int) -> int:

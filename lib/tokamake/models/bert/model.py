@@ -14,7 +14,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel, Output, PackedRows, Predictions
 from tokamake.models.common.layers import ACTIVATIONS
 from tokamake.parallel.axis import part
-from tokamake.parallel.dropout import Dropout
+from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
@@ -28,7 +28,6 @@ from tokamake.parallel.tensor import (
 )
 
 STACKS = "encoder"
-"""Stacks of layers: they decide which objectives it learns."""
 
 SETTINGS = {
     "position_embedding": ("learned",),
@@ -43,10 +42,9 @@ SETTINGS = {
     "task_head": ("none", "classes", "choice"),
     "num_classes": 0,
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
-own: head_act is the activation in the head of masked tokens. Megatron's is gelu, while its MLPs
-have gelu_new unless bias_gelu_fusion is off. type_vocab_size is the number of token types, 0 for
-none. sentence_order_head: whether there are a pooler and a head for the order of sentences.
+"""Its own: head_act is the activation in the head of masked tokens. Megatron's is gelu, while its
+MLPs have gelu_new unless bias_gelu_fusion is off. type_vocab_size is the number of token types, 0
+for none. sentence_order_head: whether there are a pooler and a head for the order of sentences.
 task_head: head of a finetuned model, in place of the others: num_classes logits of a text, of
 which a regression has one, or one logit for each option of a choice."""
 
@@ -86,7 +84,6 @@ class MaskedTokenHead(nn.Module):
 
 
 INTERMEDIATE_SIZE = (4, 1, 1)
-"""Width of the MLP by default: 4 times hidden_size."""
 
 
 class Model(LanguageModel):
@@ -149,9 +146,9 @@ class Model(LanguageModel):
             assert document_ids is not None
             packed = PackedRows(document_ids)
         dropout = self.dropout(x, sample_numbers, packed)
-        x_BLD = self._embedded(x, packed, token_types) if self.is_first else x
-        if self.is_first and dropout:
-            x_BLD = dropout.states(x_BLD, "embedding")
+        x_BLD = x
+        if self.is_first:
+            x_BLD = dropped(self._embedded(x, packed, token_types), dropout, "embedding")
         x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
         if not self.is_last:
             return x_BLD

@@ -1,5 +1,9 @@
 """Costs of a layer: activations that it saves for its backward pass, floating-point operations.
 
+A family's memory.py has `saved_activations`, bytes per token of a layer, `saved_by_decoder`, of a
+layer of a decoder, and `flops_per_token`, forward and backward; of an encoder-decoder, the
+operations of a sample by tokens of the encoder.
+
 Activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, as torch saves them: without
 dropout masks, and without attention scores, because SDPA computes them again. Operations are
 counted as PaLM does (arXiv 2204.02311, appendix B). Only matrix products count, with two operations

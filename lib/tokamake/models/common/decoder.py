@@ -7,10 +7,9 @@ from torch import Tensor
 
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.language_model import LanguageModel
-from tokamake.models.common.layers import GatedMLP
 from tokamake.models.common.positions import rotary
 from tokamake.parallel.attention import AttentionMask
-from tokamake.parallel.tensor import RMSNorm
+from tokamake.parallel.dropout import dropped
 
 
 class Decoder(LanguageModel):
@@ -30,9 +29,9 @@ class Decoder(LanguageModel):
         if position_ids is None:
             position_ids = places
         dropout = self.dropout(x, sample_numbers)
-        x_BLD = self.embedded(x, position_ids) if self.is_first else x
-        if self.is_first and dropout:
-            x_BLD = dropout.states(x_BLD, "embedding")
+        x_BLD = x
+        if self.is_first:
+            x_BLD = dropped(self.embedded(x, position_ids), dropout, "embedding")
         cos, sin = None, None
         if self.architecture.position_embedding == "rotary":
             cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
@@ -58,14 +57,3 @@ class Decoder(LanguageModel):
         `places` are positions in the rows; for `embedded`, they can be positions in documents.
         """
         return mask
-
-
-class GatedDecoder(Decoder):
-    """A causal model with RMSNorms and gated MLPs."""
-
-    def build_norm(self) -> RMSNorm:
-        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
-        return RMSNorm(hidden, self.mesh, eps=eps)
-
-    def build_mlp(self) -> GatedMLP:
-        return GatedMLP(self.architecture, self.mesh)

@@ -18,7 +18,7 @@ from tokamake.models.common.language_model import LanguageModel, Output, PackedR
 from tokamake.models.common.layers import Attention, key_value_projection
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.context import UNMASKED, Unmasked, document_mask
-from tokamake.parallel.dropout import Dropout
+from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import ColumnParallelLinear, RowParallelLinear, shared_input
 
@@ -97,17 +97,11 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """Transform states of the decoder; see `Attention.forward` and `CrossAttention.forward`."""
         y_BMD: Tensor = self.self_attn(self.input_layernorm(x_BMD), None, None, mask, dropout)
-        if dropout:
-            y_BMD = dropout.states(y_BMD, "attention_output", layer=self.self_attn)
-        x_BMD = x_BMD + y_BMD
+        x_BMD = x_BMD + dropped(y_BMD, dropout, "attention_output", layer=self.self_attn)
         y_BMD = self.cross_attn(self.cross_attn_layernorm(x_BMD), memory_BLD, memory_mask, dropout)
-        if dropout:
-            y_BMD = dropout.states(y_BMD, "cross_attention_output", layer=self.cross_attn)
-        x_BMD = x_BMD + y_BMD
+        x_BMD = x_BMD + dropped(y_BMD, dropout, "cross_attention_output", layer=self.cross_attn)
         y_BMD = self.mlp(self.post_attention_layernorm(x_BMD))
-        if dropout:
-            y_BMD = dropout.states(y_BMD, "mlp_output", layer=self.self_attn)
-        return x_BMD + y_BMD
+        return x_BMD + dropped(y_BMD, dropout, "mlp_output", layer=self.self_attn)
 
 
 class LayerStack(nn.Module):
@@ -201,9 +195,7 @@ class EncoderDecoder(LanguageModel):
         dropout = self.dropout(decoder_tokens, sample_numbers, packed_decoder)
         if dropout and packed:
             dropout = dropout._replace(memory_positions=packed.position_ids)
-        y_BMD = self.embedded(decoder_tokens, packed_decoder)
-        if dropout:
-            y_BMD = dropout.states(y_BMD, "decoder_embedding")
+        y_BMD = dropped(self.embedded(decoder_tokens, packed_decoder), dropout, "decoder_embedding")
         masks = (
             self.decoder_mask(decoder_tokens, decoder_document_ids),
             _memory_mask(document_ids, decoder_document_ids),
@@ -225,9 +217,7 @@ class EncoderDecoder(LanguageModel):
     ) -> Tensor:
         """States of the encoder as `CrossAttention` takes them; see `forward` for the arguments."""
         dropout = self.dropout(tokens_BL, sample_numbers, packed)
-        x_BLD = self.embedded(tokens_BL, packed)
-        if dropout:
-            x_BLD = dropout.states(x_BLD, "embedding")
+        x_BLD = dropped(self.embedded(tokens_BL, packed), dropout, "embedding")
         layers, mask = [*self.encoder.layers.values()], self.encoder_mask(tokens_BL, document_ids)
         x_BLD = recompute.run(layers, self.recompute, x_BLD, None, None, mask, dropout)
         # Once for all layers of the decoder, whose gradients add up before ranks sum them.

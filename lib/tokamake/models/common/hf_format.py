@@ -1,7 +1,9 @@
 """How a family's models are stored as one of transformers' model types: config.json and tensors.
 
-A family's hf.py has one `HFFormat` per model type in `HUGGING_FACE`; `checkpoint.hf` reads and
-writes folders by it. Our tensors have the names of Hugging Face's Llama, in all families.
+A family's hf.py has `shapes`, the shape of every tensor of an architecture by its name, and in
+`HUGGING_FACE` an `HFFormat` for each model type of transformers; `checkpoint.hf` reads and writes
+folders by it, and writes the first type that fits. `REFUSED` names similar model types, and why
+they are other models. Our tensors have the names of Hugging Face's Llama, in all families.
 """
 
 import json
@@ -24,6 +26,14 @@ def _nothing(_: Any) -> dict[str, Any]:
 def same_keys(*names: str) -> dict[str, tuple[str, ...]]:
     """`HFFormat.keys` of fields that have the same names in config.json."""
     return {name: (name,) for name in names}
+
+
+SHAPE_KEYS = same_keys(
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    "hidden_act",
+)
+"""Keys of most model types."""
 
 
 @dataclass(frozen=True, eq=False)

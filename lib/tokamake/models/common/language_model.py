@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import decoding
 from tokamake.models.common.key_value_cache import KeyValueCache
-from tokamake.models.common.layers import MLP, Attention, TransformerLayer
+from tokamake.models.common.layers import MLP, Attention, GatedMLP, TransformerLayer
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
@@ -31,6 +31,7 @@ from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     LayerNorm,
+    RMSNorm,
     VocabParallelEmbedding,
     own_tokens,
     shared_input,
@@ -103,6 +104,7 @@ class LanguageModel(nn.Module):
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, unless it is the embedding.
         has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
+        is_gated: whether layers have RMSNorms and gated MLPs, not LayerNorms and plain MLPs.
         is_causal: whether a token attends to itself and earlier tokens only; not so in encoders.
         into_residual: ends of the names of weights that add to the residual stream.
 
@@ -116,6 +118,7 @@ class LanguageModel(nn.Module):
     layers: nn.ModuleDict
     has_auxiliary_loss = False
     is_causal = True
+    is_gated = False
     into_residual: tuple[str, ...] = ("o_proj.weight", "down_proj.weight")
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -138,8 +141,10 @@ class LanguageModel(nn.Module):
 
     def build_norm(self) -> nn.Module:
         """Build a norm of states; families with another norm replace this."""
-        hidden, eps = self.architecture.hidden_size, self.architecture.layer_norm_epsilon
-        return LayerNorm(hidden, self.mesh, eps=eps)
+        architecture, mesh = self.architecture, self.mesh
+        if self.is_gated:
+            return RMSNorm(architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
+        return LayerNorm(architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
 
     def build_attention(self) -> Attention:
         """Build the self-attention of a layer; families may replace this."""
@@ -147,7 +152,8 @@ class LanguageModel(nn.Module):
 
     def build_mlp(self) -> nn.Module:
         """Build the MLP of a layer; families with another MLP replace this."""
-        return MLP(self.architecture, self.mesh)
+        kind = GatedMLP if self.is_gated else MLP
+        return kind(self.architecture, self.mesh)
 
     def build_layer(self) -> TransformerLayer:
         """Build a layer; families with another layer replace this."""

@@ -15,7 +15,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.key_value_cache import LayerCache
 from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import AttentionMask, attention
-from tokamake.parallel.dropout import Dropout
+from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -203,10 +203,6 @@ class TransformerLayer(nn.Module):
         y_BLD: Tensor = self.self_attn(
             self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
         )
-        if dropout:
-            y_BLD = dropout.states(y_BLD, "attention_output", layer=self.self_attn)
-        x_BLD = x_BLD + y_BLD
+        x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
         y_BLD = self.mlp(self.post_attention_layernorm(x_BLD))
-        if dropout:
-            y_BLD = dropout.states(y_BLD, "mlp_output", layer=self.self_attn)
-        return x_BLD + y_BLD
+        return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)

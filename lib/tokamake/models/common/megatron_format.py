@@ -1,7 +1,11 @@
-"""Contents of a family's megatron.py: modules of a layer, and Megatron's arguments.
+"""Contents of a family's megatron.py, by which `checkpoint.megatron_model` reads and writes.
 
-`checkpoint.megatron_model` uses them to read and write checkpoints in formats derived from
-Megatron's. Names here are Megatron-DeepSpeed's; megatron.core's names are translated to them.
+Names here are Megatron-DeepSpeed's; megatron.core's names are translated to them. A family has
+ARGUMENTS and TENSORS by which its checkpoints are recognized, the modules of a LAYER, of a
+DECODER_LAYER and of its HEADS, in Megatron's order, our names of modules of the EMBEDDING beside
+the word embeddings, and the name of the STACK of layers in megatron.core. `fields` of an
+`Architecture` follow from Megatron's arguments, `arguments` are the inverse, and `inexpressible`
+settings have no argument in Megatron-LM or in Megatron-DeepSpeed.
 """
 
 import reprlib
@@ -138,6 +142,11 @@ def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         "rms_norm_eps": norm_epsilon(args, is_core=is_core),
         **biases(args, file, default=False),
     }
+
+
+def rms_norm_arguments(architecture: Architecture) -> dict[str, Any]:
+    """Megatron's argument of RMSNorms; the inverse of `rms_norm_fields`."""
+    return {"layernorm_epsilon": architecture.rms_norm_eps}
 
 
 def unsupported(args: Any, file: Path, *, name: str, meaning: str) -> UserError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat, same_keys
+from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -21,7 +21,6 @@ def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
 
 
 shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True, of_embeddings=_embeddings)
-"""Shape of every tensor of an architecture by its name."""
 
 _KEYS = {
     "vocab_size": ("vocab_size",),
@@ -113,16 +112,11 @@ STARCODER2 = HFFormat(
     model_type="starcoder2",
     class_name="Starcoder2ForCausalLM",
     keys={
-        **same_keys(
-            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-            *("num_attention_heads", "num_key_value_heads", "head_dim"),
-            *("max_position_embeddings", "hidden_act"),
-        ),
+        **SHAPE_KEYS,
         "attention_bias": ("use_bias",),
         "mlp_bias": ("use_bias",),
         "layer_norm_epsilon": ("norm_epsilon",),
-        "initializer_range": ("initializer_range",),
-        "tie_word_embeddings": ("tie_word_embeddings",),
+        **same_keys("initializer_range", "tie_word_embeddings"),
     },
     defaults={
         "num_key_value_heads": 2,
@@ -177,4 +171,3 @@ BLOOM = HFFormat(
 """ALiBi, and a norm of the embeddings."""
 
 HUGGING_FACE = (GPT2, GPT_BIGCODE, STARCODER2, BLOOM)
-"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -15,16 +15,13 @@ from tokamake.models.common.megatron_format import (
 )
 
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
-"""Arguments by which a checkpoint's model is known to be of this family."""
 
 EMBEDDING = {
     "word_embeddings.norm": "model.embed_layernorm",
     "position_embeddings": "model.embed_positions",
 }
-"""Our names of the embedding's modules beside the word embeddings, in Megatron's order."""
 
 LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
-"""Modules of a layer in the order in which Megatron makes them."""
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
@@ -34,13 +31,11 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
-    """Megatron's arguments of an architecture; the inverse of `fields`."""
     has_norm = architecture.embedding_layernorm
-    return {**ARGUMENTS, **layer_norm_arguments(architecture), "embed_layernorm": has_norm}
+    return {**layer_norm_arguments(architecture), "embed_layernorm": has_norm}
 
 
 def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
-    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
     settings = inexpressible_activation(architecture, is_megatron_lm=is_megatron_lm)
     if is_megatron_lm and architecture.position_embedding == "alibi":
         settings.append("position_embedding alibi")

@@ -27,10 +27,8 @@ SETTINGS = {
     "embedding_layernorm": (False, True),
     "tie_word_embeddings": (True, False),
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 INTERMEDIATE_SIZE = (4, 1, 1)
-"""Width of the MLP by default: 4 times hidden_size."""
 
 
 class Model(Decoder):

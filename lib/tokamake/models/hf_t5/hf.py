@@ -20,7 +20,6 @@ def _positions(architecture: Architecture) -> tensor_shapes.Shapes:
 shapes = partial(
     tensor_shapes.encoder_decoder_shapes, gated=True, biased_norms=False, of_embeddings=_positions
 )
-"""Shape of every tensor of an architecture by its name."""
 
 _ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu"}
 """hidden_act for each feed_forward_proj."""
@@ -124,4 +123,3 @@ HUGGING_FACE = (
         ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ),
 )
-"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -5,10 +5,7 @@ from functools import partial
 from tokamake.models.common import costs
 
 saved_activations = costs.gated_layer
-"""Bytes that a layer of the encoder saves per token for its backward pass."""
 
 saved_by_decoder = partial(costs.decoder_layer, of_layer=costs.gated_layer)
-"""Bytes that a layer of the decoder saves per token of the decoder."""
 
 flops_per_token = partial(costs.flops_per_encoder_token, num_mlp_matrices=3)
-"""Floating-point operations of a sample, by tokens of the encoder."""

@@ -15,13 +15,12 @@ from torch.nn import functional as F
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.encoder_decoder import CrossAttention, EncoderDecoder
-from tokamake.models.common.layers import Attention, GatedMLP
+from tokamake.models.common.layers import Attention
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import Placement, RMSNorm
+from tokamake.parallel.tensor import Placement
 
 STACKS = "encoder_decoder"
-"""Stacks of layers: they decide which objectives it learns."""
 
 SETTINGS = {
     "position_embedding": ("relative",),
@@ -32,10 +31,9 @@ SETTINGS = {
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
-own: num_decoder_layers is the number of layers of the decoder, 0 for as many as the encoder has,
-which num_hidden_layers counts. relative_attention_num_buckets is the number of biases of a head,
-relative_attention_max_distance the tokens from which on all distances are in the same bucket."""
+"""Its own: num_decoder_layers is the number of layers of the decoder, 0 for as many as the encoder
+has, which num_hidden_layers counts. relative_attention_num_buckets is the number of biases of a
+head, relative_attention_max_distance the tokens from which on all distances share a bucket."""
 
 
 class RelativePositions(nn.Module):
@@ -89,9 +87,7 @@ class _Unscaled(nn.Module):
 class Model(EncoderDecoder):
     """A T5; layers of its stacks have the names of Hugging Face's Llama, see `tensor_name`."""
 
-    def build_norm(self) -> RMSNorm:
-        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
-        return RMSNorm(hidden, self.mesh, eps=eps)
+    is_gated = True
 
     def build_attention(self) -> Attention:
         attention = super().build_attention()
@@ -102,9 +98,6 @@ class Model(EncoderDecoder):
         attention = super().build_cross_attention()
         attention.q_norm = _Unscaled(self.architecture.head_dim)
         return attention
-
-    def build_mlp(self) -> GatedMLP:
-        return GatedMLP(self.architecture, self.mesh)
 
     def add_embeddings(self) -> None:
         """Add the embedding of tokens, and the positions of each stack."""

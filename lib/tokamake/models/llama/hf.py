@@ -3,15 +3,11 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat, same_keys
+from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
-"""Shape of every tensor of an architecture by its name."""
 
-_KEYS = same_keys(
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
-    "hidden_act",
+_KEYS = SHAPE_KEYS | same_keys(
     *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
 )
 
@@ -33,4 +29,3 @@ HUGGING_FACE = (
         dropout={"attention_dropout": "attention"},
     ),
 )
-"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -5,7 +5,5 @@ from functools import partial
 from tokamake.models.common import costs
 
 flops_per_token = partial(costs.flops_per_token, num_mlp_matrices=3)
-"""Floating-point operations of one token's forward and backward pass."""
 
 saved_activations = costs.gated_layer
-"""Bytes that a layer saves per token for its backward pass."""

@@ -4,7 +4,7 @@ Weights come from a checkpoint (`tokamake.checkpoint`), or `common.random_weight
 trainer, evaluation and generation call the model for logits.
 """
 
-from tokamake.models.common.decoder import GatedDecoder
+from tokamake.models.common.decoder import Decoder
 
 SETTINGS = {
     "position_embedding": ("rotary",),
@@ -16,11 +16,11 @@ SETTINGS = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": (False, True),
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 INTERMEDIATE_SIZE = (8, 3, 256)
-"""Width of the MLP by default: 8/3 of hidden_size, rounded up to a multiple of 256."""
 
 
-class Model(GatedDecoder):
+class Model(Decoder):
     """A Llama; its parameters have Hugging Face's names, see `tensor_name`."""
+
+    is_gated = True

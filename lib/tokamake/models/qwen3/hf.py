@@ -4,7 +4,7 @@ from functools import partial
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat, same_keys
+from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
 
 
 def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -12,13 +12,8 @@ def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
 
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, of_attention=_head_norms)
-"""Shape of every tensor of an architecture by its name."""
 
-_KEYS = same_keys(
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
-    *("hidden_act", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
-)
+_KEYS = SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range")
 # Biases and windows exist in transformers' code, but no published Qwen3 has them.
 _ABSENT = {"attention_bias": False, "use_sliding_window": False}
 
@@ -44,4 +39,3 @@ HUGGING_FACE = (
         extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
     ),
 )
-"""transformers' model types for this family; the first that fits an architecture is written."""

@@ -1,7 +1,5 @@
 """A `qwen3` in Megatron's terms: modules of a layer, arguments of its function."""
 
-from typing import Any
-
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.megatron_format import (
     ATTENTION,
@@ -9,11 +7,11 @@ from tokamake.models.common.megatron_format import (
     INPUT_NORM,
     MLP_NORM,
     MegatronModule,
+    rms_norm_arguments,
     rms_norm_fields,
 )
 
 ARGUMENTS = {"swiglu": True, "qk_layernorm": True, "normalization": "rmsnorm"}
-"""Arguments by which a checkpoint's model is known to be of this family."""
 
 LAYER = (
     INPUT_NORM,
@@ -23,20 +21,14 @@ LAYER = (
     MLP_NORM,
     *GATED_MLP,
 )
-"""Modules of a layer in the order in which Megatron makes them."""
 
 fields = rms_norm_fields
 """Fields of an `Architecture` that Megatron's arguments state.
 
 Biases become fields, too: this family refuses them by name.
 """
-
-
-def arguments(architecture: Architecture) -> dict[str, Any]:
-    """Megatron's arguments of an architecture; the inverse of `fields`."""
-    return {**ARGUMENTS, "layernorm_epsilon": architecture.rms_norm_eps}
+arguments = rms_norm_arguments
 
 
 def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
-    """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
     return [] if is_megatron_lm else ["norms of query and key heads"]

@@ -6,7 +6,6 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common import costs
 
 flops_per_token = partial(costs.flops_per_token, num_mlp_matrices=3)
-"""Floating-point operations of one token's forward and backward pass."""
 
 
 def saved_activations(

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import nn
 
-from tokamake.models.common.decoder import GatedDecoder
+from tokamake.models.common.decoder import Decoder
 from tokamake.models.common.layers import Attention
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement
@@ -21,7 +21,6 @@ SETTINGS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": (False, True),
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default."""
 
 
 class HeadRMSNorm(nn.RMSNorm):
@@ -32,8 +31,10 @@ class HeadRMSNorm(nn.RMSNorm):
         self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
 
 
-class Model(GatedDecoder):
+class Model(Decoder):
     """A Qwen3; its parameters have Hugging Face's names, see `tensor_name`."""
+
+    is_gated = True
 
     def build_attention(self) -> Attention:
         head_dim, eps = self.architecture.head_dim, self.architecture.rms_norm_eps

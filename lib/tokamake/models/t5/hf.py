@@ -25,7 +25,6 @@ shapes = partial(
     of_embeddings=_embeddings,
     of_heads=_head,
 )
-"""Shape of every tensor of an architecture by its name."""
 
 
 def _keys(architecture: Architecture) -> dict[str, Any]:
@@ -106,10 +105,8 @@ HUGGING_FACE = (
         twice={"model.decoder.embed_positions.weight": "model.embed_positions.weight"},
     ),
 )
-"""transformers' model types for this family; the first that fits an architecture is written."""
 
 REFUSED = {
     "bart": "it norms after attention and MLP, and the family t5, as Megatron, before them",
     "mbart": "it norms its embeddings, and the family t5, as Megatron, does not",
 }
-"""transformers' model types that resemble this family, and why they are other models."""

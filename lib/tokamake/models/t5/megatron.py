@@ -17,19 +17,14 @@ from tokamake.models.common.megatron_format import (
 )
 
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
-"""Arguments by which a checkpoint's model is known to be of this family."""
 
 TENSORS = ("language_model.decoder.layers.0.inter_attention.query.weight",)
-"""Tensors that only this family has; its arguments equal a GPT's."""
 
 STACK = "encoder"
-"""Name of the layers in megatron.core."""
 
 EMBEDDING = {"position_embeddings": "model.embed_positions"}
-"""Our names of the embedding's modules beside the word embeddings, in Megatron's order."""
 
 LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
-"""Modules of a layer of the encoder in the order in which Megatron makes them."""
 
 DECODER_LAYER = (
     INPUT_NORM,
@@ -39,10 +34,8 @@ DECODER_LAYER = (
     MegatronModule("post_inter_attention_layernorm", ("post_attention_layernorm",)),
     *MLP,
 )
-"""Modules of a layer of the decoder in that order."""
 
 HEADS = (MegatronModule("lm_head", ("head",), "vocabulary"),)
-"""Modules after the last norm, by their names in the model."""
 
 SECOND_KEYS = {
     "lm_head.output_layer.bias": "output_layer.bias",
@@ -51,7 +44,6 @@ SECOND_KEYS = {
 """Further keys of tensors that megatron.core has under two keys, with the first key of each."""
 
 inexpressible = inexpressible_activation
-"""Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
@@ -62,9 +54,7 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
 
 
 def arguments(architecture: Architecture) -> dict[str, Any]:
-    """Megatron's arguments of an architecture; the inverse of `fields`."""
     return {
-        **ARGUMENTS,
         **layer_norm_arguments(architecture),
         "encoder_num_layers": architecture.num_hidden_layers,
         "decoder_num_layers": architecture.setting("num_decoder_layers"),

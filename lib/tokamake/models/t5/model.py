@@ -17,7 +17,6 @@ from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import Placement, ReplicatedEmbedding, own_tokens
 
 STACKS = "encoder_decoder"
-"""Stacks of layers: they decide which objectives it learns."""
 
 SETTINGS = {
     "position_embedding": ("learned",),
@@ -28,10 +27,9 @@ SETTINGS = {
     "tie_word_embeddings": (True,),
     "num_decoder_layers": 0,
 }
-"""Fields of `Architecture` that this family knows: choices, the default first, or a default. Its
-own: num_decoder_layers is the number of layers of the decoder, 0 for as many as the encoder has,
-which num_hidden_layers counts. Megatron's hidden_act is gelu_new, unless bias_gelu_fusion is off.
-"""
+"""Its own: num_decoder_layers is the number of layers of the decoder, 0 for as many as the encoder
+has, which num_hidden_layers counts. Megatron's hidden_act is gelu_new, unless bias_gelu_fusion is
+off."""
 
 
 class VocabularyBias(nn.Module):
@@ -50,7 +48,6 @@ class VocabularyBias(nn.Module):
 
 
 INTERMEDIATE_SIZE = (4, 1, 1)
-"""Width of the MLP by default: 4 times hidden_size."""
 
 
 class Model(EncoderDecoder):
