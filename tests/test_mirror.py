@@ -91,7 +91,7 @@ TESTED_THROUGH = {
     ],
     "data/tokenizers/test_gigatoken.py": ["data/tokenizers/_exactness"],
     "data/tokenizers/test_tokenizers.py": ["data/tokenizers/_fast"],
-    "optim/test_optim.py": ["optim/_groups", "optim/adopt"],
+    "optim/test_optim.py": ["optim/_groups"],
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor"],
     # Models and layers, compared with torch and transformers.

@@ -11,6 +11,7 @@ import torch
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import parameter_groups, set_rates
+from tokamake.optim._sharded_parameters import UNSHARDED
 
 Arrays = dict[str, npt.NDArray[np.float64]]
 
@@ -42,7 +43,7 @@ def gradients(step: int) -> dict[str, torch.Tensor]:
 def make(name: str, parameters: dict[str, torch.nn.Parameter], **values: Any) -> Any:
     settings = OptimizerSettings(name=name, **values)
     groups = parameter_groups(parameters.items(), settings.used("weight_decay"))
-    return plugins.load("optim", name).build(groups, settings)
+    return plugins.load("optim", name).build(groups, settings, whole=UNSHARDED)
 
 
 def trained(name: str, *, dtype: torch.dtype = torch.float64, **values: Any) -> Arrays:

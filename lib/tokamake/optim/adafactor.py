@@ -1,13 +1,11 @@
 """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): second moments as a row times a column."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay, number, wide
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters, local
+from tokamake.optim._sharded_parameters import WholeParameters, local
 
 SETTINGS = {
     "beta2_decay": -0.8,
@@ -25,9 +23,7 @@ STATE = {
 }
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer, without momentum; peak rates scale with parameters (paper: 1e-2)."""
     names = ("beta2_decay", "epsilon", "epsilon2", "clip_threshold")
     options = {name: settings.used(name) for name in names}

@@ -1,12 +1,11 @@
 """Adam (Kingma & Ba 2015, arXiv 1412.6980), torch's fused implementation."""
 
-from typing import Any
-
-import torch
+from torch.optim import Adam, Optimizer
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group
+from tokamake.optim._sharded_parameters import WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
 ELEMENTWISE = True
@@ -14,8 +13,6 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 ZERO_FILES = True
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Optimizer:
     """Make torch's fused Adam. Weight decay is added to the gradient (L2): moments include it."""
-    return torch.optim.Adam(groups, **adam_options(settings), fused=True)
+    return Adam(groups, **adam_options(settings), fused=True)

@@ -1,12 +1,11 @@
 """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's fused implementation."""
 
-from typing import Any
-
-import torch
+from torch.optim import AdamW, Optimizer
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group
+from tokamake.optim._sharded_parameters import WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = True
@@ -14,8 +13,6 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_
 ZERO_FILES = True
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Optimizer:
     """Make torch's AdamW, fused, which is the fastest variant on CPUs, too."""
-    return torch.optim.AdamW(groups, **adam_options(settings), fused=True)
+    return AdamW(groups, **adam_options(settings), fused=True)

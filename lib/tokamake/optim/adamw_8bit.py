@@ -4,12 +4,14 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.errors import UserError
 from tokamake.optim import _torchao_internals as torchao
 from tokamake.optim._groups import adam_options
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._optimizer_base import Group
+from tokamake.optim._sharded_parameters import WholeParameters
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in 32 bits.
@@ -19,9 +21,7 @@ FLAT_BUFFERS = False  # States are quantized tensors.
 PACKAGES = ("torchao",)
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Optimizer:
     """Make torchao's AdamW8bit. Its blocks are of local parts: layouts differ slightly."""
     try:
         from torchao.optim import AdamW8bit

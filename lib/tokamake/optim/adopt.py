@@ -3,14 +3,10 @@
 A gradient is divided by the second moment of earlier gradients; momentum is applied afterwards.
 """
 
-from typing import Any
-
-import torch
-
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -27,9 +23,7 @@ ELEMENTWISE = True
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     return Adopt(groups, whole=whole, **adam_options(settings))
 
 

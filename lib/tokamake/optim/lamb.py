@@ -1,14 +1,12 @@
 """LAMB (You et al. 2020, arXiv 1904.00962): Adam's update, scaled to the norm of each weight."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adam_direction
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import foreach_add_, foreach_mul_
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
@@ -16,9 +14,7 @@ ELEMENTWISE = False
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "exp_avg_sq": "like_parameter"}
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; a group without decay is not scaled, as in the authors' BERT."""
     return Lamb(groups, whole=whole, **adam_options(settings))
 

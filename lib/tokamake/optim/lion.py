@@ -1,12 +1,8 @@
 """Lion (Chen et al. 2023, arXiv 2302.06675): the sign of an interpolated momentum."""
 
-from typing import Any
-
-import torch
-
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_lerp,
@@ -19,9 +15,7 @@ ELEMENTWISE = True
 STATE = {"step": "replicated", "exp_avg": "like_parameter"}
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; its learning rate should be 3 to 10 times lower than AdamW's."""
     return Lion(groups, whole=whole, lr=settings.learning_rate, betas=settings.betas)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options, part_hidden_matrices
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, adamw, decay, number
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import foreach_lerp, foreach_lerp_
 
 SETTINGS = {
@@ -36,9 +36,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of Jordan's quintic: singular values become 0.7 to 1.2, not exactly 1."""
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; learning rate and weight decay that suit AdamW suit it, too."""
     return Muon(
         part_hidden_matrices(groups),

@@ -1,13 +1,9 @@
 """Schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682): averaged weights, constant rate."""
 
-from typing import Any
-
-import torch
-
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._optimizer_base import Group, ParameterBatch
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule
 from tokamake.optim._schedule_free import ScheduleFree
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -29,9 +25,7 @@ STATE = {
 AVERAGES_WEIGHTS = True
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
     options = {"betas": settings.betas, "eps": settings.used("epsilon")}
     return ScheduleFreeAdamW.build(groups, settings, whole=whole, share="beta1", **options)

@@ -1,13 +1,9 @@
 """Schedule-free SGD (Defazio et al. 2024, arXiv 2405.15682): averaged weights, constant rate."""
 
-from typing import Any
-
-import torch
-
 from tokamake.config.optimization import OptimizerSettings
-from tokamake.optim._optimizer_base import Group, ParameterBatch
+from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule
 from tokamake.optim._schedule_free import ScheduleFree
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 
 SETTINGS = {"momentum": 0.9, "weight_decay": 0.0}
 ELEMENTWISE = True
@@ -20,9 +16,7 @@ STATE = {
 AVERAGES_WEIGHTS = True
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; it has the methods `train` and `eval` in addition to `step`."""
     return ScheduleFreeSGD.build(groups, settings, whole=whole, share="momentum")
 

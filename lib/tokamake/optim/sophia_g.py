@@ -12,7 +12,7 @@ import torch
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
-from tokamake.optim._sharded_parameters import UNSHARDED, WholeParameters
+from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -37,9 +37,7 @@ STATE = {"step": "replicated", "exp_avg": "like_parameter", "hessian": "like_par
 SAMPLED_LABELS = True
 
 
-def build(
-    groups: list[dict[str, Any]], settings: OptimizerSettings, *, whole: WholeParameters = UNSHARDED
-) -> torch.optim.Optimizer:
+def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
     """Make the optimizer; it has the method `prepare` in addition to `step`."""
     interval, rho = int(settings.used("hessian_interval")), settings.used("rho")
     return SophiaG(groups, interval=interval, whole=whole, **adam_options(settings), rho=rho)

@@ -132,6 +132,7 @@ def state_keys(architecture: Architecture, settings: OptimizerSettings) -> set[s
     import torch
 
     from tokamake.optim._groups import parameter_groups
+    from tokamake.optim._sharded_parameters import UNSHARDED
 
     plug_in = plugins.load("optim", settings.name)
     named = [
@@ -140,7 +141,7 @@ def state_keys(architecture: Architecture, settings: OptimizerSettings) -> set[s
     ]
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
-    optimizer = plug_in.build(parameter_groups(named, 0.0), settings)
+    optimizer = plug_in.build(parameter_groups(named, 0.0), settings, whole=UNSHARDED)
     if hasattr(optimizer, "train"):
         optimizer.train()
     optimizer.step()
