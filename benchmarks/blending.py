@@ -22,7 +22,7 @@ from megatron.core.datasets.utils import Split
 
 from tokamake import _csrc
 from tokamake.data.indexed import dataset
-from tokamake.data.samples import sample_index, sentence_mappings
+from tokamake.data.samples import sample_index
 
 _ALL = 2**63 - 1
 _LENGTH = 2048
@@ -112,14 +112,16 @@ def sentence_data() -> list[Contest]:
     bounds = np.cumsum(np.append(0, random.integers(0, 40, 500_000)))
     lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
     titles = random.integers(1, 20, len(bounds) - 1).astype(np.int32)
-    data = sentence_mappings.Sentences(bounds, lengths)
-    options: dict[str, Any] = {"max_seq_length": 509, "seed": _SEED}
+    data = bounds, lengths
+    options: dict[str, Any] = {
+        **{"num_epochs": 1, "max_num_samples": _ALL, "max_seq_length": 509, "seed": _SEED},
+    }
     return [
         (
             f"sentence mapping, {len(lengths):,} sentences",
             len(lengths),
             lambda: (helpers.build_mapping(*data, 1, _ALL, 509, 0.1, _SEED, False, 1),),
-            lambda: (sentence_mappings.sentence_mapping(data, **options),),
+            lambda: (_csrc.build_mapping(*data, **options, short_seq_prob=0.1, min_num_sent=1),),
         ),
         (
             f"block mapping, {len(lengths):,} sentences",
@@ -127,7 +129,9 @@ def sentence_data() -> list[Contest]:
             lambda: (
                 helpers.build_blocks_mapping(*data, titles, 1, _ALL, 509, _SEED, False, False),
             ),
-            lambda: (sentence_mappings.block_mapping(data, titles, **options),),
+            lambda: (
+                _csrc.build_blocks_mapping(*data, titles, **options, use_one_sent_blocks=False),
+            ),
         ),
     ]
 

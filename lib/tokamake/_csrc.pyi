@@ -86,7 +86,23 @@ def build_mapping(
     seed: int,
     min_num_sent: int,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled samples of whole sentences: see `sentence_mappings.sentence_mapping`."""
+    """Cut documents into shuffled samples of whole sentences, as megatron-core's `build_mapping`.
+
+    A sample ends with the sentence that reaches its target length, unless only one sentence would
+    remain. Documents with a sentence of more than 512 tokens are left out. Returns (samples, 3)
+    first sentence, end of sentences and target tokens; uint64 if uint32 cannot count the sentences.
+
+    Args:
+        documents: (documents + 1,) bounds: document d has sentences documents[d] to
+            documents[d + 1].
+        lengths: (sentences,) tokens of each; may be unaligned, is not copied.
+        max_num_samples: start no further epoch at this number of samples.
+        max_seq_length: target tokens of a sample, 2 or more: the model's length minus 3 for BERT,
+            minus 2 for T5.
+        short_seq_prob: share of samples with a shorter target: 0, or 1e-9 to 1.
+        seed: seed of the targets and of the order, 1 to 2**31 - 2.
+        min_num_sent: minimum sentences of a sample: 2 if it is divided in two.
+    """
 
 def build_blocks_mapping(
     documents: npt.NDArray[np.int64],
@@ -99,7 +115,17 @@ def build_blocks_mapping(
     seed: int,
     use_one_sent_blocks: bool,
 ) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
-    """Shuffled blocks of whole sentences: see `sentence_mappings.block_mapping`."""
+    """Cut documents into shuffled blocks of whole sentences, as `build_blocks_mapping` of
+    megatron-core, for the inverse cloze task (ICT).
+
+    A block ends with the sentence that reaches, together with the title, its target length (the
+    model's length minus 3), if enough sentences remain for another block. Returns (blocks, 4) first
+    sentence, end of sentences, document, and number of the block in its epoch.
+
+    Args:
+        title_lengths: (documents,) tokens of each document's title.
+        use_one_sent_blocks: allow blocks of one sentence; otherwise a block has at least two.
+    """
 
 class RandomState:
     """Numbers of `numpy.random.RandomState(seed)`, bit for bit: what masking draws with."""

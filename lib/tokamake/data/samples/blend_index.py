@@ -16,10 +16,10 @@ import numpy.typing as npt
 from tokamake.config.objective import objective_data
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.split_prefixes import SplitPrefixes
-from tokamake.data.samples import draw
 from tokamake.data.samples.dataset_indexers import DatasetIndexer, WeightedDataset, count_documents
+from tokamake.data.samples.draw import draw, draw_all
 from tokamake.data.samples.index_folder import ARRAYS, write_arrays
-from tokamake.data.samples.index_options import IndexSettings
+from tokamake.data.samples.index_options import Blend, IndexSettings
 from tokamake.errors import UserError
 from tokamake.runtime.console import progress
 
@@ -33,7 +33,7 @@ def find_datasets(
     splits: SplitPrefixes,
     data_root: Path,
     *,
-    blend: draw.Blend,
+    blend: Blend,
     validate: bool,
     has_sentences: bool = False,
 ) -> dict[str, list[WeightedDataset]]:
@@ -136,15 +136,15 @@ def write_split(
     indexer: DatasetIndexer[Any] = objective_data(settings.objective_name).make_indexer(
         settings, epochs_of=epochs_of if num_samples is None else {}, pieces=pieces
     )
-    order = draw.DrawSettings(settings.blend, settings.within_corpus, settings.seed)
+    counts: list[int] = []
     if num_samples is None:
         datasets, counts = _whole_epochs(datasets, indexer, epochs_of=epochs_of)
-        corpora = [dataset.line.corpus for dataset in datasets]
-        samples = draw.draw_all(folder, counts, corpora=corpora, settings=order)
+    corpora = [dataset.line.corpus for dataset in datasets]
+    if num_samples is None:
+        samples = draw_all(folder, counts, corpora=corpora, settings=settings)
     else:
         weights = [dataset.line.weight for dataset in datasets]
-        corpora = [dataset.line.corpus for dataset in datasets]
-        samples = draw.draw(folder, weights, corpora, num_samples=num_samples, settings=order)
+        samples = draw(folder, weights, corpora, num_samples=num_samples, settings=settings)
     descriptions = []
     with (folder / ARRAYS).open("wb") as stream:
         for number, dataset in enumerate(progress(datasets, label=folder.name, unit="datasets")):
@@ -164,7 +164,7 @@ def write_split(
             descriptions.append({**description, "arrays": locations})
     _warn_of_repetition(folder.name, descriptions)
     # The key "files" is part of the format of index.json.
-    return {"requested_samples": num_samples, "samples": samples.samples, "files": descriptions}
+    return {"requested_samples": num_samples, "samples": sum(samples.drawn), "files": descriptions}
 
 
 def _warn_of_repetition(name: str, descriptions: list[dict[str, Any]]) -> None:

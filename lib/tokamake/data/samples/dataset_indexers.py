@@ -11,25 +11,22 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tokamake import _csrc
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.data.samples import sample_index
 from tokamake.data.samples.index_options import IndexSettings
 from tokamake.data.samples.sample_index import DatasetIndex
-from tokamake.data.samples.sentence_mappings import (
-    MAX_SEED,
-    SampleMapping,
-    SentenceIndex,
-    Sentences,
-    sentence_mapping,
-)
 from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.errors import UserError
 
-Index = TypeVar("Index", DatasetIndex, SentenceIndex)
+SampleMapping = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+Index = TypeVar("Index", DatasetIndex, "SentenceIndex")
 
 _MAX_EPOCHS = 100_000
 """More is most likely a mistake in the weights, and would fill the memory."""
+_MAX_SEED = 2**31 - 2
+_UNLIMITED = 2**63 - 1
 _LONGEST_SENTENCE = 512
 """Megatron leaves out documents with a longer sentence."""
 
@@ -63,6 +60,17 @@ class WeightedDataset(NamedTuple):
 def count_documents(dataset: IndexedDataset, *, has_sentences: bool) -> int:
     """Number of documents of a dataset; without sentences, each sequence is one."""
     return len(dataset.document_bounds) - 1 if has_sentences else len(dataset)
+
+
+class SentenceIndex(NamedTuple):
+    """Samples of a dataset in the order in which they are drawn."""
+
+    mapping: SampleMapping
+    """(samples, 3) first sentence, end of sentences, target tokens."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.mapping)
 
 
 class DatasetIndexer(Protocol[Index]):
@@ -140,9 +148,9 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
     ) -> None:
         assert settings.objective is not None, "it is not the default objective"
         self.masking, self.seed = SentenceMasking(**settings.objective), settings.seed
-        if not 1 <= self.seed <= MAX_SEED:
+        if not 1 <= self.seed <= _MAX_SEED:
             raise UserError(
-                f"seed: {self.seed}: out of range; give 1 to {MAX_SEED} for sentence data"
+                f"seed: {self.seed}: out of range; give 1 to {_MAX_SEED} for sentence data"
             )
         self._epochs_of, self.pieces = epochs_of, pieces
 
@@ -163,7 +171,7 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         rows = self._epoch(dataset)
         _check_epochs(dataset, num_samples // len(rows))
         if len(rows) < num_samples:
-            rows = self._mapping(dataset, num_epochs=MAX_SEED, max_num_samples=num_samples)
+            rows = self._mapping(dataset, num_epochs=_MAX_SEED, max_num_samples=num_samples)
         return SentenceIndex(rows)
 
     def num_epochs(self, dataset: WeightedDataset, index: SentenceIndex) -> int:  # noqa: ARG002
@@ -206,7 +214,7 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         whole = int(epochs)
         rows = [self._mapping(dataset, num_epochs=whole)] if whole else []
         if rest := epochs - whole:
-            last = self._epoch(dataset, seed=self.seed % MAX_SEED + 1)
+            last = self._epoch(dataset, seed=self.seed % _MAX_SEED + 1)
             rows.append(last[: round(rest * len(last))])
         joined: Any = np.concatenate(rows)  # of one dtype
         return joined
@@ -227,20 +235,26 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         dataset: WeightedDataset,
         *,
         num_epochs: int,
-        max_num_samples: int | None = None,
+        max_num_samples: int = _UNLIMITED,
         seed: int | None = None,
     ) -> SampleMapping:
         documents = dataset.documents
         bounds = dataset.dataset.document_bounds[documents.start : documents.stop + 1]
-        return sentence_mapping(
-            Sentences(np.ascontiguousarray(bounds, np.int64), dataset.dataset.lengths),
-            max_seq_length=self.masking.target_tokens,
-            seed=self.seed if seed is None else seed,
-            num_epochs=num_epochs,
-            max_num_samples=max_num_samples,
-            short_seq_prob=self.masking.short_sequence_probability,
-            min_num_sent=self.masking.min_sentences,
-        )
+        try:
+            return _csrc.build_mapping(
+                np.ascontiguousarray(bounds, np.int64),
+                dataset.dataset.lengths,
+                max_seq_length=self.masking.target_tokens,
+                seed=self.seed if seed is None else seed,
+                num_epochs=num_epochs,
+                max_num_samples=max_num_samples,
+                short_seq_prob=self.masking.short_sequence_probability,
+                min_num_sent=self.masking.min_sentences,
+            )
+        except (ValueError, IndexError) as error:
+            raise UserError(
+                f"{dataset.line.prefix}: {error}; write the dataset's .idx file again"
+            ) from error
 
 
 def _check_epochs(dataset: WeightedDataset, num_epochs: int) -> None:

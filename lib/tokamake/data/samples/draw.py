@@ -7,7 +7,7 @@ dataset (0, 1, 2, ... in drawing order). Both equal files of `numpy.save`. `load
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.lib.format
@@ -15,33 +15,19 @@ import numpy.typing as npt
 
 from tokamake import _csrc
 from tokamake.data.samples.blend import CorpusBlend, ExactBlend, OrderBlock, apportion, plan_blend
+from tokamake.data.samples.index_options import IndexSettings
+
+Value = TypeVar("Value", int, float)
 
 _BLOCK_SAMPLES = 1 << 20
 
-Blend = Literal["weighted", "exact", "corpora"]
-"""weighted: Megatron's order by weight. exact: each dataset has exactly its share of the samples,
-spread evenly. corpora: the same between corpora; inside a corpus see `Within`."""
-
-Within = Literal["concatenated", "shuffled", "blended"]
-"""Datasets of a corpus: one after the other, all samples shuffled, or blended by their weights."""
-
-
-class DrawSettings(NamedTuple):
-    """Settings of the order of a split."""
-
-    blend: Blend
-    within_corpus: Within
-    """Only for `corpora`."""
-    seed: int
-
 
 class DrawnSamples(NamedTuple):
-    """Sample counts of a split."""
+    """Samples of each dataset of a split."""
 
     requested: list[int]
-    """Samples that the index of each dataset must hold."""
+    """Samples that its index must hold."""
     drawn: list[int]
-    samples: int
 
 
 def draw(
@@ -50,58 +36,50 @@ def draw(
     corpora: Sequence[str],
     *,
     num_samples: int,
-    settings: DrawSettings,
+    settings: IndexSettings,
 ) -> DrawnSamples:
     """Write an order of at least `num_samples` samples: dataset_index and dataset_sample_index.
 
     Only ratios of `weights` count. For `corpora`, datasets of a corpus must be neighbors.
     """
     if settings.blend == "weighted":
-        return DrawnSamples(*write_blend(folder, list(weights), num_samples=num_samples))
+        return write_blend(folder, list(weights), num_samples=num_samples)
     if settings.blend == "exact":
         counts = apportion(list(weights), num_samples)
-        write_order(folder, ExactBlend(counts))
-        return DrawnSamples(counts, counts, sum(counts))
-    groups: dict[str, list[float]] = {}
-    for weight, corpus in zip(weights, corpora, strict=True):
-        groups.setdefault(corpus, []).append(weight)
-    totals = apportion([sum(group) for group in groups.values()], num_samples)
-    nested = [apportion(group, total) for group, total in zip(groups.values(), totals, strict=True)]
-    return _draw_corpora(folder, nested, settings=settings)
+    else:
+        groups = _by_corpus(weights, corpora)
+        totals = apportion([sum(group) for group in groups], num_samples)
+        nested = [apportion(*each) for each in zip(groups, totals, strict=True)]
+        counts = [count for group in nested for count in group]
+    return draw_all(folder, counts, corpora=corpora, settings=settings)
 
 
 def draw_all(
-    folder: Path, counts: Sequence[int], *, corpora: Sequence[str], settings: DrawSettings
+    folder: Path, counts: list[int], *, corpora: Sequence[str], settings: IndexSettings
 ) -> DrawnSamples:
     """Write an order of all samples of some datasets."""
-    if settings.blend == "corpora":
-        groups: dict[str, list[int]] = {}
-        for count, corpus in zip(counts, corpora, strict=True):
-            groups.setdefault(corpus, []).append(count)
-        return _draw_corpora(folder, list(groups.values()), settings=settings)
-    if settings.blend == "exact":
-        write_order(folder, ExactBlend(list(counts)))
+    if settings.blend == "weighted":
+        write_exhaustive(folder, counts)
+    elif settings.blend == "exact":
+        write_order(folder, ExactBlend(counts))
     else:
-        write_exhaustive(folder, list(counts))
-    return DrawnSamples(list(counts), list(counts), sum(counts))
+        nested = _by_corpus(counts, corpora)
+        order = CorpusBlend(nested, within=settings.within_corpus, seed=settings.seed)
+        write_order(folder, order)
+    return DrawnSamples(counts, counts)
 
 
-def _draw_corpora(folder: Path, nested: list[list[int]], *, settings: DrawSettings) -> DrawnSamples:
-    within = settings.within_corpus
-    seed = settings.seed if within == "shuffled" else None
-    write_order(folder, CorpusBlend(nested, within=within, seed=seed))
-    counts = [count for group in nested for count in group]
-    return DrawnSamples(counts, counts, sum(counts))
+def _by_corpus(values: Sequence[Value], corpora: Sequence[str]) -> list[list[Value]]:
+    groups: dict[str, list[Value]] = {}
+    for value, corpus in zip(values, corpora, strict=True):
+        groups.setdefault(corpus, []).append(value)
+    return list(groups.values())
 
 
-def write_blend(
-    folder: Path, weights: list[float], *, num_samples: int
-) -> tuple[list[int], list[int], int]:
-    """Write an order that draws from datasets by weight, as Megatron's BlendedDataset does.
+def write_blend(folder: Path, weights: list[float], *, num_samples: int) -> DrawnSamples:
+    """Write an order of `num_samples` samples or a few more, as Megatron's BlendedDataset does.
 
-    Returns the samples that Megatron requests from each dataset; samples drawn from each dataset,
-    which may be more in a small order; and the number of samples in the order, `num_samples` or a
-    few more.
+    Datasets are drawn by weight. A small order may draw more samples than Megatron requests.
     """
     shares, requested, samples = plan_blend(weights, num_samples)
     drawn = np.zeros(len(weights), np.int64)
@@ -112,7 +90,7 @@ def write_blend(
             yield datasets, numbers
 
     _write(folder, count_drawn(), samples=samples, dtype=np.dtype(np.int16))
-    return requested, drawn.tolist(), samples
+    return DrawnSamples(requested, drawn.tolist())
 
 
 def write_exhaustive(folder: Path, counts: list[int]) -> None:

@@ -16,7 +16,6 @@ from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
 from tokamake.data.mixture.weights import divide_root, find_root
 from tokamake.data.samples.blend_index import find_datasets, write_split
-from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.index_folder import (
     VERSION,
     existing_splits,
@@ -25,12 +24,13 @@ from tokamake.data.samples.index_folder import (
     sizes,
 )
 from tokamake.data.samples.index_options import (
+    Blend,
     IndexSettings,
+    Within,
     check_datasets,
     parse_epochs,
     read_objective,
 )
-from tokamake.data.samples.sentence_mappings import check_range
 from tokamake.data.samples.sentence_masking import PIECES
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
@@ -206,13 +206,18 @@ def _check_values(
 ) -> None:
     # samples x sequence_length must fit int64, with room for the surplus of Megatron.
     max_samples = 2**62 // max(settings.sequence_length, 1)
-    check_range("sequence_length", settings.sequence_length, lowest=2, highest=2**31 - 2)
-    check_range("valid_samples", valid_samples, lowest=0, highest=max_samples)
-    check_range("seed", settings.seed, lowest=0, highest=2**32 - 1)
+    _check_range("sequence_length", settings.sequence_length, lowest=2, highest=2**31 - 2)
+    _check_range("valid_samples", valid_samples, lowest=0, highest=max_samples)
+    _check_range("seed", settings.seed, lowest=0, highest=2**32 - 1)
     if train_samples is not None:
-        check_range("train_samples", train_samples, lowest=1, highest=max_samples)
+        _check_range("train_samples", train_samples, lowest=1, highest=max_samples)
     if (train_samples is None) == (not epochs):
         raise UserError("give --train-samples or --epochs, and not both")
+
+
+def _check_range(name: str, value: int, *, lowest: int, highest: int) -> None:
+    if not lowest <= value <= highest:
+        raise UserError(f"{name}: {value}: out of range; give {lowest} to {highest}")
 
 
 def _check_room(output: Path, num_samples: int) -> None:

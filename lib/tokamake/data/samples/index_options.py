@@ -4,19 +4,25 @@ import logging
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
 from tokamake.config.train_sections import MaskingSettings
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
 from tokamake.data.mixture.weights import WeightedPrefix
-from tokamake.data.samples.draw import Blend, Within
 from tokamake.data.samples.loader import check_sentences
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.validation import parse_json, validate
+
+Blend = Literal["weighted", "exact", "corpora"]
+"""weighted: Megatron's order by weight. exact: each dataset has exactly its share of the samples,
+spread evenly. corpora: the same between corpora; inside a corpus see `Within`."""
+
+Within = Literal["concatenated", "shuffled", "blended"]
+"""Datasets of a corpus: one after the other, all samples shuffled, or blended by their weights."""
 
 _MAX_EPOCHS = 10**6
 
@@ -30,6 +36,7 @@ class IndexSettings(NamedTuple):
     seed: int
     blend: Blend
     within_corpus: Within
+    """Only for `corpora`."""
     separate_last_epoch: bool | None
     drop_last_partial_sequence: bool
     objective: dict[str, Any] | None = None

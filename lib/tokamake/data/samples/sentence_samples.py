@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokamake.data.samples.dataset_indexers import SentenceIndex
 from tokamake.data.samples.index_folder import REMEDY, ArrayFile, open_array
 from tokamake.data.samples.loader import DocumentSpan, SplitSamples, check_sentences
-from tokamake.data.samples.sentence_mappings import SentenceIndex
 from tokamake.data.samples.sentence_masking import KEY, PIECES, SentenceMasking
 from tokamake.errors import UserError
 

@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer, WeightedDataset
-from tokamake.data.samples.sentence_mappings import SampleMapping, SentenceIndex
+from tokamake.data.samples.dataset_indexers import (
+    SampleMapping,
+    SentenceDatasetIndexer,
+    SentenceIndex,
+    WeightedDataset,
+)
 from tokamake.data.samples.sentence_masking import SentenceMasking
 from tokamake.errors import UserError
 from tokamake.train.objectives._sentences import max_masked

@@ -1,4 +1,4 @@
-"""Samples of sentence data against megatron-core's, and their refusal of bad input."""
+"""Samples of sentence data, compared with megatron-core's."""
 
 from typing import Any
 
@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from megatron.core.datasets import helpers
 
 from tests.support.megatron_datasets import assert_identical
-from tokamake.data.samples.sentence_mappings import Sentences, block_mapping, sentence_mapping
-from tokamake.errors import UserError
+from tokamake import _csrc
 
 ALL = 2**63 - 1
+OPTIONS: dict[str, Any] = {
+    **{"num_epochs": 2, "max_num_samples": ALL, "max_seq_length": 10, "seed": 1},
+    **{"short_seq_prob": 0.1, "min_num_sent": 1},
+}
 
 
 @st.composite
@@ -43,8 +46,8 @@ def test_sentence_mapping_equals_megatron(
     seed: int,
     least: int,
 ) -> None:
-    ours = sentence_mapping(
-        Sentences(*data),
+    ours = _csrc.build_mapping(
+        *data,
         max_seq_length=length,
         seed=seed,
         num_epochs=epochs,
@@ -73,8 +76,8 @@ def test_block_mapping_equals_megatron(
     single_sentences: bool,
 ) -> None:
     titles = np.random.default_rng(seed).integers(0, 30, len(data[0]) - 1).astype(np.int32)
-    ours = block_mapping(
-        Sentences(*data),
+    ours = _csrc.build_blocks_mapping(
+        *data,
         titles,
         max_seq_length=length,
         seed=seed,
@@ -90,7 +93,7 @@ def test_large_mappings_equal_megatron() -> None:
     random = np.random.default_rng(0)
     bounds = np.cumsum(np.append(0, random.integers(0, 40, 20_000)))
     lengths = np.minimum(random.geometric(0.04, bounds[-1]), 512).astype(np.int32)
-    ours = sentence_mapping(Sentences(bounds, lengths), max_seq_length=509, seed=5, num_epochs=2)
+    ours = _csrc.build_mapping(bounds, lengths, **{**OPTIONS, "max_seq_length": 509, "seed": 5})
     assert len(ours) > 50_000
     theirs = helpers.build_mapping(bounds, lengths, 2, ALL, 509, 0.1, 5, False, 1)
     assert_identical(ours, theirs)
@@ -101,52 +104,40 @@ def test_lengths_need_not_be_aligned() -> None:
     lengths = np.array([5, 6, 7, 8, 9], np.int32)
     unaligned = np.frombuffer(b"x" * 34 + lengths.tobytes(), np.int32, offset=34)
     assert not unaligned.flags.aligned
-    options: dict[str, Any] = {"max_seq_length": 10, "seed": 1}
     assert_identical(
-        sentence_mapping(Sentences(bounds, unaligned), **options),
-        sentence_mapping(Sentences(bounds, lengths), **options),
+        _csrc.build_mapping(bounds, unaligned, **OPTIONS),
+        _csrc.build_mapping(bounds, lengths, **OPTIONS),
     )
 
 
 BOUNDS = np.array([0, 2, 4], np.int64)
 LENGTHS = np.array([3, 4, 5, 6], np.int32)
-TITLES = np.array([1, 2], np.int32)
 
 
 @pytest.mark.parametrize(
-    ("named", "changed"),
+    ("message", "changed"),
     [
-        ("max_seq_length", {"max_seq_length": 1}),
-        ("seed", {"seed": 0}),
-        ("seed", {"seed": 2**31 - 1}),
-        ("num_epochs", {"num_epochs": 0}),
-        ("max_num_samples", {"max_num_samples": 0}),
-        ("documents", {"documents": BOUNDS.astype(np.int32)}),
-        ("documents", {"documents": BOUNDS[:0]}),
-        ("documents", {"documents": BOUNDS[::-1].copy()}),
-        ("documents", {"documents": BOUNDS + 1}),
-        ("documents", {"documents": BOUNDS - 1}),
-        ("lengths", {"lengths": LENGTHS[::2]}),
-        ("lengths", {"lengths": LENGTHS.reshape(2, 2)}),
+        ("num_epochs, seed and min_num_sent start at 1", {"max_seq_length": 1}),
+        ("num_epochs, seed and min_num_sent start at 1", {"seed": 0}),
+        ("num_epochs, seed and min_num_sent start at 1", {"num_epochs": 0}),
+        ("num_epochs, seed and min_num_sent start at 1", {"min_num_sent": 0}),
+        ("short_seq_prob is 0 to 1", {"short_seq_prob": 1.5}),
+        ("short_seq_prob is too small", {"short_seq_prob": 1e-12}),
+        ("at least one bound", {"documents": BOUNDS[:0]}),
+        ("documents' bounds decrease", {"documents": np.array([0, 3, 2, 4])}),
+        ("outside the lengths", {"documents": BOUNDS + 1}),
+        ("outside the lengths", {"documents": BOUNDS - 1}),
     ],
 )
-def test_mappings_refuse(named: str, changed: dict[str, Any]) -> None:
-    known = {"documents": BOUNDS, "lengths": LENGTHS, "max_seq_length": 10, "seed": 1, **changed}
-    data = Sentences(known.pop("documents"), known.pop("lengths"))
-    with pytest.raises(UserError, match=f"^{named}: "):
-        sentence_mapping(data, **known)
-    with pytest.raises(UserError, match=f"^{named}: "):
-        block_mapping(data, TITLES, **known)
+def test_bad_input_is_refused(message: str, changed: dict[str, Any]) -> None:
+    known = {"documents": BOUNDS, "lengths": LENGTHS, **OPTIONS, **changed}
+    with pytest.raises((ValueError, IndexError), match=message):
+        _csrc.build_mapping(**known)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"short_seq_prob": 1.5}, {"short_seq_prob": 1e-12}, {"min_num_sent": 0}]
-)
-def test_sentence_mapping_refuses(changed: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"^{next(iter(changed))}: "):
-        sentence_mapping(Sentences(BOUNDS, LENGTHS), max_seq_length=10, seed=1, **changed)
-
-
-def test_block_mapping_requires_a_title_for_each_document() -> None:
-    with pytest.raises(UserError, match=r"^title_lengths: 1 titles for 2 documents"):
-        block_mapping(Sentences(BOUNDS, LENGTHS), TITLES[:1], max_seq_length=10, seed=1)
+def test_each_document_has_a_title() -> None:
+    options: dict[str, Any] = {**OPTIONS, "use_one_sent_blocks": False}
+    for name in ("short_seq_prob", "min_num_sent"):
+        del options[name]
+    with pytest.raises(ValueError, match="each document has one title length"):
+        _csrc.build_blocks_mapping(BOUNDS, LENGTHS, np.zeros(1, np.int32), **options)
