@@ -18,7 +18,7 @@ from tokamake.errors import UserError
 from tokamake.preflight import initial_models
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.workflow.config import _report_lists, read_workflow_config
+from tokamake.workflow.config import _report_lists, check_config_files, read_workflow_config
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
 
@@ -443,3 +443,30 @@ def test_the_start_names_the_corpora_of_a_list(
         "c3 (1 dataset), c4 (1 dataset), c5 (1 dataset), c6 (1 dataset), c7 (1 dataset) and 1 "
         "more\n"
     )
+
+
+# Config files, before Snakemake reads them
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"a: 1\na: 2\n", r"^my\.yaml:2: a: is in line 1, too"),
+        (b"a:\n\tb: 2\n", r"^my\.yaml:2: indented with a tab"),
+        (b"a: \xff\n", r"my\.yaml: not UTF-8"),
+    ],
+)
+def test_mistakes_name_the_file_as_the_user_wrote_it(
+    workspace_here: Path, text: bytes, expected: str
+) -> None:
+    Path("my.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=expected):
+        check_config_files([workspace_here / "my.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text", ['{\n\t"a": 1\n}\n', "__use_yte__: true\n?if True:\n  a: 1\n?if True:\n  b: 1\n"]
+)
+def test_json_and_templates_that_snakemake_reads_are_valid(text: str) -> None:
+    Path("my.yaml").write_text(text)
+    check_config_files(["my.yaml", "none.yaml"])

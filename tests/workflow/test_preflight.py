@@ -31,7 +31,10 @@ def _encoders(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(**sections: Any) -> None:
     config = read_config(**sections)
     snakemake: Any = SimpleNamespace(
-        rule_resources=lambda _: {}, default_resource=lambda _: None, is_main_process=True
+        rule_resources=lambda _: {},
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
     )
     assert Preflight(config, snakemake).index(SMOKE, []) == []
 

@@ -21,7 +21,10 @@ def check(monkeypatch: pytest.MonkeyPatch, **resources: str) -> None:
     monkeypatch.setattr(preflight_run, "find_spec", lambda _: None)
     monkeypatch.setattr(preflight, "find_spec", lambda _: None)
     snakemake: Any = SimpleNamespace(
-        rule_resources=lambda _: resources, default_resource=lambda _: None, is_main_process=True
+        rule_resources=lambda _: resources,
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
     )
     config = read_config(train=train(backend="deepspeed"))
     Preflight(config, snakemake).train(wildcards(run="smoke", segment=""), [])

@@ -15,6 +15,7 @@ import pytest
 from snakemake_executor_plugin_pbs.base.errors import UserError as ExecutorError
 from tests.support.workflows import CONFIG
 from tokamake.config.data_set import DataSet
+from tokamake.data.corpus.plan_file import Plan, read_plan
 from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import DagJob, read_jobs
 from tokamake.workflow import startup
@@ -97,6 +98,24 @@ def test_ctrl_c_before_the_jobs_is_one_line(capsys: pytest.CaptureFixture[str]) 
 
 
 LOCKED = "tokamake: results/data: another process makes data there; end it (pid {pid} on "
+
+
+@pytest.mark.parametrize("executes", [True, False])
+def test_the_first_plan_is_written_before_the_dag(
+    executes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("atexit.register", lambda *call: call[0](*call[1:]))  # unlocks the data
+    plan = Plan({}, "", (), (), (), (), ())
+    config = MagicMock(plan=plan, previous_plan=None, data_set=DataSet())
+    targets = MagicMock(config=config)
+    snakemake = MagicMock(is_main_process=True, executes_jobs=executes)
+    expanded = startup._expand_targets(snakemake, targets, ["train"])
+    assert expanded == targets.expand.return_value
+    path = Path("results/data/plan.json")
+    assert (read_plan(path) if path.exists() else None) == (plan if executes else None)
+
+
 CHANGED = "tokamake: results/data/plan.json: written by another process since this one has read it"
 
 

@@ -22,25 +22,17 @@ from tokamake.workflow.snakemake_internals import ancient
 class DataRules:
     """Input functions and options of the data rules. Wildcards are `batch`, `corpus` and `run`."""
 
-    def __init__(
-        self,
-        config: WorkflowConfig,
-        force_job: Callable[[str], None] | None,
-        *,
-        write_plan: Callable[[], bool] | None = None,
-    ) -> None:
+    def __init__(self, config: WorkflowConfig, force_job: Callable[[str], None] | None) -> None:
         """Look up which job batch makes which shard.
 
         Args:
             force_job: makes Snakemake run the job that writes a file; None in a job, where
                 nothing is planned.
-            write_plan: writes the first plan of a folder, and returns whether it did.
         """
         self._config = config
         self._data_set = config.data_set
         self._force_job = force_job
         batches, merges = config.tokenize_batches, config.merge_batches
-        self._write_plan, self.has_written_plan = write_plan, False
         self._deleted: dict[str, bool] = {}
         self._tokenize_batch = {shard: name for name in batches for shard in batches[name]}
         self._corpus_batches: dict[str, list[str]] = {}
@@ -58,10 +50,8 @@ class DataRules:
 
         It is ancient: digests in `params` decide which jobs a new plan runs again.
         """
-        path = Path(self._data_set.plan)
-        if self._write_plan and not path.exists():
-            self.has_written_plan = self._write_plan()
-        return ancient([str(path)]) if path.exists() else []
+        path = self._data_set.plan
+        return ancient([path]) if Path(path).exists() else []
 
     def made_files(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.

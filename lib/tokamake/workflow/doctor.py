@@ -21,8 +21,7 @@ class DoctorRules:
         """The profile's launch script and the numbers of nodes and ranks, as a file name."""
         resources = self._snakemake.rule_resources("doctor")
         nodes, tasks = (resources.get(name, 1) for name in ("nodes", "tasks"))
-        launch = str(self._snakemake.default_resource("launch") or "").strip("'\"")
-        name = f"{Path(launch).parent.name}-{nodes}-nodes-{tasks}-ranks"
+        name = f"{Path(self._snakemake.launch).parent.name}-{nodes}-nodes-{tasks}-ranks"
         return re.sub(r"[^\w.-]", "-", name).lstrip("-.")
 
     def report_for(self, product: str) -> Callable[[Any], list[str]]:

@@ -41,7 +41,7 @@ class Preflight:
         self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in ("train", "finetune")}
         self._image = resources.get("container") or snakemake.default_resource("container")
         self._spare_nodes = str(resources.get("spare_nodes", 0))
-        self._launch = Path(str(snakemake.default_resource("launch") or "").strip("'\""))
+        self._launch = Path(snakemake.launch)
         self._checked: set[tuple[Callable[..., None], str]] = set()
 
     @exit_on_user_error()

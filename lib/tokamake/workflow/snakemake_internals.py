@@ -127,16 +127,20 @@ class Snakemake:
         defaults = self._workflow.resource_settings.default_resources or {}
         return defaults[name].raw if name in defaults else None
 
+    @property
+    def launch(self) -> str:
+        """Launch script of the profile; empty without one."""
+        return str(self.default_resource("launch") or "").strip("'\"")
+
     def resolve_launch(self) -> None:
         """Let a profile's launch script be found from any working directory.
 
         Profiles name their scripts relative to the repository. If the working directory has no such
         file, the one in the repository is meant.
         """
-        launch = self.default_resource("launch")
-        if isinstance(launch, str) and (path := launch.strip("'\"")) != self._resolve(path):
+        if (path := self._resolve(self.launch)) != self.launch:
             settings = self._workflow.resource_settings
-            resource = Resource("launch", self._resolve(path), raw=repr(self._resolve(path)))
+            resource = Resource("launch", path, raw=repr(path))
             settings.default_resources["launch"] = resource
             settings._parsed_default_resources["launch"] = resource
 

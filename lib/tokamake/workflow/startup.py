@@ -113,11 +113,7 @@ def rule_functions(
         return RuleFunctions(
             config=checked,
             run_settings=RunSettings(checked),
-            data=DataRules(
-                checked,
-                force_job,
-                write_plan=partial(_write_first_plan, snakemake, checked) if is_main else None,
-            ),
+            data=DataRules(checked, force_job),
             checkpoints=checkpoints,
             segments=segments,
             tasks=tasks,
@@ -177,7 +173,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
 @exit_on_user_error()
 def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     config = functions.config
-    if not functions.data.has_written_plan:
+    if config.previous_plan:
         _lock_data(snakemake, config)
     snakemake.resolve_precommand()
     write_decisions(functions.config)
@@ -190,19 +186,6 @@ def _write_jobs(snakemake: Snakemake, config: WorkflowConfig) -> None:
     """Write the jobs of the DAG, which `tokamake status` shows."""
     rules = {snakemake.original_name(rule) for rule in snakemake.rule_names()}
     write_jobs(snakemake.jobs(), config.data_set, rules=rules)
-
-
-@exit_on_user_error()
-def _write_first_plan(snakemake: Snakemake, config: WorkflowConfig) -> bool:
-    """Write the plan while Snakemake builds the DAG, which has it as a file; not in a dry run.
-
-    A plan that exists is extended once all checks have passed, in `_start`.
-    """
-    if not snakemake.executes_jobs:
-        return False
-    _lock_data(snakemake, config)
-    write_plan(Path(config.data_set.plan), config.plan)
-    return True
 
 
 @exit_on_user_error()
@@ -226,18 +209,31 @@ def _lock_data(snakemake: Snakemake, config: WorkflowConfig) -> None:
 
 def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
     """Expand the targets of a user, and check personal values, after all rules are declared."""
-    snakemake.expand_targets(
-        Targets(
-            functions.config,
-            snakemake,
-            checkpoints=functions.checkpoints,
-            segments=functions.segments,
-            tasks=functions.tasks,
-            doctor=functions.doctor,
-        ).expand
+    targets = Targets(
+        functions.config,
+        snakemake,
+        checkpoints=functions.checkpoints,
+        segments=functions.segments,
+        tasks=functions.tasks,
+        doctor=functions.doctor,
     )
+    snakemake.expand_targets(partial(_expand_targets, snakemake, targets))
     if snakemake.is_main_process:
         _check_personal_values(snakemake)
+
+
+@exit_on_user_error()
+def _expand_targets(snakemake: Snakemake, targets: Targets, asked: Iterable[str]) -> set[str]:
+    """Expand targets, and write the first plan of a folder, which the DAG has as a file.
+
+    A plan that exists is extended once all checks have passed, in `_start`.
+    """
+    expanded, config = targets.expand(asked), targets.config
+    is_first = snakemake.is_main_process and config.previous_plan is None
+    if is_first and snakemake.executes_jobs:
+        _lock_data(snakemake, config)
+        write_plan(Path(config.data_set.plan), config.plan)
+    return expanded
 
 
 def _check_personal_values(snakemake: Snakemake) -> None:
