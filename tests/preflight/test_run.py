@@ -14,7 +14,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.train_sections import FimSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight import data, layout, model
+from tokamake.preflight import data, model
+from tokamake.preflight import run as preflight_run
 from tokamake.preflight.run import check_until_step
 
 TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
@@ -122,17 +123,17 @@ def test_sequences_are_no_longer_than_the_model_allows() -> None:
 def test_ranks_share_the_batch(world_size: int, fits: bool) -> None:
     train = TrainSettings(**TRAIN)  # type: ignore[arg-type]
     if fits:
-        layout.check_ranks(train, world_size)
+        preflight_run.check_ranks(train, world_size)
         return
     with pytest.raises(UserError, match="global_batch_size: 8 samples cannot be shared by"):
-        layout.check_ranks(train, world_size)
+        preflight_run.check_ranks(train, world_size)
 
 
 def test_each_size_of_a_batch_ramp_up_is_shared() -> None:
     train = TrainSettings.model_validate({**TRAIN, "rampup_batch_size": [4, 2, 16]})
-    layout.check_ranks(train, 1)
+    preflight_run.check_ranks(train, 1)
     with pytest.raises(UserError, match="6 samples cannot be shared by 2"):
-        layout.check_ranks(train, 2)
+        preflight_run.check_ranks(train, 2)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,10 @@ def test_gradients_are_not_added_up_in_low_precision(
     }
     train = make_run(parallel=parallel, precision=precision).train
     if fits:
-        layout.check_precision(train)
+        preflight_run.check_precision(train)
         return
     with pytest.raises(UserError, match=f"would add up gradients in {precision}; use"):
-        layout.check_precision(train)
+        preflight_run.check_precision(train)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +178,10 @@ def test_drawn_labels_are_not_deterministic_on_accelerators(
     run = make_run(deterministic=deterministic, optimizer={"name": optimizer})
     place: Any = SimpleNamespace(type=device)
     if fits:
-        layout.check_deterministic(run, place)
+        preflight_run.check_deterministic(run, place)
         return
     with pytest.raises(UserError, match=r"^train\.deterministic: labels that sophia_g draws need"):
-        layout.check_deterministic(run, place)
+        preflight_run.check_deterministic(run, place)
 
 
 ARCHITECTURE_100 = Architecture(**MODEL)
