@@ -66,9 +66,9 @@ TESTED_THROUGH = {
     ],
     "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
-    "finetune/test_trainer.py": [
-        *("finetune/epochs", "finetune/finetune", "finetune/finetune_run"),
-        *("finetune/prepare_finetune", "finetune/start"),
+    "finetune/test_finetune.py": [
+        *("finetune/finetune_run", "finetune/prepare_finetune", "finetune/start"),
+        "train/objectives/classification/epochs",
     ],
     "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],
     "inference/test_model.py": ["inference/layout"],
@@ -111,7 +111,8 @@ TESTED_THROUGH = {
     "preflight/test_initial_checkpoint.py": ["train/checkpoints/first_weights"],
     "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
-    "train/test_loop.py": ["train/hooks/__init__"],
+    "train/test_trainer_hooks.py": ["train/hooks/__init__"],
+    "train/test_trainer.py": ["train/index_sampler", "train/sampler"],
     "train/test_memory.py": ["models/common/costs", "train/startup_log"],
     "train/trials/test_trial_steps.py": [
         "train/trials/benchmark_train",

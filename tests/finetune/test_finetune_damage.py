@@ -13,12 +13,12 @@ from tests.support.damaged_runs import Outlook, sweep_run
 from tests.support.faults import Inject
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import newest_state
-from tokamake.finetune.epochs import read_history
 from tokamake.finetune.finetune_run import read_finetune_run
 from tokamake.finetune.start import effective_settings, read_data
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.first_weights import weights_digest
 from tokamake.train.numerics import with_precision
+from tokamake.train.objectives.classification.epochs import read_history
 
 FAULTS_A_FILE = 14
 

@@ -38,12 +38,14 @@ class ObjectiveData:
         has_sentences: whether the sequences of its datasets are sentences, not documents.
         generates: whether its models predict the next token: evaluate and generate take them.
         has_padding: whether samples may be shorter than `train.sequence_length`.
+        has_epochs: whether samples are rows of files, which no index orders.
     """
 
     stacks = "decoder"
     has_sentences = False
     generates = False
     has_padding = False
+    has_epochs = False
 
     # ---- Settings and model ----
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.finetune import FinetuneTask
-    from tokamake.finetune.row_logits import Forward
+    from tokamake.train.objectives.classification.scoring import Forward
 
 
 def evaluate_finetuned(
@@ -44,10 +44,10 @@ def evaluate_finetuned(
     from tokamake.checkpoint.detect import open_any
     from tokamake.files import write_json
     from tokamake.finetune.predictions import score_sets
-    from tokamake.finetune.rows import read_rows
     from tokamake.runtime.process_group import process_group
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
+    from tokamake.train.objectives.classification.rows import read_rows
 
     ranks = Ranks.find()
     with report_from_rank_0(ranks), process_group(ranks) as device:

@@ -62,14 +62,14 @@ def finetune_run(
     """
     from tokamake.finetune.results import write_results
     from tokamake.finetune.start import read_data, starting_point
-    from tokamake.finetune.trainer import FinetuneTrainer
     from tokamake.preflight.run import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output
     from tokamake.train.hooks.heartbeat import watched
-    from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision
+    from tokamake.train.objectives.classification.epochs import EpochSampler
     from tokamake.train.stopping.deadline import Deadline
+    from tokamake.train.trainer import Job, Trainer
 
     # ---- Settings and rows ----
     with raise_on_all_ranks():
@@ -85,16 +85,16 @@ def finetune_run(
         locked_output(resolved, ranks, find_start=find_start, beat=heartbeat.beat) as start,
     ):
         deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
-        trainer = FinetuneTrainer(
-            run, resolved, data=data, start=start, job=Job(ranks, device, deadline, heartbeat)
-        )
-        trainer.train()
-        if not trainer.is_finished:
+        sampler = EpochSampler(resolved, data, finetune=run.finetune, ranks=ranks)
+        job = Job(ranks, device, deadline, heartbeat)
+        trainer = Trainer(resolved, job, sampler=sampler, start=start)
+        state = trainer.train()
+        if state.step < trainer.last_step:
             assert trainer.stopped
             return trainer.stopped
 
         # ---- Results ----
         with raise_on_all_ranks():
             if ranks.rank == 0:
-                write_results(trainer, run, output=output, model=model)
+                write_results(run, sampler, state=state, output=output, model=model)
     return 0

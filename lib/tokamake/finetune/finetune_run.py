@@ -43,14 +43,18 @@ class FinetuneRun(Settings):
     finetune: FinetuneSettings
     """Task, files and epochs."""
 
-    def steps_per_epoch(self, num_rows: int) -> int:
-        """Steps of an epoch; the last one may have fewer rows than the others."""
-        return -(-num_rows // self.train.global_batch_size)
-
     def resolved(self, num_rows: int) -> Run:
         """The run of the trainer's engine, its length given by epochs of `num_rows` rows."""
-        steps = self.finetune.epochs * self.steps_per_epoch(num_rows)
-        values = {**used_settings(self.train), "train_steps": steps}
+        # The last step of an epoch may have fewer rows.
+        steps_per_epoch = -(-num_rows // self.train.global_batch_size)
+        values = {
+            **used_settings(self.train),
+            "train_steps": self.finetune.epochs * steps_per_epoch,
+            "evaluation_interval": steps_per_epoch,
+            "keep_last": 2,  # the last one may be damaged
+            "keep_best": 1,
+            "on_bad_step": {"spike": "ignore"},
+        }
         run = Run(
             run=self.run,
             seed=self.seed,

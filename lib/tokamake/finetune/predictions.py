@@ -11,10 +11,15 @@ import torch.distributed as dist
 from tokamake import files
 from tokamake.config.finetune import FinetuneTask
 from tokamake.errors import UserError
-from tokamake.finetune.metrics import predictions, scores
-from tokamake.finetune.row_logits import Forward, RowBatches, row_logits
-from tokamake.finetune.rows import LabeledRows
 from tokamake.parallel.axis import Axis
+from tokamake.train.objectives.classification.rows import LabeledRows
+from tokamake.train.objectives.classification.scoring import (
+    Forward,
+    RowBatches,
+    predictions,
+    row_logits,
+    scores,
+)
 
 
 def score_sets(

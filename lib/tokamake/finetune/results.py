@@ -4,39 +4,36 @@ import os
 import shutil
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.finetune.finetune_run import FinetuneRun
-from tokamake.finetune.trainer import FinetuneTrainer
+from tokamake.train.objectives.classification.epochs import EpochSampler
 
 
-def write_results(trainer: FinetuneTrainer, run: FinetuneRun, *, output: Path, model: Path) -> None:
+def write_results(
+    run: FinetuneRun, sampler: EpochSampler, *, state: ResumeState, output: Path, model: Path
+) -> None:
     """Link the best checkpoint to `model`, then write the file that says the run is finished."""
-    _link(trainer.best_checkpoint(), model)
-    files.write_json(output, summary(trainer, run))
-
-
-def summary(trainer: FinetuneTrainer, run: FinetuneRun) -> dict[str, Any]:
-    """Content of finetune.json."""
-    task, history = run.finetune.task, trainer.history
+    task, history = run.finetune.task, sampler.history
     best = history.best(task.metrics[0])
-    assert best is not None, "an epoch has ended"
-    return {
+    _link(run.output / f"global_step{best.step}", model)
+    content = {
         "run": run.run,
         "task": task.name,
         "head": task.head,
         "labels": task.labels,
         "metrics": task.metrics,
-        "digest": trainer.state.digest,
-        "rows": {"train": len(trainer.data.train), "validation": len(trainer.data.validation)},
+        "digest": state.digest,
+        "rows": {name: len(rows) for name, rows in sampler.data._asdict().items()},
         "epochs": [record._asdict() for record in history.epochs],
         "best": best._asdict(),
         "pretrained": str(run.pretrained),
-        "seconds": trainer.state.seconds,
-        "world_size": trainer.state.world_size,
+        "seconds": state.seconds,
+        "world_size": state.world_size,
         "versions": {name: version(name) for name in ("tokamake", "torch")},
     }
+    files.write_json(output, content)
 
 
 def _link(folder: Path, model: Path) -> None:

@@ -11,11 +11,11 @@ from tokamake.config.finetune import TRAIN_SETTINGS
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
-from tokamake.finetune.rows import read_rows
-from tokamake.finetune.trainer import TaskData
 from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
+from tokamake.train.objectives.classification.epochs import TaskData
+from tokamake.train.objectives.classification.rows import read_rows
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""

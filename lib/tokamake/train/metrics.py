@@ -4,8 +4,9 @@
 """
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -262,3 +263,13 @@ def summary(records: list[Record]) -> dict[str, Any]:
             record for record in records if any(key.startswith("validation_loss") for key in record)
         ],
     }
+
+
+def validation_losses(path: Path) -> Iterator[tuple[int, float]]:
+    """Validation loss at each step: of the split `valid`, or else the mean of all splits."""
+    for record in read(path):
+        losses = {name: loss for name, loss in record.items() if name.startswith("validation_loss")}
+        if losses:
+            mean = sum(losses.values()) / len(losses)
+            loss = losses.get("validation_loss", mean)
+            yield int(record["step"]), loss if math.isfinite(loss) else math.inf

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from tokamake.config.resolved_run import Run
+    from tokamake.preflight.data import IndexContent
     from tokamake.runtime.ranks import Ranks
+    from tokamake.train.checkpoints.resume import ResumePoint
+    from tokamake.train.trainer import Job
 
 _MAX_MINUTES = 1e6
 """Two years: a longer job has no end."""
@@ -105,10 +108,9 @@ def start_run(
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output, starting_point
     from tokamake.train.hooks.heartbeat import watched
-    from tokamake.train.loop import Job
     from tokamake.train.numerics import deterministic_algorithms, with_precision
     from tokamake.train.stopping.deadline import Deadline
-    from tokamake.train.trainer import train_run
+    from tokamake.train.trainer import Job
 
     run = with_precision(run, device)
     with deterministic_algorithms(run.train.deterministic), watched(run, ranks) as heartbeat:
@@ -128,6 +130,57 @@ def start_run(
             deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
             job = Job(ranks, device, deadline, heartbeat)
             return train_run(run, job, index=index, start=start, until_step=until_step)
+
+
+def train_run(
+    run: "Run",
+    job: "Job",
+    *,
+    index: "IndexContent",
+    start: "ResumePoint",
+    until_step: int | None = None,
+) -> int:
+    """Train a checked run from `start` to `until_step`, or to its end, if a step is left.
+
+    Returns:
+        Exit status: 0, or one of `Stopped` if steps are left.
+    """
+    from tokamake.checkpoint.native.resume_state import run_since_change
+    from tokamake.preflight.run import check_updated
+    from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.checkpoints.resume import state_at
+    from tokamake.train.checkpoints.summary import write_environment, write_summary
+    from tokamake.train.index_sampler import IndexSampler
+    from tokamake.train.startup_log import startup_log
+    from tokamake.train.trainer import Trainer
+
+    ranks, state, current = job.ranks, start.state, run_since_change(run, start.state)
+    last_step = until_step or current.train.train_steps
+    if state.step >= last_step and not start.unvalidated:
+        place = f"step {state.step}" + ", the last" * (state.step == current.train.train_steps)
+        ranks.print_once(f"{run.output}: already at {place}; nothing to train")
+    else:
+        with raise_on_all_ranks():
+            text = startup_log(current, ranks, device=job.device, resumed=start.resumed)
+            ranks.print_once(text)
+            if ranks.rank == 0:
+                write_environment(run)
+        sampler = IndexSampler(
+            run, ranks, index=index, unvalidated=start.unvalidated, beat=job.heartbeat.beat
+        )
+        trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
+        state = trainer.train()
+        current, last_step = trainer.run, trainer.last_step
+    if state.step < last_step:
+        assert trainer.stopped
+        return trainer.stopped
+    check_updated(current, step=state.step, updates=state.updates)
+
+    # train.json tells the workflow that this segment of the run is finished.
+    with raise_on_all_ranks():
+        if ranks.rank == 0:
+            write_summary(current, state_at(run.output, last_step, state=state))
+    return 0
 
 
 def _check_minutes(minutes: float | None) -> None:

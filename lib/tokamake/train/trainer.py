@@ -1,96 +1,89 @@
-"""The training loop: from a resolved run to its last checkpoint.
+"""The training loop, of pretraining and finetuning: from a checked run to its last checkpoint.
 
-`train.start_run` has checked the run; `train_run` is a job, `Trainer.train` the loop. All ranks run
-this code together, and each of its decisions is the same on all ranks.
+A sampler provides the samples of steps and the validations. All ranks run this code together, and
+each of its decisions is the same on all ranks.
 """
 
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokamake import plugins
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
-from tokamake.preflight.data import IndexContent
-from tokamake.preflight.run import check_updated
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped
-from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
+from tokamake.runtime.rank_errors import report_from_any_rank
+from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
-from tokamake.train.bad_steps import BadStep
-from tokamake.train.batch import SampleIds, steps_of_rank
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole, newest_before
 from tokamake.train.checkpoints.saving import CheckpointSaver
-from tokamake.train.checkpoints.summary import write_environment, write_summary
-from tokamake.train.data_verification import verify_data
-from tokamake.train.hooks import Training, open_hooks
-from tokamake.train.loop import Job, Loop
+from tokamake.train.hooks import FinishedStep, Hook, Training, open_hooks
+from tokamake.train.hooks.heartbeat import Heartbeat
+from tokamake.train.metrics import Record
+from tokamake.train.sampler import Sampler
 from tokamake.train.stability.step_guard import StepGuard
-from tokamake.train.startup_log import startup_log
-from tokamake.train.step_result import StepResult
-from tokamake.train.validation import open_validation_splits
+from tokamake.train.step_result import NOTHING, StepResult
+from tokamake.train.stopping.deadline import Deadline
+from tokamake.train.stopping.stopping import Stopping, on_signals
+
+if TYPE_CHECKING:
+    import torch
 
 
-def train_run(
-    run: Run, job: Job, *, index: IndexContent, start: ResumePoint, until_step: int | None = None
-) -> int:
-    """Train a checked run from `start` to `until_step`, or to its end, if a step is left.
+class Job(NamedTuple):
+    """Surroundings of a run on this rank."""
 
-    Returns:
-        Exit status: 0, or one of `Stopped` if steps are left.
+    ranks: Ranks
+    device: "torch.device"
+    deadline: Deadline
+    """End of this job."""
+    heartbeat: Heartbeat
+    """Watch over the ranks."""
+
+
+class Trainer:
+    """One rank's part of a run; all ranks call its methods together.
+
+    Attributes:
+        run: the run with the steps that are left after its last change.
+        state: finished steps, consumed samples and training time.
+        last_step: step to end at.
+        stopped: why the run was asked to stop, if it was.
     """
-    ranks, state, current = job.ranks, start.state, run_since_change(run, start.state)
-    last_step = until_step or current.train.train_steps
-    if state.step >= last_step and not start.unvalidated:
-        place = f"step {state.step}" + ", the last" * (state.step == current.train.train_steps)
-        ranks.print_once(f"{run.output}: already at {place}; nothing to train")
-    else:
-        with raise_on_all_ranks():
-            text = startup_log(current, ranks, device=job.device, resumed=start.resumed)
-            ranks.print_once(text)
-            if ranks.rank == 0:
-                write_environment(run)
-        trainer = Trainer(run, job, index=index, start=start, until_step=until_step)
-        state = trainer.train()
-        current, last_step = trainer.run, trainer.last_step
-    if state.step < last_step:
-        assert trainer.stopped
-        return trainer.stopped
-    check_updated(current, step=state.step, updates=state.updates)
 
-    # train.json tells the workflow that this segment of the run is finished.
-    with raise_on_all_ranks():
-        if ranks.rank == 0:
-            write_summary(current, resume.state_at(run.output, last_step, state=state))
-    return 0
-
-
-class Trainer(Loop):
-    """The loop of pretraining; `run` has the steps that are left after the run's last change."""
+    state: ResumeState
 
     def __init__(
         self,
         run: Run,
         job: Job,
         *,
-        index: IndexContent,
+        sampler: Sampler,
         start: ResumePoint,
-        until_step: int | None,
+        until_step: int | None = None,
     ) -> None:
-        super().__init__(run, job)
-        self._resolved, self._until_step = run, until_step
-        self.unvalidated = start.unvalidated  # an earlier job stopped before its last validation
-
-        # ---- Data ----
-        with raise_on_all_ranks():
-            verify = self.ranks.rank == 0  # one rank is enough
-            self.samples = training_samples(run, verify=verify)
-            self.validation_splits = open_validation_splits(run, index, verify=verify)
-        verify_data(run, self.ranks, index, beat=self.heartbeat.beat)
+        self._resolved, self._until_step, self.sampler = run, until_step, sampler
+        self.ranks, self.device, self.deadline, self.heartbeat = job
+        if text := str(job.deadline):
+            job.ranks.print_once(text)
+        self.stopping = Stopping(run.output, job.ranks, deadline=job.deadline)
+        self.stopped: Stopped | None = None
 
         # ---- Model and optimizer ----
         checkpoint = resume.checkpoint_to_load(run, self.ranks, start=start)
-        self.build_engine(continues=checkpoint is not None)
+        # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
+        backend = plugins.load("train/backends", run.train.backend)
+        self.heartbeat.beat("builds the model")
+        self.engine: Any = backend.Engine(
+            run, self.ranks, device=self.device, continues=checkpoint is not None
+        )
+        self.heartbeat.set_group_timeouts()
         if start.resumed:
             start = load_newest_whole(self.engine.load, run, ranks=self.ranks, start=start)
         elif checkpoint:
@@ -100,7 +93,8 @@ class Trainer(Loop):
 
     def _begin_at(self, start: ResumePoint) -> None:
         """Prepare to continue from the checkpoint that is loaded, or from the start of the run."""
-        run, ranks, self.state = self._resolved, self.ranks, start.state
+        run, ranks, sampler, self.state = self._resolved, self.ranks, self.sampler, start.state
+        sampler.begin(start.resumed)
         if start.resumed:
             ranks.print_once(f"{run.output}: continuing at step {self.state.step}")
         # The checkpoint that was loaded decides how many steps a changed run has.
@@ -110,59 +104,43 @@ class Trainer(Loop):
 
         # ---- Checkpoints, hooks and journal ----
         self.saver = CheckpointSaver(
-            run, ranks, engine=self.engine, deadline=self.deadline, start=start
+            sampler, ranks, engine=self.engine, deadline=self.deadline, start=start
         )
-        self.hooks = open_hooks(
-            Training(
-                self.run,
-                self.state,
-                ranks,
-                self.device,
-                hosts=self.heartbeat.hosts,
-                corpora=self.samples.corpora,
-                heartbeat=self.heartbeat,
-                record=self.record,
-            )
+        training = Training(
+            self.run,
+            self.state,
+            ranks,
+            self.device,
+            hosts=self.heartbeat.hosts,
+            corpora=sampler.corpora,
+            heartbeat=self.heartbeat,
+            record=self._record,
         )
+        self.hooks: list[Hook] = [*open_hooks(training), *sampler.hooks()]
         self.guard = StepGuard(
-            self.run, ranks, engine=self.engine, samples=self.samples, start=self.state
-        )
-        steps = steps_of_rank(
-            self.samples,
-            self.run.train,
-            mesh=self.engine.mesh,
-            consumed_samples=self.state.consumed_samples,
-            left_out=self.guard.left_out,
+            self.run, ranks, engine=self.engine, samples=sampler.documents, start=self.state
         )
         # The next step is read while the device computes.
+        steps = sampler.steps(self.state, self.engine.mesh, left_out=self.guard.left_out)
         self.steps = report_from_any_rank(prefetched(steps), ranks)
 
     # ---- The loop ----
 
     def train(self) -> ResumeState:
         """Train until `last_step`, a stop signal or the end of the job; save the last step."""
-        train = self.run.train
-        with self.running():
-            if self.state.step == 0 or self.unvalidated:
+        with (
+            closing(self),
+            job_progress.retracted_on_error(self.ranks),
+            on_signals(self.stopping.signals.note),
+        ):
+            if self.sampler.needs_validation(self.state):
                 self.validate()
             while self.state.step < self.last_step:
                 result = self.step()
-                if result is None:  # back at a checkpoint
-                    continue
-                is_validated = self._due(train.evaluation_interval)
-                is_last = self.state.step == self.last_step
-                if result.stop or self._due(train.save_interval) or is_last:
-                    self.save()
-                    # A kill in the validation must not cost the steps before it.
-                    if result.stop or is_validated:
-                        self.saver.finish()
-                if result.stop:
-                    self.stopped = self.stopping.agree()
-                # A person made the file `stop`, and can wait for a validation.
-                if is_validated or self.stopped is Stopped.FILE:
-                    self.validate()
-                if result.stop:
-                    break
+                if result is not None:  # not back at a checkpoint
+                    self._save_and_validate(stop=result.stop)
+                    if result.stop:
+                        break
             self.saver.finish()
             if self.stopped and self.state.step < self.last_step:
                 job_progress.say_stopped(self.stopped, self.state.step, ranks=self.ranks)
@@ -170,33 +148,84 @@ class Trainer(Loop):
                 self._sync()  # for a validation after the save
         return self.state
 
+    def _save_and_validate(self, *, stop: bool) -> None:
+        """Do what is due after a step; a `stop` is asked for."""
+        is_validated = self._due(self.run.train.evaluation_interval)
+        is_saved = stop or self.state.step == self.last_step
+        is_saved |= is_validated and self.sampler.saves_validated
+        if is_saved or self._due(self.run.train.save_interval):
+            self.save()
+            # A kill in the validation must not cost the steps before it.
+            if stop or is_validated:
+                self.saver.finish()
+        if stop:
+            self.stopped = self.stopping.agree()
+        # A person made the file `stop`, and can wait for a validation.
+        if is_validated or self.stopped is Stopped.FILE:
+            self.validate()
+
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.run.train.train_steps
 
     # ---- A step: the guard decides its update, and what follows ----
 
-    def learning_rate(self) -> float:
-        return super().learning_rate() * self.guard.state.rate_factor  # bad steps lower it
+    def step(self) -> StepResult | None:
+        """Train on one global batch, or leave it out; return None if the loop has gone back.
 
-    def find_fault(self, loss: float, grad_norm: float) -> BadStep | None:
-        return self.guard.find_fault(loss, grad_norm)
+        Raises:
+            UserError: training has diverged, or samples cannot be read.
+        """
+        begin, reading, seconds = time.perf_counter(), 0.0, 0.0
+        learning_rate, result = self.learning_rate(), NOTHING
+        for hook in self.hooks:
+            hook.begin_step(self.state.step + 1)
+        self.heartbeat.beat("reads samples")
+        batch = next(self.steps)
+        if batch.micro_batches:
+            self.heartbeat.beat("trains")
+            reading = time.perf_counter() - begin
+            result = self.engine.train_step(
+                batch.micro_batches,
+                learning_rate=learning_rate,
+                weight_decay=self.schedule.weight_decay(*self._progress),
+                find_fault=self.guard.find_fault,
+                stop=self.stopping.is_asked(),
+                saved=self.saver.written,
+                samples=self.sampler.sample_ids(batch),
+            )
+            seconds = time.perf_counter() - begin
+            if not self._respond(result, batch):
+                return None
+        num_samples = batch.global_batch_size
+        self.state = self.state.after_step(num_samples, seconds, updated=result.updated)
+        is_logged = self._due(self.run.train.log_interval) or self.state.step == 1 or result.stop
+        finished = FinishedStep(
+            self.state,
+            result,
+            learning_rate,
+            self.learning_rate(),
+            num_samples,
+            seconds,
+            reading,
+            is_logged,
+        )
+        for hook in self.hooks:
+            hook.end_step(finished)
+        return result
+
+    def learning_rate(self) -> float:
+        """Learning rate of the next step; bad steps lower it."""
+        return self.schedule.learning_rate(*self._progress) * self.guard.state.rate_factor
 
     @property
-    def has_written(self) -> bool:
-        return self.saver.written
+    def _progress(self) -> tuple[int, int]:
+        return self.state.step, self.state.consumed_samples
 
-    def is_logged(self, result: StepResult) -> bool:
-        return self._due(self.run.train.log_interval) or self.state.step == 1 or result.stop
+    def _respond(self, result: StepResult, batch: StepBatch) -> bool:
+        """Do what `train.on_bad_step` says; put a checkpoint in place if all ranks wrote it.
 
-    def samples_of(self, batch: StepBatch) -> SampleIds:
-        """This rank's samples, with their corpora if losses of these are recorded."""
-        numbers = batch.sample_numbers
-        if not self.run.train.log_corpus_losses:
-            return SampleIds(numbers)
-        return SampleIds(numbers, self.samples.corpus_numbers(numbers), len(self.samples.corpora))
-
-    def respond(self, result: StepResult, batch: StepBatch) -> bool:
-        """Do what `train.on_bad_step` says; put a checkpoint in place if all ranks wrote it."""
+        Return False if the loop has gone back to a checkpoint.
+        """
         if result.bad and (checkpoint := self._checkpoint_before(result, batch)):
             self._go_back(checkpoint)
             return False
@@ -231,15 +260,15 @@ class Trainer(Loop):
 
     def validate(self) -> None:
         """Measure each validation split."""
-        measured = {}
-        for name, validation_split in self.validation_splits.items():
-            micro_batches = validation_split.micro_batches(self.run, self.engine.mesh)
-            beating = self.heartbeat.counted(micro_batches, "validates")
-            measured[name] = self.engine.validate(report_from_any_rank(beating, self.ranks))
+        measured = self.sampler.validate(self.engine, self.state, watch=self._watch)
         if measured:
             for hook in self.hooks:
                 hook.validated(self.state, measured)
             self.saver.note_validation()
+
+    def _watch(self, micro_batches: Iterable[Any]) -> Iterator[Any]:
+        beating = self.heartbeat.counted(micro_batches, "validates")
+        return report_from_any_rank(beating, self.ranks)
 
     def save(self) -> None:
         """Begin to save a checkpoint; training may continue before it is on disk."""
@@ -253,8 +282,14 @@ class Trainer(Loop):
         for hook in self.hooks:
             hook.sync()
 
+    def _record(self, record: Record) -> None:
+        """Hand a new record of metrics.jsonl to the hooks."""
+        for hook in self.hooks:
+            hook.recorded(record)
+
     def close(self) -> None:
         """Close the hooks and the journal; wait until old checkpoints are deleted."""
-        super().close()
+        for hook in self.hooks:
+            hook.close()
         self.saver.close()
         self.guard.close()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.finetune.example import Example
 from tokamake.finetune.tasks._table import TextTable
+from tokamake.train.objectives.classification.data import Example
 
 PAIRS = TextTable("one", "two")
 

@@ -7,7 +7,7 @@ import pytest
 from tokamake import plugins
 from tokamake.config.finetune import FOLDER, FinetuneTask
 from tokamake.errors import UserError
-from tokamake.finetune.metrics import METRICS
+from tokamake.train.objectives.classification.scoring import METRICS
 from tokamake.validation import validate
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse"

@@ -23,6 +23,7 @@ from tokamake.errors import TemporaryError, UserError
 from tokamake.train.backends.native import Engine
 from tokamake.train.checkpoints import retention
 from tokamake.train.checkpoints.retention import Retention
+from tokamake.train.metrics import FILE, validation_losses
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -52,7 +53,9 @@ def keep(root: Path, tmp_path: Path) -> Any:
         run = template.model_copy(update={"output": output, "train": train_settings})
         for step in later:
             save(output, step)
-        keeper = Retention(run, state(saved[0] - 1))
+        keeper = Retention(
+            run, state(saved[0] - 1), losses=partial(validation_losses, output / FILE)
+        )
         for step in saved:
             save(output, step)
             keeper.note_commit(step)
@@ -148,7 +151,7 @@ def test_nothing_is_deleted_while_the_newest_is_incomplete(root: Path, tmp_path:
     for step in (1, 2, 3, 4):
         newest = save(run.output, step)
     (newest / "file").write_text("weig")
-    keeper = Retention(run, state(4))
+    keeper = Retention(run, state(4), losses=list)
     keeper.note_commit(4)
     keeper.close()
     assert len([*run.output.glob("global_step*")]) == 4

@@ -44,18 +44,20 @@ def recorder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(saving, "Retention", lambda *_, **__: recorder)
     for module, name in ((saving.resume, "commit"), (saving.job_progress, "note")):
         monkeypatch.setattr(module, name, getattr(recorder, name))
-    monkeypatch.setattr(saving, "write_run", recorder.write_run)
     monkeypatch.setattr(saving, "write_durations", recorder.write_durations)
     return recorder
 
 
 def saver(recorder: Any, *, rank: int = 0, resumed: Path | None = None) -> CheckpointSaver:
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         output=Path("out"), start="start", train=SimpleNamespace(sequence_length=16)
+    )
+    sampler: Any = SimpleNamespace(
+        run=run, notes={"labels": []}, validation_losses=list, recorder=lambda: recorder.write_run
     )
     start: Any = SimpleNamespace(resumed=resumed, state=STATE)
     return CheckpointSaver(
-        run, Ranks(rank, 1, 0, 1), engine=recorder, deadline=recorder, start=start
+        sampler, Ranks(rank, 1, 0, 1), engine=recorder, deadline=recorder, start=start
     )
 
 
@@ -71,7 +73,7 @@ def test_a_checkpoint_is_committed_after_its_files_are_written(
         ("checkpoint_bytes",),
         ("make_room", 3, 100.0),
         ("begin_saving",),
-        ("save", folder, {**progress, "run_digest": "digest"}),
+        ("save", folder, {**progress, "run_digest": "digest", "labels": []}),
     ]
     assert (checkpoints.written, checkpoints.latest) == (False, "start (the start)")
     recorder.done = True
@@ -81,7 +83,7 @@ def test_a_checkpoint_is_committed_after_its_files_are_written(
     assert [name for name, *_ in calls] == [
         *("wait", "write_run", "commit", "note", "end_saving", "write_durations", "note_commit")
     ]
-    assert calls[1][1] == folder / "run.yaml"
+    assert calls[1] == ("write_run", folder)
     assert (calls[2], calls[3], calls[-1]) == (
         ("commit", Path("out"), STATE),
         ("note", 3),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.errors import UserError
-from tokamake.finetune.example import Example
+from tokamake.train.objectives.classification.data import Example
 
 _JSON = (".jsonl", ".json")
 

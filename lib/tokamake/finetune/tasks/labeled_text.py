@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokamake.finetune.example import Example
 from tokamake.finetune.tasks._table import TextTable
+from tokamake.train.objectives.classification.data import Example
 
 HEAD = "classes"
 LABELS: tuple[str, ...] = ()

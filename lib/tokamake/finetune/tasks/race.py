@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.errors import UserError
-from tokamake.finetune.example import Example
 from tokamake.finetune.tasks._table import json_lines
+from tokamake.train.objectives.classification.data import Example
 
 HEAD = "choice"
 LABELS = ("A", "B", "C", "D")

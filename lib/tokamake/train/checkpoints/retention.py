@@ -4,11 +4,10 @@ A checkpoint is renamed into the folder `DELETING` before its files are removed:
 next job removes what is left there. Deletions run in a thread beside training.
 """
 
-import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from tokamake.checkpoint.native.folder import check_files
 from tokamake.checkpoint.native.resume_state import ResumeState, read_state
 from tokamake.config.resolved_run import Run
 from tokamake.errors import TemporaryError, UserError, of_system
-from tokamake.train import metrics
 from tokamake.train.checkpoints.summary import summary_path
 from tokamake.units import in_bytes
 from tokamake.validation import read_yaml
@@ -44,11 +42,19 @@ class Retention:
         current: step of the newest checkpoint.
 
     Args:
+        losses: returns steps that were validated, and a number that is lower for better weights.
         verified: whether the checkpoint at `state` was loaded, which has compared its checksums.
     """
 
-    def __init__(self, run: Run, state: ResumeState, *, verified: bool = False) -> None:
-        self._run, self._start, self.current = run, state, state.step
+    def __init__(
+        self,
+        run: Run,
+        state: ResumeState,
+        *,
+        losses: Callable[[], Iterable[tuple[int, float]]],
+        verified: bool = False,
+    ) -> None:
+        self._run, self._start, self.current, self._losses = run, state, state.step, losses
         # Training went back before these steps: they are no checkpoints of what it does now.
         self._abandoned = {step for step in self._steps() if step > state.step}
         self._verified = state.step if verified else None
@@ -215,7 +221,7 @@ class Retention:
         """The steps with the lowest validation loss, as many as `keep_best`."""
         if not (number := self._run.train.keep_best):
             return []
-        losses = dict(_validation_losses(self._run.output / metrics.FILE))
+        losses = dict(self._losses())
         measured = [step for step in steps if step in losses]
         best = sorted(measured, key=lambda step: (losses[step], step))
         return best[:number]
@@ -247,13 +253,3 @@ class Retention:
 def _size(folder: Path) -> int:
     """Bytes of the files in a folder; 0 if there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _validation_losses(path: Path) -> Iterator[tuple[int, float]]:
-    """Validation loss at each step: of the split `valid`, or else the mean of all splits."""
-    for record in metrics.read(path):
-        losses = {name: loss for name, loss in record.items() if name.startswith("validation_loss")}
-        if losses:
-            mean = sum(losses.values()) / len(losses)
-            loss = losses.get("validation_loss", mean)
-            yield int(record["step"]), loss if math.isfinite(loss) else math.inf

@@ -1,15 +1,17 @@
 """Checkpoints that are written while training continues."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.config.resolved_run import Run, write_run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.retention import Retention
+from tokamake.train.sampler import Sampler
 from tokamake.train.step_result import Saving
 from tokamake.train.stopping.deadline import DURATIONS, Deadline, write_durations
 
@@ -22,16 +24,18 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, *, engine: Any, deadline: Deadline, start: ResumePoint
+        self, sampler: Sampler, ranks: Ranks, *, engine: Any, deadline: Deadline, start: ResumePoint
     ) -> None:
-        self._run, self._ranks, self._engine, self._deadline = run, ranks, engine, deadline
+        self._run = run = sampler.run
+        self._sampler, self._ranks, self._engine, self._deadline = sampler, ranks, engine, deadline
         self.latest = str(start.resumed) if start.resumed else f"{run.start} (the start)"
         self._retention: Retention | None = None
         with raise_on_all_ranks():
             if ranks.rank == 0:
                 verified = start.resumed is not None
-                self._retention = Retention(run, start.state, verified=verified)
-        self._saving: tuple[Saving, ResumeState] | None = None
+                losses = sampler.validation_losses
+                self._retention = Retention(run, start.state, losses=losses, verified=verified)
+        self._saving: tuple[Saving, ResumeState, Callable[[Path], None]] | None = None
 
     @property
     def written(self) -> bool:
@@ -48,19 +52,21 @@ class CheckpointSaver:
             "consumed_samples": state.consumed_samples,
             "consumed_tokens": state.consumed_samples * self._run.train.sequence_length,
             "run_digest": state.digest,
+            **self._sampler.notes,
         }
         self._deadline.begin_saving()
         folder = self._run.output / resume.SAVING / f"global_step{state.step}"
-        self._saving = self._engine.save(folder, progress), state
+        self._saving = self._engine.save(folder, progress), state, self._sampler.recorder()
 
     def finish(self) -> None:
         """Wait until all ranks have written the checkpoint, then put it in place."""
         if self._saving is None:
             return
-        (saving, state), self._saving = self._saving, None
+        (saving, state, record), self._saving = self._saving, None
         saving.wait()
         with raise_on_all_ranks():
             if self._ranks.rank == 0:
+                record(self._run.output / resume.SAVING / f"global_step{state.step}")
                 self._commit(state)
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
@@ -72,7 +78,6 @@ class CheckpointSaver:
 
     def _commit(self, state: ResumeState) -> None:
         output = self._run.output
-        write_run(output / resume.SAVING / f"global_step{state.step}" / "run.yaml", self._run)
         resume.commit(output, state)
         job_progress.note(state.step)
         self._deadline.end_saving()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tokamake.checkpoint.native.resume_state import ResumeState
+from tokamake.config.objective import objective_data
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -193,7 +194,26 @@ class TrainingLog(Hook):
         self._recorded(record)
 
 
-def open_hook(training: Training) -> TrainingLog:
+class StepLines(Hook):
+    """Prints the loss of steps of a run without records."""
+
+    def __init__(self, run: Run, ranks: Ranks) -> None:
+        self._train, self._ranks = run.train, ranks
+
+    def end_step(self, finished: FinishedStep) -> None:
+        """Print a line, if one is due."""
+        step, result = finished.state.step, finished.result
+        if step % self._train.log_interval == 0:
+            self._ranks.print_once(
+                f"step {step}/{self._train.train_steps}: loss {result.loss:.4f}, learning rate "
+                f"{finished.learning_rate:.3g}, gradient norm {result.grad_norm:.3g}"
+            )
+
+
+def open_hook(training: Training) -> Hook:
+    """Records; or lines alone, where epochs have scores in place of validation losses."""
+    if objective_data(training.run.train.objective).has_epochs:
+        return StepLines(training.run, training.ranks)
     return TrainingLog(
         training.run,
         training.ranks,

@@ -7,7 +7,7 @@ those that training has gone back before.
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -15,21 +15,16 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.trace import document_of
-from tokamake.data.samples.loader import DocumentSpan, StepBatch
+from tokamake.data.samples.loader import StepBatch
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep
 from tokamake.train.metrics import RecordFile
+from tokamake.train.sampler import HasSpans
 from tokamake.train.step_result import StepResult
 
 FILE = "events.jsonl"
 """Name of the file in the output folder of a run."""
-
-
-class HasSpans(Protocol):
-    """Samples that know where their tokens come from."""
-
-    def spans(self, sample: int, /) -> list[DocumentSpan]: ...
 
 
 class BadStepHistory(NamedTuple):
@@ -51,7 +46,9 @@ class EventLog:
         history: bad steps until now.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, *, samples: HasSpans, start: ResumeState) -> None:
+    def __init__(
+        self, run: Run, ranks: Ranks, *, samples: HasSpans | None, start: ResumeState
+    ) -> None:
         self._run, self._samples, self.path = run, samples, run.output / FILE
         self._file: RecordFile | None = None
         agreed = [BadStepHistory()]
@@ -119,6 +116,8 @@ class EventLog:
         return range(sizes.whole_steps(first) + 1, sizes.whole_steps(last) + 2)
 
     def _documents(self, first: int, stop: int) -> dict[str, list[int]]:
+        if self._samples is None:
+            return {}
         return documents_of(self._samples, range(first, stop), data_root=self._run.data_root)
 
 

@@ -11,7 +11,8 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep, described
 from tokamake.train.batch import SampleIds
 from tokamake.train.checkpoints.resume import ResumePoint
-from tokamake.train.stability.events import EventLog, HasSpans
+from tokamake.train.sampler import HasSpans
+from tokamake.train.stability.events import EventLog
 from tokamake.train.stability.spikes import find_fault
 from tokamake.train.step_result import StepResult
 
@@ -24,10 +25,10 @@ class StepGuard:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, *, engine: Any, samples: HasSpans, start: ResumeState
+        self, run: Run, ranks: Ranks, *, engine: Any, samples: HasSpans | None, start: ResumeState
     ) -> None:
         self._settings, self._precision = run.train.on_bad_step, run.train.precision
-        self._ranks, self._engine = ranks, engine
+        self._ranks, self._engine, self._has_documents = ranks, engine, samples is not None
         self._events = EventLog(run, ranks, samples=samples, start=start)
         left_out = self._events.history.left_out
         self.state: GuardState = start.guard.until(start.step).after_skip(*left_out)
@@ -115,6 +116,8 @@ class StepGuard:
         remedy = "training has diverged"
         if self._precision == "fp16":
             remedy += f" at a loss scale of {result.loss_scale:g}; set train.precision to bf16"
+        if not self._has_documents:
+            return f"{remedy}; lower train.optimizer.learning_rate"
         return (
             f"{remedy}; check the documents of the step ({self._events.path}), or lower "
             "train.optimizer.learning_rate and set train.on_change to continue"

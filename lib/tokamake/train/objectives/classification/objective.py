@@ -3,12 +3,13 @@
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.train.batch import HostBatch
 from tokamake.train.objectives._base import Labels, Losses, ObjectiveBase
-from tokamake.train.objectives.classification.rows import TaskRows, num_labeled, sum_of_losses
+from tokamake.train.objectives.classification.rows import NO_CLASS, TaskRows
 
 
 class Objective(ObjectiveBase):
@@ -34,3 +35,24 @@ class Objective(ObjectiveBase):
             return Losses(none)
         loss = sum_of_losses(predicted.sample_logits, labels.samples)
         return Losses(none, loss, num_labeled(labels.samples))
+
+
+def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum of the cross entropy, or squared error, of rows that have a label, fp32.
+
+    Args:
+        logits: (B, classes), (B × O, 1) of a choice, or (B, 1) of a regression.
+        labels: (B,) int64 classes or options, or float32 numbers, see `TaskRows`.
+    """
+    logits = logits.float()
+    if labels.is_floating_point():
+        differences = torch.where(labels.isnan(), 0.0, logits[:, 0] - labels.nan_to_num())
+        return differences.square().sum()
+    by_row = logits.view(len(labels), -1)
+    return F.cross_entropy(by_row, labels, ignore_index=NO_CLASS, reduction="sum")
+
+
+def num_labeled(labels: Tensor) -> Tensor:
+    """Number of rows that have a label, an fp32 scalar."""
+    has_label = ~labels.isnan() if labels.is_floating_point() else labels != NO_CLASS
+    return has_label.sum(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The step that loops share: hooks see it, in order, on every way through a run."""
+"""The training loop: hooks see its steps, in order, on every way through a run."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -15,11 +15,11 @@ from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
 from tokamake.config.finetune import FinetuneTask
 from tokamake.errors import UserError
-from tokamake.finetune import trainer as trainer_module
 from tokamake.finetune.finetune_run import FinetuneRun
-from tokamake.finetune.rows import read_rows
-from tokamake.finetune.trainer import FinetuneTrainer
+from tokamake.train.objectives.classification import epochs
+from tokamake.train.objectives.classification.rows import read_rows
 from tokamake.train.step_result import StepResult
+from tokamake.train.trainer import Trainer
 
 SGD = {
     "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0},
@@ -134,15 +134,16 @@ class Killed(Exception):
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let the next training end after a number of steps."""
-    step, done = FinetuneTrainer.step, []
+    step, done = Trainer.step, []
 
-    def counted(trainer: FinetuneTrainer) -> StepResult | None:
+    def counted(trainer: Trainer) -> StepResult | None:
         done.append(0)
         if len(done) > number:
+            trainer.saver.finish()
             raise Killed
         return step(trainer)
 
-    monkeypatch.setattr(FinetuneTrainer, "step", counted)
+    monkeypatch.setattr(Trainer, "step", counted)
 
 
 def test_an_interrupted_run_ends_as_one_without_interruption(
@@ -172,7 +173,7 @@ def test_a_finished_run_trains_no_more(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([0.5, 0.9, 0.7, 0.9, 0.6])
-    monkeypatch.setattr(trainer_module, "scores", lambda *_, **__: {"accuracy": next(values)})
+    monkeypatch.setattr(epochs, "scores", lambda *_, **__: {"accuracy": next(values)})
     run = prepare(tmp_path, rows=(8, 6), task={"epochs": 5})
     result = run_here(run)
     assert (result["best"]["epoch"], result["best"]["step"]) == (2, 4)

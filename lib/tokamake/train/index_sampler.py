@@ -1,0 +1,119 @@
+"""Samples of an index: training samples, and validation splits that training leaves out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
+from tokamake.config.resolved_run import Run, write_run
+from tokamake.data.samples.fim.samples import training_samples
+from tokamake.data.samples.loader import SplitSamples, StepBatch, batches, open_samples
+from tokamake.parallel.mesh import Mesh
+from tokamake.preflight.data import IndexContent
+from tokamake.runtime.rank_errors import raise_on_all_ranks
+from tokamake.runtime.ranks import Ranks
+from tokamake.train import metrics
+from tokamake.train.batch import SampleIds, num_micro_batches, steps_of_rank
+from tokamake.train.data_verification import verify_data
+from tokamake.train.metrics import Validation
+from tokamake.train.sampler import Sampler, Watch
+
+
+class ValidationSplit(NamedTuple):
+    """Samples of one set, and how many of them are used."""
+
+    samples: SplitSamples
+    num_steps: int
+    """Number of global batches."""
+
+    def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[Any]:
+        """This rank's micro batches, always the same ones."""
+        rows = batches(
+            self.samples,
+            consumed_samples=0,
+            micro_batch_size=run.train.micro_batch_size,
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
+        )
+        return islice(rows, self.num_steps * num_micro_batches(run.train, mesh))
+
+
+class IndexSampler(Sampler):
+    """Samples of a run's index; opening it compares the data with their hashes.
+
+    Args:
+        unvalidated: whether an earlier job stopped before its last validation.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ranks: Ranks,
+        *,
+        index: IndexContent,
+        unvalidated: bool = False,
+        beat: Callable[[], object],
+    ) -> None:
+        super().__init__(run)
+        self._unvalidated = unvalidated
+        with raise_on_all_ranks():
+            verify = ranks.rank == 0  # one rank is enough
+            self.documents = self._samples = training_samples(run, verify=verify)
+            self._splits = open_validation_splits(run, index, verify=verify)
+        self.corpora = self._samples.corpora
+        verify_data(run, ranks, index, beat=beat)
+
+    def steps(
+        self, state: ResumeState, mesh: Mesh, *, left_out: Sequence[tuple[int, int]]
+    ) -> Iterator[StepBatch]:
+        """Steps of the run since its last change."""
+        return steps_of_rank(
+            self._samples,
+            run_since_change(self.run, state).train,
+            mesh=mesh,
+            consumed_samples=state.consumed_samples,
+            left_out=left_out,
+        )
+
+    def sample_ids(self, batch: StepBatch) -> SampleIds:
+        """This rank's samples, with their corpora if losses of these are recorded."""
+        numbers = batch.sample_numbers
+        if not self.run.train.log_corpus_losses:
+            return SampleIds(numbers)
+        return SampleIds(numbers, self._samples.corpus_numbers(numbers), len(self.corpora))
+
+    def needs_validation(self, state: ResumeState) -> bool:
+        return state.step == 0 or self._unvalidated
+
+    def validate(self, engine: Any, state: ResumeState, *, watch: Watch) -> dict[str, Validation]:
+        run = run_since_change(self.run, state)
+        return {
+            name: engine.validate(watch(split.micro_batches(run, engine.mesh)))
+            for name, split in self._splits.items()
+        }
+
+    def recorder(self) -> Callable[[Path], None]:
+        """Checkpoints hold the settings of their run."""
+        return lambda folder: write_run(folder / "run.yaml", self.run)
+
+
+def open_validation_splits(
+    run: Run, index: IndexContent, *, verify: bool
+) -> dict[str, ValidationSplit]:
+    """Open the validation splits that fill a global batch; with `verify`, report the others."""
+    train, splits = run.train, dict[str, ValidationSplit]()
+    for name in index["splits"] if train.evaluation_steps else ():
+        if name == "train":
+            continue
+        samples = open_samples(run.index, split=name, data_root=run.data_root, verify=verify)
+        num_steps = min(train.evaluation_steps, len(samples) // train.global_batch_size)
+        if num_steps:
+            splits[name] = ValidationSplit(samples, num_steps)
+        elif verify:
+            print(
+                f"{metrics.title(name)}: not measured: its {len(samples)} samples do not fill a "
+                f"global batch of {train.global_batch_size}",
+                flush=True,
+            )
+    return splits
