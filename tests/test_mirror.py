@@ -80,7 +80,6 @@ TESTED_THROUGH = {
         *("results/corpora", "results/finished_runs", "results/metrics_file", "results/scores"),
     ],
     "report/test_plot.py": ["report/html_pages", "report/tables"],
-    "status/test_status.py": ["status/training"],
     # Plug-ins of a kind and what they share, compared with packages that others wrote.
     "data/readers/test_archive.py": ["data/readers/_tar"],
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],

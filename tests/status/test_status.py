@@ -332,11 +332,11 @@ def test_named_validation_splits_are_shown(
 def test_only_the_end_of_long_metrics_is_read(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokamake.status import training
+    from tokamake.status import runs
 
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
-    monkeypatch.setattr(training, "_TAIL_BYTES", 300)
+    monkeypatch.setattr(runs, "_TAIL_BYTES", 300)
     write(path, "no JSON at all\n" * 9 + path.read_text())
     status(folder)
     assert "step 10 of 50 (20%), loss 4.0000, 110 tokens/s" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """Tool `status`: states of all stages, and progress of training."""
 
-import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -12,8 +10,7 @@ from tokamake.units import duration
 
 if TYPE_CHECKING:
     from tokamake.status.jobs import JobState
-    from tokamake.status.run_origin import Origin
-    from tokamake.status.training import TrainingProgress
+    from tokamake.status.runs import Origin, TrainingProgress
 
 _STATES = ("failed", "stopped", "running", "done", "waiting")
 _LAST_LINES = 5
@@ -34,8 +31,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     """
     from tokamake.errors import UserError
     from tokamake.status.jobs import read_jobs, states
-    from tokamake.status.run_origin import read_origin
-    from tokamake.status.training import read_training
+    from tokamake.status.runs import read_origin, read_training
 
     if not any((folder / name).is_dir() for name in ("results", "logs")):
         raise UserError(
@@ -146,6 +142,8 @@ def _as_json(
     trainings: "dict[str, TrainingProgress]",
     origins: "dict[str, Origin]",
 ) -> str:
+    import orjson
+
     jobs: list[dict[str, Any]] = []
     for title, members in groups.items():
         jobs += [
@@ -163,13 +161,5 @@ def _as_json(
     training = {title.removeprefix("run "): value._asdict() for title, value in trainings.items()}
     runs = {title.removeprefix("run "): value._asdict() for title, value in origins.items()}
     report = {"jobs": jobs, "training": training, "runs": runs}
-    return json.dumps(_finite(report), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has neither NaN nor infinity; orjson writes null for both.
+    return orjson.dumps(report, option=orjson.OPT_INDENT_2).decode()

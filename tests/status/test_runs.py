@@ -10,7 +10,7 @@ import yaml
 from tests.support.finished_run import RUN
 from tokamake.config.data_set import DEFAULT
 from tokamake.data.indexed.manifest import write_manifest
-from tokamake.status.run_origin import Origin, read_origin
+from tokamake.status.runs import Origin, read_origin
 
 PREFIX = "merged/web-0000_text_document"
 

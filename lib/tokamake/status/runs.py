@@ -1,12 +1,18 @@
-"""Progress of a training run from its metrics.jsonl: step, speed, losses, remaining time."""
+"""Training progress of a run from its metrics.jsonl, and its origin: data set and parent."""
 
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from tokamake import files
 from tokamake.checkpoint.native.resume_state import newest_state, run_since_change
+from tokamake.config.data_set import DataSet
 from tokamake.config.resolved_run import Run, read_run
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
+from tokamake.status.jobs import data_set_of
 from tokamake.train import metrics
 from tokamake.train.hooks.stragglers import read_slow
 
@@ -86,3 +92,38 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         if all(isinstance(value, int | float) for value in record.values()):
             records.append(record)
     return records
+
+
+class Origin(NamedTuple):
+    """Data set and parent of a run."""
+
+    data_set: str
+    replaced: list[str]
+    """Datasets that have been written with other content since the run was indexed."""
+    parent: str | None
+    """Run of the same table that it starts from."""
+
+
+def read_origin(folder: Path, run: str) -> Origin:
+    parent = None
+    with suppress(UserError):  # there is no run.yaml yet
+        parent = read_run(folder / f"results/{run}/run.yaml").parent
+    data_set = data_set_of(folder, run)
+    return Origin(data_set.name, _replaced_datasets(folder, run, data_set=data_set), parent)
+
+
+def _replaced_datasets(folder: Path, run: str, *, data_set: DataSet) -> list[str]:
+    """Prefixes of the datasets that have other content than the run's sample index names."""
+    index = folder / f"results/{run}/index/index.json"
+    if not index.is_file():
+        return []
+    indexed_at, data = index.stat().st_mtime_ns, folder / data_set.folder
+    replaced = []
+    for prefix, pair in files.read_json(index, "rerun the workflow").get("pairs", {}).items():
+        path = manifest_path(data / prefix)
+        # Manifests that are older than the index are not read: there may be thousands.
+        if path.is_file() and path.stat().st_mtime_ns > indexed_at:
+            with suppress(UserError):  # damaged: the workflow writes it again
+                if read_manifest(data / prefix)["sha256"] != pair["sha256"]:
+                    replaced.append(prefix)
+    return replaced
