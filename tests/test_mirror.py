@@ -58,11 +58,10 @@ TESTED_THROUGH = {
     ],
     "data/indexed/test_trace.py": ["data/indexed/document_sources"],
     "data/tokenize/test_tokenize_batch.py": [
-        *("data/corpus/stamps", "data/tokenize/shard_tokenizer"),
+        "data/tokenize/shard_tokenizer",
     ],
     "data/tokenize/test_tokenize.py": [
-        *("data/tokenize/document_batch", "data/tokenize/shard"),
-        *("data/tokenize/shard_options", "data/tokenize/shard_reader"),
+        *("data/tokenize/shard", "data/tokenize/shard_options"),
     ],
     "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/held_out", "evaluate/perplexity"],
@@ -84,12 +83,11 @@ TESTED_THROUGH = {
     "data/readers/test_archive.py": ["data/readers/_tar"],
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],
     "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],
-    "data/tokenizers/test_added_tokens.py": ["data/tokenizers/sentencepiece"],
+    "data/tokenizers/test_fast.py": ["data/tokenizers/sentencepiece"],
     "data/tokenizers/test_byte_level.py": [
         *("data/tokenizers/_character_classes", "data/tokenizers/_unicode_differences"),
     ],
     "data/tokenizers/test_gigatoken.py": ["data/tokenizers/_exactness"],
-    "data/tokenizers/test_tokenizers.py": ["data/tokenizers/_fast"],
     "optim/test_optim.py": ["optim/_groups"],
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor"],

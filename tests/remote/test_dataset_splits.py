@@ -7,8 +7,8 @@ import pytest
 from datasets.data_files import DataFilesDict, get_data_patterns
 
 from tokamake.errors import UserError
+from tokamake.remote.addresses import parse_address
 from tokamake.remote.dataset_splits import files_of
-from tokamake.remote.hub_address import parse_address
 
 NAME = "hf://datasets/org/texts"
 

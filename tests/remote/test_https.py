@@ -15,9 +15,9 @@ import pytest
 from tests.support.web_server import Server, serving
 from tokamake.errors import UserError
 from tokamake.remote import https
+from tokamake.remote.addresses import RemoteFile, cache_folder
 from tokamake.remote.download import download, list_files
 from tokamake.remote.download_lock import claim
-from tokamake.remote.remote_file import RemoteFile, cache_folder
 
 CONTENT = bytes(range(256)) * 4000
 

@@ -7,8 +7,8 @@ from huggingface_hub import hf_hub_download
 
 from tests.support.web_server import Server, serving
 from tokamake.errors import UserError
+from tokamake.remote.addresses import parse_address
 from tokamake.remote.download import download, list_files
-from tokamake.remote.hub_address import parse_address
 from tokamake.remote.hub_models import fetched_path
 
 CARD = b"""---

@@ -11,7 +11,7 @@ from huggingface_hub import get_session
 
 from tests.support.web_server import Server, git_hash, serving
 from tokamake.errors import UserError
-from tokamake.remote import hub_session
+from tokamake.remote import hub
 from tokamake.remote.download import list_files
 
 NAME = "hf://datasets/org/texts"
@@ -20,7 +20,7 @@ NAME = "hf://datasets/org/texts"
 @pytest.fixture
 def tree(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """Path of the listing of a repository."""
-    monkeypatch.setattr(hub_session, "_MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(hub, "_MAX_ANSWER_BYTES", 1 << 20)
     server.repositories["datasets/org/texts"] = {"a.jsonl": b"{}"}
     return f"/api/datasets/org/texts/tree/{server.commit('datasets/org/texts')}"
 
@@ -51,7 +51,7 @@ def test_an_answer_without_bounds_is_refused(
 def test_pages_that_lead_to_themselves_end(
     server: Server, tree: str, names: tuple[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_session, "_MAX_ANSWERS", 20)
+    monkeypatch.setattr(hub, "_MAX_ANSWERS", 20)
     link = {"Link": f'<{server.url}{tree}>; rel="next"'}
     server.bodies[tree] = link, [page(*names)]
     with pytest.raises(UserError, match=f"^{NAME}: {message}.*; check HF_ENDPOINT$"):
@@ -74,7 +74,7 @@ def test_the_token_goes_to_no_other_host(
 def test_a_mirror_that_never_answers_ends_in_one_line(
     server: Server, tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_session, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(hub, "_TIMEOUT", 0.05)
     monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
     left = Event()
 

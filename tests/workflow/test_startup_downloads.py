@@ -8,8 +8,8 @@ import pytest
 from tests.support.web_server import Server
 from tests.test_house import commands, rules
 from tokamake.cli import ONLINE
+from tokamake.remote.addresses import RemoteFile
 from tokamake.remote.download import download, list_files
-from tokamake.remote.remote_file import RemoteFile
 from tokamake.workflow.startup import report_downloads
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tokamake import plugins
 from tokamake.errors import UserError
-from tokamake.remote.remote_file import is_remote
+from tokamake.remote.addresses import is_remote
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tokamake import plugins
 from tokamake.config.fields import plug_in
 from tokamake.config.plugin_settings import PlugInSettings
-from tokamake.remote.remote_file import is_remote
+from tokamake.remote.addresses import is_remote
 
 FOLDER = "evaluate/tasks"
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from tokamake.errors import UserError
 from tokamake.files import glob_expression
-from tokamake.remote.hub_address import HubAddress
-from tokamake.remote.listed_names import shown
+from tokamake.remote.addresses import HubAddress, shown
 
 _SPLIT_WORDS = {
     "train": "train|training",

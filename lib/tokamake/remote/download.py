@@ -6,7 +6,7 @@ from typing import Any
 from tokamake.errors import UserError
 from tokamake.files import write_link
 from tokamake.remote import https, hub
-from tokamake.remote.remote_file import RemoteFile, is_remote
+from tokamake.remote.addresses import RemoteFile, is_remote
 
 
 def list_files(address: str) -> list[RemoteFile]:

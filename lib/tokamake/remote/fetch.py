@@ -16,9 +16,9 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
             tokenizer, with the merges or configs beside it.
     """
     from tokamake.errors import UserError
+    from tokamake.remote.addresses import parse_address
     from tokamake.remote.download import download, list_files
     from tokamake.remote.hub import link_revision
-    from tokamake.remote.hub_address import parse_address
     from tokamake.remote.hub_models import fetch_model
     from tokamake.remote.local_copy import fetch_tokenizer
 

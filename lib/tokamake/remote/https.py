@@ -19,9 +19,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tokamake.errors import UserError
 from tokamake.files import sync
+from tokamake.remote.addresses import FOLDER, RemoteFile, cache_folder, check_names, check_online
 from tokamake.remote.download_lock import beside, claim, release
-from tokamake.remote.listed_names import check_names
-from tokamake.remote.remote_file import FOLDER, RemoteFile, cache_folder, check_online
 
 Result = TypeVar("Result")
 Headers = Mapping[str, str]

@@ -11,10 +11,9 @@ from typing import Any
 
 from tokamake.errors import UserError, of_system
 from tokamake.files import digest, read_json, write_json
+from tokamake.remote.addresses import COMMIT_DIGITS, FOLDER, HubAddress, RemoteFile, parse_address
 from tokamake.remote.download import download, list_files
 from tokamake.remote.hub import link_revision, pinned_path
-from tokamake.remote.hub_address import COMMIT_DIGITS, HubAddress, parse_address
-from tokamake.remote.remote_file import FOLDER, RemoteFile
 
 _SAFETENSORS, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
 _TEMPLATES = "additional_chat_templates/"

@@ -8,9 +8,9 @@ from urllib.parse import quote, urlsplit
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.remote import https
+from tokamake.remote.addresses import FOLDER, is_remote
 from tokamake.remote.download import download
 from tokamake.remote.hub_models import fetched_path, pin, unfetched
-from tokamake.remote.remote_file import FOLDER, is_remote
 
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that may lie beside a tokenizer, unless its name says that others share its folder."""

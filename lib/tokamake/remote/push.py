@@ -20,9 +20,8 @@ def push(
 
     from tokamake.errors import UserError
     from tokamake.files import write_json
+    from tokamake.remote.addresses import check_online, parse_address
     from tokamake.remote.hub import endpoint, explained
-    from tokamake.remote.hub_address import parse_address
-    from tokamake.remote.remote_file import check_online
 
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: has no config.json; name the folder of an exported model")

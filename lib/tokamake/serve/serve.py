@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers, peers
-from tokamake.remote.remote_file import is_remote
+from tokamake.remote.addresses import is_remote
 from tokamake.runtime.cores import num_threads
 from tokamake.serve.options import Limits, read_token
 from tokamake.train.stopping.stopping import on_signals

@@ -14,9 +14,9 @@ from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.remote.addresses import RemoteFile
 from tokamake.remote.hub import repository_of
 from tokamake.remote.hub_models import unfetched
-from tokamake.remote.remote_file import RemoteFile
 from tokamake.workflow.exit import exit_on_user_error
 
 

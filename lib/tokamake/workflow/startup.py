@@ -16,8 +16,8 @@ from tokamake.data.corpus.plan_file import write_plan
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
+from tokamake.remote.addresses import RemoteFile, cache_folder, is_offline
 from tokamake.remote.download import is_cached
-from tokamake.remote.remote_file import RemoteFile, cache_folder, is_offline
 from tokamake.runtime.console import counted
 from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import write_jobs

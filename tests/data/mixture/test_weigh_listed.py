@@ -6,7 +6,7 @@ import pytest
 
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.corpora import Corpus, check_rows
-from tokamake.data.corpus.dataset_files import dataset_files
+from tokamake.data.corpus.raw_files import dataset_files
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError

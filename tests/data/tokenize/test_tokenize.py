@@ -25,6 +25,7 @@ from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.merge_inputs import check_consistent, open_merge_input
 from tokamake.data.indexed.paths import bin_path, idx_path
+from tokamake.data.tokenize import shard_reader
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 from tokamake.runtime import console
@@ -264,21 +265,19 @@ def test_wrong_options_are_user_errors(workspace: Path, options: dict) -> None:
 
 def test_memory_is_bounded_for_empty_documents(workspace: Path) -> None:
     """The number of documents also limits a batch."""
-    from tokamake.data.tokenize import document_batch
-
     raw = workspace / "some.jsonl"
     raw.write_text('{"text": ""}\n' * 300_000)
     sizes = []
-    concatenate = document_batch._concatenate
+    concatenate = shard_reader._concatenate
 
-    def joined(batches: list[document_batch.DocumentBatch]) -> document_batch.DocumentBatch:
+    def joined(batches: list[shard_reader.DocumentBatch]) -> shard_reader.DocumentBatch:
         batch = concatenate(batches)
         sizes.append(len(batch.inputs))
         return batch
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(document_batch, "_concatenate", joined)
-        patched.setattr(document_batch, "_BATCH_CHARACTERS", 64 * 1000)
+        patched.setattr(shard_reader, "_concatenate", joined)
+        patched.setattr(shard_reader, "_BATCH_CHARACTERS", 64 * 1000)
         tokenized(workspace, raw)
     assert sum(sizes) == 300_000
     assert len(sizes) > 1

@@ -10,7 +10,7 @@ import pytest
 from tests.support.megatron_datasets import assert_same_dataset
 from tests.support.tokenized import tokenized
 from tokamake.config.data import PlanSettings
-from tokamake.data.corpus import stamps
+from tokamake.data import readers
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
 from tokamake.data.corpus.plan import make_plan
@@ -156,7 +156,7 @@ def test_a_raw_file_that_changes_while_it_is_read_is_an_error(
             os.utime(raw, ns=(modified, modified))
         return source
 
-    monkeypatch.setattr(stamps, "open_input", change_after_opening)
+    monkeypatch.setattr(readers, "open_input", change_after_opening)
     word = "changed" if time == "new time" else "written"
     with pytest.raises(UserError, match=rf"changing\.jsonl: {word} while it was read"):
         tokenized(workspace, raw, byte_range=byte_range)

@@ -14,7 +14,7 @@ from tokamake.config.fields import Name, Settings
 from tokamake.config.filters import Filters
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.errors import UserError
-from tokamake.remote.remote_file import is_remote
+from tokamake.remote.addresses import is_remote
 from tokamake.validation import read_table, validate
 
 _LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from tokamake.data.corpus.document_rows import HASH, RowsWriter
 from tokamake.data.corpus.documents import Fields, split_keys, texts
 from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
-from tokamake.data.corpus.stamps import open_unchanged
-from tokamake.data.readers import parse_range
+from tokamake.data.readers import open_unchanged, parse_range
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 

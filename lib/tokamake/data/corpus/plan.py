@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, patterns, read_corpora
-from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
     JobBatch,
@@ -26,11 +25,11 @@ from tokamake.data.corpus.plan_file import (
     write_plan,
 )
 from tokamake.data.corpus.plan_shards import cut_shards, group_shards, is_divisible, make_shard
-from tokamake.data.corpus.raw_files import RawFile, raw_files, stamp
+from tokamake.data.corpus.raw_files import RawFile, dataset_files, raw_files, stamp
 from tokamake.errors import UserError
 from tokamake.files import digest
+from tokamake.remote.addresses import is_remote
 from tokamake.remote.download import list_files
-from tokamake.remote.remote_file import is_remote
 from tokamake.validation import parse_json
 
 

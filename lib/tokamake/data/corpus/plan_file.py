@@ -9,7 +9,7 @@ import orjson
 
 from tokamake.errors import UserError
 from tokamake.files import read_json, write_text
-from tokamake.remote.remote_file import RemoteFile
+from tokamake.remote.addresses import RemoteFile
 
 
 class PlannedShard(NamedTuple):

@@ -1,7 +1,8 @@
-"""Raw files of a corpus, on disk or declared, with sizes and modification times.
+"""Raw files of a corpus, on disk or declared, or its indexed datasets (`format: indexed`).
 
-`plan` finds the files behind the names, folders and patterns in the table of corpora. It calls
-`stat` once per file, so 100,000 files take about a second.
+`plan` finds the files behind the names, folders and patterns in the table of corpora, and the
+datasets behind the lines of a weighting file. It reads no file, and calls `stat` once per file, so
+100,000 files take about a second.
 """
 
 import os
@@ -15,13 +16,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
-from tokamake.data.corpus.stamps import DECLARED, file_stamp
-from tokamake.data.readers import expand, in_natural_order
+from tokamake.data.readers import DECLARED, expand, file_stamp, in_natural_order
 from tokamake.errors import UserError
 from tokamake.files import digest, glob_expression
-from tokamake.remote.remote_file import RemoteFile, is_remote
+from tokamake.remote.addresses import RemoteFile, is_remote
 
 _HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
+SUFFIXES = (".bin", ".idx")
 
 
 class RawFile(NamedTuple):
@@ -35,6 +36,15 @@ class RawFile(NamedTuple):
     """Nanoseconds since the epoch; None for a declared file, which does not exist yet."""
     is_remote: bool = False
     """Whether it is behind an address; then it is as if it did not exist yet, but has its size."""
+
+
+class DatasetFiles(NamedTuple):
+    """An indexed dataset on disk, for the plan."""
+
+    prefix: str
+    """Path without .bin and .idx, as the user wrote it."""
+    stamp: str
+    """Changes if one of its files is changed or touched."""
 
 
 def raw_files(
@@ -130,3 +140,94 @@ def _files_on_disk(
             yield (status.st_dev, status.st_ino), file
         elif stat.S_ISDIR(status.st_mode) and folders:
             yield from _files_on_disk(map(str, expand([path])), skipped_folders, folders=False)
+
+
+def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
+    """Return the indexed datasets of a corpus in natural order.
+
+    The column `files` has prefixes with or without .bin or .idx, folders, and patterns of these.
+    """
+    datasets = _listed(corpus) if corpus.listed else _named(corpus)
+    return in_natural_order(datasets, path=attrgetter("prefix"))
+
+
+def _named(corpus: Corpus) -> list[DatasetFiles]:
+    """Datasets of a row of the table, each once."""
+    datasets: dict[Path, DatasetFiles] = {}
+    for pattern in patterns(corpus):
+        if is_remote(pattern):
+            raise UserError(
+                f"{corpus.where}: files: {pattern}: an address, but indexed datasets are read from "
+                "disk; download it with `tokamake fetch`, and name the folder that this prints"
+            )
+        prefixes = list(_prefixes(pattern))
+        if not prefixes:
+            fault = "no indexed dataset matches" if has_magic(pattern) else "no such dataset"
+            raise UserError(
+                f"{corpus.where}: files: {pattern}: {fault}; give prefixes of .bin and .idx files, "
+                f"folders or patterns, whose paths start from {Path.cwd()}"
+            )
+        for prefix in prefixes:  # a dataset may have several names
+            datasets.setdefault(
+                Path(f"{prefix}.bin").resolve(),
+                DatasetFiles(prefix, _stamp(prefix, f"{corpus.where}: files")),
+            )
+    return list(datasets.values())
+
+
+def _listed(corpus: Corpus) -> list[DatasetFiles]:
+    """Datasets of the lines of a weighting file."""
+    datasets = []
+    first_lines: dict[Path, str] = {}
+    for prefix, _, _, where in corpus.listed:
+        if Path(prefix).is_dir():
+            raise UserError(
+                f"{where}: {prefix}: a folder, but a line names one dataset; list the prefixes of "
+                "its datasets, or name the folder in a table of corpora, with the format indexed"
+            )
+        if not any(Path(prefix + suffix).is_file() for suffix in SUFFIXES):
+            raise UserError(
+                f"{where}: {prefix}: no such dataset: it has neither .bin nor .idx; fix the line, "
+                "or give the folder that has the datasets now in data_root"
+            )
+        first = first_lines.setdefault(Path(f"{prefix}.bin").resolve(), where)
+        if first != where:
+            raise UserError(
+                f"{where}: {prefix}: the same files as in {first}; join the lines to one"
+            )
+        datasets.append(DatasetFiles(prefix, _stamp(prefix, where)))
+    return datasets
+
+
+def _prefixes(pattern: str) -> Iterator[str]:
+    """Yield the prefixes that a name or a pattern stands for, each once."""
+    if Path(pattern).is_dir():
+        pattern = f"{pattern.removesuffix('/')}/*"
+    elif pattern.endswith(SUFFIXES):
+        pattern = pattern[:-4]
+    paths = [path for suffix in SUFFIXES for path in _existing(pattern + suffix)]
+    # Names with a leading dot are temporary files of a running job; patterns leave them out.
+    yield from dict.fromkeys(path[:-4] for path in paths)
+
+
+def _existing(name: str) -> list[str]:
+    # A file whose own name has glob characters is a name, not a pattern.
+    return [name] if Path(name).is_file() else sorted(glob(name, recursive=True))
+
+
+def _stamp(prefix: str, where: str) -> str:
+    stamps = []
+    for suffix in SUFFIXES:
+        path = Path(f"{prefix}{suffix}")
+        try:
+            status = path.stat()
+        except OSError as error:
+            fault = (
+                f"cannot be read ({error.strerror}), but the other file of the dataset exists; "
+                "rebuild the dataset, or leave it out"
+            )
+            if suffix == ".idx" and Path(f"{prefix}.bin.idx").exists():
+                fault = f"missing, but {prefix}.bin.idx exists; rename it to {path}"
+            raise UserError(f"{where}: {path}: {fault}") from None
+        stamps.append(file_stamp(status.st_size, status.st_mtime_ns))
+    return digest(stamps)

@@ -24,7 +24,7 @@ from tokamake.data.mixture.weights import (
 )
 from tokamake.errors import UserError
 from tokamake.files import read_json
-from tokamake.remote.remote_file import is_remote
+from tokamake.remote.addresses import is_remote
 from tokamake.runtime.console import counted
 
 _log = logging.getLogger(__name__)

@@ -20,21 +20,21 @@ import numpy.typing as npt
 from tokamake import __version__
 from tokamake._csrc import pack
 from tokamake.data.corpus import sentences
-from tokamake.data.corpus.quarantine import Quarantine
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
-from tokamake.data.tokenize.document_batch import (
+from tokamake.data.tokenize.encoder import Encoder
+from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
+from tokamake.data.tokenize.shard_reader import (
     DocumentBatch,
     EncodedBatch,
+    Quarantine,
+    ShardReader,
     merge_small_batches,
     utf8_bytes,
 )
-from tokamake.data.tokenize.encoder import Encoder
-from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
-from tokamake.data.tokenize.shard_reader import ShardReader
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import atomic

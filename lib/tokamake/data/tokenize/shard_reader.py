@@ -1,21 +1,152 @@
-"""Read the documents of a shard: the good ones that are no duplicates and pass the filters."""
+"""Read the documents of a shard: the good ones that are no duplicates and pass the filters.
 
+Bad documents go to PREFIX.quarantine.jsonl. An entry has "file", "line" or "row", "byte" (first
+byte of the line, in uncompressed files), "reason", and "raw" (the original line) or "raw_base64" if
+it is not UTF-8. In a byte range that begins far into a file, "line_in_range" replaces "line" and
+counts from the start of the range.
+"""
+
+import base64
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus import documents
-from tokamake.data.corpus.quarantine import Quarantine
-from tokamake.data.readers import Input, select_texts
-from tokamake.data.tokenize.document_batch import DocumentBatch
+from tokamake.data.readers import Input, RecordBlock, Utf8, select_texts
+from tokamake.data.tokenize.encoder import text_size
 from tokamake.data.tokenize.shard_options import ShardOptions
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.data.filters._run import FilterRun, LoadedFilter
+
+# Small enough that the same pages of memory serve one batch after the other.
+_BATCH_CHARACTERS = 2 << 20
+# Overhead of a document in characters: it bounds the number of empty documents in a batch.
+_DOCUMENT_CHARACTERS = 64
+
+
+class DocumentBatch(NamedTuple):
+    """Documents for the encoder, and their places in the raw files."""
+
+    columns: tuple[Sequence[str], ...]
+    """Texts of the documents, one sequence per text key."""
+    inputs: npt.NDArray[np.int64]
+    """(documents,) index of the raw file."""
+    numbers: npt.NDArray[np.int64]
+    """(documents,) line or row."""
+    offsets: npt.NDArray[np.int64]
+    """(documents,) first byte of the line, or -1."""
+
+
+class EncodedBatch(NamedTuple):
+    """Token ids of a document batch for one text key."""
+
+    ids: npt.NDArray[np.uint32]
+    """(tokens,) token ids of all sequences, concatenated."""
+    lengths: npt.NDArray[np.int64]
+    """(sequences,) tokens of each sequence, at least one."""
+    counts: npt.NDArray[np.int64]
+    """(documents,) sequences of each document, 0 for an empty one."""
+    text_bytes: int
+
+
+class Quarantine:
+    """Writes bad documents to a file; without bad documents there is no file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.documents = 0
+        self.first = ""  # place and reason of the first bad document of the last file that has one
+        self._source: Input | None = None
+        self._in_file = 0
+        self._stream: IO[str] | None = None
+
+    def add(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
+        """Write document `index` of a block."""
+        if source is not self._source:
+            self.first = f"{documents.place(source, block, index)}: {reason}"
+            self._source, self._in_file = source, 0
+        if self._stream is None:
+            # File names need not be UTF-8.
+            self._stream = self.path.open("w", encoding="utf-8", errors="surrogateescape")
+        # None: the range begins so far into the file that counting its lines would take long.
+        lines_before = source.lines_before() if source.unit == "line" else 0
+        unit = source.unit if lines_before is not None else "line_in_range"
+        entry = {
+            "file": str(source.path),
+            unit: int(block.numbers[index]) + (lines_before or 0),
+            **({"byte": int(block.offsets[index])} if block.offsets[index] >= 0 else {}),
+            "reason": reason,
+            **_raw(block, index),
+        }
+        self._stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self.documents += 1
+        self._in_file += 1
+
+    def documents_of(self, source: Input) -> int:
+        """Return the number of bad documents of the file that is read now."""
+        return self._in_file if source is self._source else 0
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _raw(block: RecordBlock, index: int) -> dict[str, Any]:
+    if block.raw is None:  # a table has records instead of lines
+        record = block.records[index]
+        if isinstance(record, dict):
+            return {"raw": json.dumps(record, default=str)}
+        line = record.raw
+    else:
+        line = block.raw[index]
+    try:
+        return {"raw": line.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"raw_base64": base64.b64encode(line).decode("ascii")}
+
+
+def merge_small_batches(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
+    """Concatenate batches up to a size, so that many small files cost no more than a large one."""
+    pending: list[DocumentBatch] = []
+    size = 0
+    for batch in batches:
+        pending.append(batch)
+        size += sum(map(text_size, batch.columns)) + _DOCUMENT_CHARACTERS * len(batch.inputs)
+        if size >= _BATCH_CHARACTERS:
+            yield _concatenate(pending)
+            pending, size = [], 0
+    if pending:
+        yield _concatenate(pending)
+
+
+def _concatenate(batches: list[DocumentBatch]) -> DocumentBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = zip(*(batch.columns for batch in batches), strict=True)
+    return DocumentBatch(
+        tuple(map(_concatenate_texts, columns)),
+        *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
+    )
+
+
+def _concatenate_texts(columns: tuple[Sequence[str], ...]) -> Sequence[str]:
+    utf8 = [column for column in columns if isinstance(column, Utf8)]
+    if len(utf8) == len(columns):
+        return Utf8.joined(utf8)
+    return [text for column in columns for text in column]
+
+
+def utf8_bytes(texts: Sequence[str]) -> int:
+    if isinstance(texts, Utf8):
+        return texts.data.size
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
 class ShardReader:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data import readers
-from tokamake.data.corpus.stamps import open_unchanged, read_stamp
 from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
+from tokamake.data.readers import open_unchanged, read_stamp
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
 from tokamake.data.tokenize.shard import ShardWriter
 from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import ByteLevel
 from tokamake.data.tokenizers import Tokenizer, _character_classes
-from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
-from tokamake.data.tokenizers._exactness import byte_level_refusal
+from tokamake.data.tokenizers._exactness import byte_alphabet, byte_level_refusal
 
 
 def refusal(tokenizer: Tokenizer) -> str:

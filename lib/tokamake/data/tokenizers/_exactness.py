@@ -12,16 +12,13 @@ from itertools import product
 from typing import Any
 
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
-from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
 from tokamake.data.tokenizers._sentencepiece_model import NORMAL, UNUSED, USER_DEFINED
 
 Json = dict[str, Any]
-
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _SIGNS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACE_RUNS
-
 REGEXES = {
     "GPT-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "Llama-3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _SIGNS_AND_SPACES,
@@ -37,7 +34,6 @@ REGEXES = {
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACE_RUNS,
 }
 """Expressions by model. gigatoken is exact for a Split by one of them before byte-level BPE."""
-
 _ALLOWED_MODEL = {
     "type": ("BPE",),
     "dropout": (None, 0),
@@ -52,6 +48,15 @@ _SPACE_NORMALIZERS: tuple[Json, ...] = (
     {"type": "Sequence", "normalizers": [_SPACES]},
     {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, _SPACES]},
 )
+
+
+def byte_alphabet() -> dict[int, str]:
+    """Return the character of each byte in GPT-2's and all later byte-level vocabularies."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + rank) for rank, byte in enumerate(hidden)
+    }
 
 
 def json_refusal(text: bytes) -> str:

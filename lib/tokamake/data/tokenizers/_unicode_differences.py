@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.tokenizers._byte_alphabet import byte_alphabet
+from tokamake.data.tokenizers._exactness import byte_alphabet
 
 VERSIONS = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
 """Versions of the packages that RANGES describe."""

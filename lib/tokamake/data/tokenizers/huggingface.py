@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from tokamake.data.tokenizers import IDS_KEY, Tokenizer, in_folder, settings, with_configs
-from tokamake.data.tokenizers._added_tokens import check_number
-from tokamake.data.tokenizers._fast import wrap
+from tokamake.data.tokenizers._fast import check_number, wrap
 
 
 def files(path: Path) -> list[Path]:

@@ -15,8 +15,7 @@ from tokamake.data.tokenizers import (
     with_configs,
 )
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
-from tokamake.data.tokenizers._added_tokens import stated_texts
-from tokamake.data.tokenizers._fast import wrap
+from tokamake.data.tokenizers._fast import stated_texts, wrap
 from tokamake.data.tokenizers._sentencepiece_model import CONTROL, USER_DEFINED
 from tokamake.errors import UserError
 

@@ -7,14 +7,13 @@ order that changes from run to run. Byte-level BPE does not depend on it. The ot
 workarounds, explained at their functions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.config.data import MIN_VOCAB_SIZE
 from tokamake.data.tokenizers import IDS_KEY
-from tokamake.data.tokenizers.trained._training import EOD_TOKEN, ReadTexts, TooLittleTextError
 from tokamake.errors import UserError
 from tokamake.files import atomic_folder, write_json
 
@@ -22,6 +21,16 @@ if TYPE_CHECKING:
     import tokenizers
 
 FOLDER = "data/tokenizers/trained"
+EOD_TOKEN = "<|endoftext|>"
+ReadTexts = Callable[[], Iterator[str]]
+"""Function that iterates over the texts, each time from the first."""
+
+
+class TooLittleTextError(Exception):
+    """The texts give fewer entries than the vocabulary should have."""
+
+    def __init__(self, num_entries: int) -> None:
+        self.num_entries = num_entries
 
 
 def train(
@@ -92,3 +101,14 @@ def write(
         if special_tokens:
             config["additional_special_tokens"] = [*special_tokens]
         write_json(folder / "tokenizer_config.json", config)
+
+
+def byte_level_tokenizer(model: Any) -> "tokenizers.Tokenizer":
+    """Make a tokenizer of bytes that splits text into GPT-2's words."""
+    import tokenizers
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tokamake.data.tokenizers.trained._training import EOD_TOKEN, ReadTexts, byte_level_tokenizer
+from tokamake.data.tokenizers.trained import EOD_TOKEN, ReadTexts, byte_level_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.tokenizers.trained._training import (
+from tokamake.data.tokenizers.trained import (
     EOD_TOKEN,
     ReadTexts,
     TooLittleTextError,

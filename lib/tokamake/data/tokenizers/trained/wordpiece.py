@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokamake.data.tokenizers.trained._training import ReadTexts
+from tokamake.data.tokenizers.trained import ReadTexts
 
 if TYPE_CHECKING:
     import tokenizers

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokamake.errors import UserError
-from tokamake.remote.hub_address import HubAddress, parse_address
+from tokamake.remote.addresses import HubAddress, parse_address
 
 PARSED = {
     "hf://datasets/org/name": HubAddress("dataset", "org/name", "main", ""),

@@ -7,8 +7,8 @@ import pytest
 
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
-from tokamake.data.corpus.dataset_files import dataset_files
 from tokamake.data.corpus.plan import make_plan
+from tokamake.data.corpus.raw_files import dataset_files
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
 
