@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
 from tests.support.megatron_datasets import overwrite, write_megatron_dataset
-from tests.support.programs import torch_python
 from tests.support.runs import vouch
 from tokamake.data.indexed import check_dataset
 from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
@@ -103,20 +101,6 @@ def test_a_manifest_without_counts_is_a_fault(tmp_path: Path) -> None:
     write_manifest(manifest_path(prefix), manifest)
     with pytest.raises(UserError, match=r"code-0\.json: no documents, sequences; remove"):
         describe([prefix])
-
-
-def test_the_command_exits_with_status_two(tmp_path: Path) -> None:
-    write_megatron_dataset(
-        tmp_path / "a-0", [[11, 12, 13, 9], [14, 9], [], [15, 16, 17, 18, 19, 9]]
-    )
-    command = [torch_python(), "-m", "tokamake", "describe", str(tmp_path / "a-0")]
-    assert subprocess.run(command, check=False).returncode == 0
-    os.truncate(tmp_path / "a-0.bin", 20)
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "1 fault" in result.stdout
-    assert "a-0.bin: 20 bytes, but its index counts 24" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 @pytest.fixture

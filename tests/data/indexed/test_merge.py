@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
 from tests.support.tokenized import tokenized
 from tokamake.data.indexed import kernel_copy
@@ -31,21 +29,6 @@ def test_merging_shards_equals_concatenating_them_and_tokenizing_all_files_at_on
         assert (workspace / f"merged{suffix}").read_bytes() == (
             workspace / f"whole{suffix}"
         ).read_bytes()
-
-
-def test_megatron_reads_the_same_documents(workspace: Path, shards: list[Path]) -> None:
-    merge(shards, output=workspace / "merged")
-    merged = MegatronDataset(str(workspace / "merged"))
-    datasets = [MegatronDataset(str(prefix)) for prefix in shards]
-    expected = [np.array(document) for dataset in datasets for document in dataset]
-    assert len(merged) == len(expected)
-    assert all(
-        np.array_equal(document, shard_document)
-        for document, shard_document in zip(merged, expected, strict=True)
-    )
-    assert list(merged.document_indices) == list(range(len(expected) + 1))
-    manifest = read_manifest(workspace / "merged")
-    assert (manifest["documents"], manifest["tokens"]) == (len(expected), sum(map(len, expected)))
 
 
 def test_datasets_of_several_text_keys_are_merged(workspace: Path) -> None:

@@ -30,26 +30,25 @@ def refused(*columns: dict[str, Any], train_tokens: int | None = None) -> str:
     return str(caught.value)
 
 
-def test_weights_are_shares_whatever_the_sizes() -> None:
-    assert shares_of({"weight": 1}, {"weight": 3}) == (0.25, 0.75)
-
-
-def test_the_largest_weights_are_divided_exactly() -> None:
-    assert shares_of({"weight": 1e308}, {"weight": 1e308}) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (({"weight": 1}, {"weight": 3}), (0.25, 0.75)),
+        (({"weight": 1e308}, {"weight": 1e308}), (0.5, 0.5)),
+        (({"epochs": 4}, {"epochs": 1}), (0.2, 0.8)),
+        (({"epochs": 2}, {"weight": 5}), (0.25, 0.75)),
+    ],
+)
+def test_shares_by_weights_and_epochs(
+    columns: tuple[dict[str, Any], ...], expected: tuple[float, float]
+) -> None:
+    assert shares_of(*columns, train_tokens=800 if "weight" in columns[1] else None) == expected
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1, 100 / 1700), (2, 0.2), (4, 1 / 3)])
 def test_temperatures_raise_the_share_of_small_corpora(temperature: float, share: float) -> None:
     columns = {"temperature": temperature}
     assert shares_of(columns, columns)[0] == pytest.approx(share, rel=1e-12)
-
-
-def test_epochs_are_shares_by_tokens() -> None:
-    assert shares_of({"epochs": 4}, {"epochs": 1}) == (0.2, 0.8)
-
-
-def test_epochs_leave_the_remaining_tokens_to_weights() -> None:
-    assert shares_of({"epochs": 2}, {"weight": 5}, train_tokens=800) == (0.25, 0.75)
 
 
 def test_epochs_must_fit_the_length_of_the_training() -> None:

@@ -129,13 +129,6 @@ def test_a_part_without_a_document_gets_a_warning(
     assert "b-0: left out of the valid split" not in caplog.text  # none was meant
 
 
-def test_a_tiny_dataset_with_a_large_weight_is_refused(root: Path) -> None:
-    write_dataset(root / "tiny", [2, 1])
-    (root / "weights.txt").write_text("1 a-0 a\n9 tiny t 0:1\n")
-    with pytest.raises(UserError, match=r"tiny: its 3 tokens would be seen .* times; lower"):
-        build(root, train_samples=40_000)
-
-
 def test_training_has_one_weighting_file(root: Path) -> None:
     with pytest.raises(UserError, match="training has its own weighting file"):
         SplitPrefixes(

@@ -158,18 +158,6 @@ def test_a_table_of_weights_always_gives_the_same_bytes(tmp_path: Path, seed: in
         assert (tmp_path / "weights.txt").read_text() == expected
 
 
-def test_a_table_without_epochs_and_temperatures(tmp_path: Path) -> None:
-    table = tmp_path / "corpora.tsv"
-    table.write_text("corpus\tfiles\tweight\na\tx\t0.7\nb\ty\t0.2\n")
-    metadata = write_metadata(tmp_path, [("a", 30), ("b", 7), ("a", 11)])
-    weigh(corpora=table, metadata=metadata, output=tmp_path / "weights.txt")
-    assert (tmp_path / "weights.txt").read_text() == (
-        "0.5691056910569106 merged/a-0000 a\n"
-        "0.22222222222222227 merged/b-0001 b\n"
-        "0.2086720867208672 merged/a-0002 a\n"
-    )
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_temperature_flattens_shares(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

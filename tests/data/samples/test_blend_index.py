@@ -206,17 +206,6 @@ def test_whole_epochs_are_separate_but_counted_samples_mix_the_last_two(root: Pa
         assert (sorted(documents[:9]) == [*range(9)]) == is_separate
 
 
-def test_epochs_without_a_sample_are_refused(root: Path) -> None:
-    with pytest.raises(UserError, match="epochs: no dataset fills a sample"):
-        write_split(
-            root / "train",
-            datasets=find(root, "1 a x\n")["train"],
-            settings=SETTINGS._replace(sequence_length=32),
-            num_samples=None,
-            epochs_of={"x": Fraction(1)},
-        )
-
-
 def test_very_many_epochs_are_a_mistake(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_indexers, "_MAX_EPOCHS", 2)
     datasets = find(root, "1 a x\n")["train"]

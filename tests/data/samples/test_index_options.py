@@ -12,7 +12,6 @@ from tests.support.runs import vouch
 from tests.support.sentence_data import SentenceData, build_index
 from tokamake import files
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
-from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import identity
 from tokamake.data.samples.loader import Samples, open_samples
 from tokamake.errors import UserError
@@ -46,7 +45,8 @@ def test_training_on_an_old_index_of_sentences_is_refused(tmp_path: Path) -> Non
     Samples(folder, split="train", data_root=tmp_path)
     vouch(tmp_path / "a", vocab_size=400, split_sentences=True)
     description = json.loads((folder / "index.json").read_text())
-    assert "objective" not in description
+    # An index of a causal run has the bytes of earlier versions.
+    assert {"objective", "masking"}.isdisjoint(description)
     with pytest.raises(UserError, match="a: its sequences are sentences"):
         _reopened(data, folder)
 
@@ -157,16 +157,6 @@ def test_everything_that_decides_samples_is_in_the_request(
     assert len({*requests}) == len(variants)
 
 
-def test_a_complete_index_is_kept(
-    sentences: SentenceData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = build_index(sentences, tmp_path / "index")
-    before = (folder / "index.json").stat().st_mtime_ns
-    build_index(sentences, folder)
-    assert "already complete" in capsys.readouterr().out
-    assert (folder / "index.json").stat().st_mtime_ns == before
-
-
 @pytest.mark.parametrize("blend", ["weighted", "exact", "corpora"])
 def test_blends_and_epochs_work_as_for_causal_runs(
     sentences: SentenceData, tmp_path: Path, blend: str
@@ -181,16 +171,3 @@ def test_blends_and_epochs_work_as_for_causal_runs(
     assert [file["num_samples"] == file["drawn_samples"] for file in files] == [True, True]
     assert files[1]["epochs"] == 1
     assert files[0]["epochs"] in (2, 3)
-
-
-def test_index_has_no_objective_option_for_causal(tmp_path: Path) -> None:
-    """An index of a causal run has the bytes of earlier versions."""
-    make(tmp_path)
-    settings: dict[str, Any] = {
-        **{"weights": tmp_path / "weights.txt", "sequence_length": 8, "train_samples": 10},
-        **{"valid_samples": 0, "split": "1,0,0", "seed": 0, "output": tmp_path / "index"},
-    }
-    index(**settings)
-    assert {"objective", "masking"}.isdisjoint(
-        json.loads((tmp_path / "index/index.json").read_text())
-    )

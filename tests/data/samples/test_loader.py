@@ -70,32 +70,6 @@ def test_a_sample_out_of_range_is_an_index_error(train: Samples, sample: int) ->
         train.corpus_of(sample)
 
 
-@given(
-    data_parallel_size=st.integers(1, 4),
-    micro_batch_size=st.integers(1, 4),
-    consumed_samples=st.integers(0, 56),
-)
-def test_global_batches_do_not_depend_on_the_number_of_ranks(
-    train: Samples, data_parallel_size: int, micro_batch_size: int, consumed_samples: int
-) -> None:
-    """144 samples are whole blocks for 1 to 4 ranks with 1 to 4 rows."""
-    global_batch_size = 144
-    micro_steps = global_batch_size // (micro_batch_size * data_parallel_size)
-    of_ranks = []
-    for rank in range(data_parallel_size):
-        iterator = loader.batches(
-            train,
-            consumed_samples=consumed_samples,
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=rank,
-            data_parallel_size=data_parallel_size,
-        )
-        of_ranks.append([next(iterator) for _ in range(micro_steps)])
-    rows = np.concatenate([blocks[step] for step in range(micro_steps) for blocks in of_ranks])
-    block = range(consumed_samples, consumed_samples + global_batch_size)
-    np.testing.assert_array_equal(rows, np.stack([train[number] for number in block]))
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batches_resume_and_end(train: Samples, rank: int) -> None:
     settings = {

@@ -65,16 +65,6 @@ def test_a_document_shorter_than_a_sample_equals_megatron(tmp_path: Path) -> Non
     assert_identical(index.shuffle, reference.shuffle_index)
 
 
-def test_a_little_used_last_epoch_is_shuffled_separately() -> None:
-    lengths = np.full(50, 10, np.int32)
-    settings = {"sequence_length": 10, "seed": 5}
-    separate = sample_index.build(lengths, range(50), num_samples=60, **settings)
-    assert sorted(separate.document[50:]) == list(range(50))
-    assert sorted(separate.shuffle[:49]) == list(range(49))
-    joint = sample_index.build(lengths, range(50), num_samples=95, **settings)
-    assert sorted(joint.document[50:]) != list(range(50))
-
-
 @pytest.mark.parametrize("num_documents", [1, 2, 7, 40])
 @pytest.mark.parametrize("num_samples", [1, 30, 100])
 def test_a_last_partial_sample_equals_megatron(

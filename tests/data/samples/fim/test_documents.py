@@ -117,20 +117,3 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="token 261 in a sample, the tokenizer has 261 entries"):
         rearranger()(np.array([1, 261]), Scripted())
     assert joined(rearranger()(np.array([260]), Scripted([False]))) == [260]
-
-
-def test_random_numbers_depend_on_seed_and_sample_only() -> None:
-    def draw(seed: int, sample: int) -> list[int]:
-        random = SampleRandom(seed, sample)
-        return [random.below(1000) for _ in range(8)]
-
-    assert draw(1, 2) == draw(1, 2)
-    assert draw(1, 2) != draw(2, 1)
-    assert all(0 <= number < 1000 for number in draw(3, 3))
-
-
-def test_a_rate_of_0_never_happens_and_one_of_1_always() -> None:
-    random = SampleRandom(5, 6)
-    assert not any(random.happens(0.0) for _ in range(100))
-    assert all(random.happens(1.0) for _ in range(100))
-    assert 10 < sum(random.happens(0.25) for _ in range(100)) < 40

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.fim_samples import (
     EOD,
@@ -19,7 +17,6 @@ from tests.support.fim_samples import (
     SLACK,
     SUFFIX,
     FixedSamples,
-    is_plain,
     plain,
     rearrange_rows,
     rearranged,
@@ -27,7 +24,7 @@ from tests.support.fim_samples import (
 from tests.support.ranks import spawn
 from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.documents import SampleRandom
-from tokamake.data.samples.loader import PAD, batches
+from tokamake.data.samples.loader import PAD
 
 
 def reference(
@@ -95,30 +92,6 @@ def test_shorter_samples_are_padded(folder: Path, tokenizer: tokenizers.Tokenize
     assert original_text(row[:-padding], tokenizer) == "return the value" * 4
     again = rearranged(folder, FixedSamples([row]), rate=0)[0]
     assert again.tolist() == row  # earlier padding is not text
-
-
-@given(
-    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(
-        is_plain
-    ),
-    data=st.data(),
-)
-def test_no_text_is_lost(
-    folder: Path, tokenizer: tokenizers.Tokenizer, text: str, data: st.DataObject
-) -> None:
-    texts = [text, data.draw(st.sampled_from(["", "\n x", "日本語", text + "\n" + text]))]
-    row = [token for part in texts for token in [*tokenizer.encode(part).ids, EOD]]
-    (tokens,) = rearrange_rows(
-        folder, [row + SLACK], rate=1, seed=data.draw(st.integers(0, 2**64 - 1))
-    )
-    for part in texts:
-        end = tokens.index(EOD)
-        assert (tokens[0] == PREFIX) == bool(part)
-        assert original_text(tokens[:end], tokenizer) == tokenizer.decode(
-            tokenizer.encode(part).ids, skip_special_tokens=False
-        )
-        tokens = tokens[end + 1 :]
-    assert set(tokens) <= {EOD}
 
 
 def test_incomplete_characters_and_special_tokens_are_kept(
@@ -245,24 +218,6 @@ def test_random_numbers_depend_only_on_seed_and_sample(key: list[int]) -> None:
         assert random.happens(0.5) == (word < 2**63)
     assert SampleRandom(*key).happens(1)
     assert not SampleRandom(*key).happens(0)
-
-
-def test_batches_are_the_same_for_any_number_of_ranks(folder: Path) -> None:
-    samples = rearranged(folder, plain(folder), rate=0.5)
-    for ranks, consumed in ((1, 0), (3, 0), (3, 24)):
-        of_ranks = [
-            batches(
-                samples,
-                consumed_samples=consumed,
-                micro_batch_size=4,
-                data_parallel_rank=rank,
-                data_parallel_size=ranks,
-            )
-            for rank in range(ranks)
-        ]
-        rows = np.concatenate([next(of_rank) for of_rank in of_ranks])
-        expected = np.stack([samples[consumed + number] for number in range(4 * ranks)])
-        np.testing.assert_array_equal(rows, expected)
 
 
 def test_rate_0_keeps_samples(folder: Path) -> None:
