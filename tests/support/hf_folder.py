@@ -18,15 +18,10 @@ if TYPE_CHECKING:
 
 
 def read(folder: Path) -> "tuple[Architecture, dict[str, Tensor]]":
-    """Read a folder: architecture, and tensors by tokamake's names, all of one dtype.
-
-    Raises:
-        UserError: as `hf.format.open_checkpoint`, or the tensors differ in dtype.
-    """
+    """Read a folder: architecture, and tensors by tokamake's names."""
     checkpoint = hf_format.open_checkpoint(folder)
     source = checkpoint.source
     tensors = {key.removeprefix("model."): source.read(key).contiguous() for key in source}
-    model_tensors.common_dtype(tensors, str(folder))
     return checkpoint.architecture, tensors
 
 
@@ -40,7 +35,6 @@ def write(folder: Path, architecture: Architecture, tensors: "Mapping[str, Tenso
     model_tensors.check_names(tensors, expected, where=where)
     for name, shape in expected.items():
         model_tensors.check_shape(name, tensors[name].shape, expected=shape, where=where)
-    model_tensors.common_dtype(tensors, where)
     in_memory = {f"model.{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
     source = TensorSource([], {}, in_memory=in_memory)
     target = Target(max_shard_bytes=sys.maxsize)

@@ -24,13 +24,9 @@ _NEEDED = 2.5
 
 
 def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -> str:
-    """Compare the logits of both models on some tokens.
+    """Compare the logits of both models on some tokens; return a line about it.
 
-    Args:
-        dtype: that the weights were cast to; None: they were not.
-
-    Returns:
-        A line that names the comparison, or says that memory is too small.
+    `dtype`: that the weights were cast to; None: they were not. Too little memory is no error.
     """
     from tokamake.checkpoint.load_model import load_model
 
@@ -88,7 +84,6 @@ def _logits(model: "nn.Module", checkpoint: Checkpoint) -> "Tensor":
 
 
 def _free_memory() -> int:
-    """Bytes of memory that are free, as Linux estimates it."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

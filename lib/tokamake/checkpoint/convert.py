@@ -260,9 +260,7 @@ def _print_side_files(
 ) -> None:
     """Print what was written beside the weights, and what was left behind.
 
-    Args:
-        config: file that should name the end-of-text token; empty if the format has none.
-        left: kinds of tensors that the format does not hold.
+    `config`: file that should name the end-of-text token; empty if the format has none.
     """
     names = ", ".join(file.name for file in checkpoint.tokenizer)
     if target.tokenizer:

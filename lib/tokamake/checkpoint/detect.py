@@ -21,11 +21,7 @@ from tokamake.errors import UserError
 
 
 def open_any(path: Path) -> Checkpoint:
-    """Open a checkpoint of any format.
-
-    Args:
-        path: folder of the checkpoint, its parent with a pointer file such as `latest`, or the
-            folder of a run with its run.yaml, whose newest checkpoint counts.
+    """Open a checkpoint: its folder, its parent with a pointer file, or a run's folder.
 
     Raises:
         UserError: there is no checkpoint, or it is damaged. The message names a complete checkpoint
@@ -53,7 +49,6 @@ def list_files(path: Path) -> list[Path]:
 
 
 def _training(path: Path) -> Path:
-    """Return the folder of a run's checkpoints, if the path is a run's folder."""
     training = path / "training"
     return training if (path / "run.yaml").is_file() and training.is_dir() else path
 
@@ -70,7 +65,6 @@ def title(name: str) -> str:
 
 
 def _names() -> list[str]:
-    """Names of all formats, in the order of detection."""
     return sorted(
         plugins.names(FORMATS), key=lambda name: plugins.constant(FORMATS, name, "PRIORITY")
     )
@@ -78,14 +72,9 @@ def _names() -> list[str]:
 
 @contextmanager
 def suggesting_other_step(path: Path, damaged: Path | None = None) -> Iterator[None]:
-    """Add the name of a complete checkpoint to any error raised in the block.
+    """Add the newest complete checkpoint of another step to a UserError raised in the block.
 
-    Args:
-        damaged: folder of the opened checkpoint; None if it could not be opened.
-
-    Raises:
-        UserError: the error of the block. If the same root folder holds complete checkpoints of
-            other steps, the message names the newest one.
+    `damaged`: folder of the opened checkpoint; None if it could not be opened.
     """
     try:
         yield
@@ -125,7 +114,6 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _unknown(path: Path) -> UserError:
-    """Error for a path that holds no checkpoint of a known format."""
     if other := model_tensors.unsupported_file(path):
         return UserError(f"{path}: {other}")
     if not path.is_dir():
@@ -147,10 +135,7 @@ def _unknown(path: Path) -> UserError:
 
 
 def _pointed(path: Path) -> tuple[Path | None, Path]:
-    """Return the pointer file in a folder and the folder that it names, which may not exist.
-
-    Without a pointer file, return None and `path` itself.
-    """
+    """Return the pointer file in a folder, or None, and the folder that it names, or `path`."""
     for name in _names():
         pointer, numbered_folder = _pointer(name)
         folders = candidates(path, pointer, numbered_folder)

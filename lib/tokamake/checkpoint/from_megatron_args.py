@@ -84,10 +84,7 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
 
 
 def flag_table() -> list[list[str]]:
-    """Rows of all flags: names, settings, Megatron's default if tokamake has another one, remark.
-
-    A remark without a setting is the equivalent, or the reason for none.
-    """
+    """Rows of all flags: names, settings, Megatron's default if it differs, remark."""
     text = Path(__file__).with_name("megatron_flags.tsv").read_text(encoding="utf-8")
     return [line.split("\t") for line in text.splitlines()[1:]]
 

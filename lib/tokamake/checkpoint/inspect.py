@@ -84,7 +84,6 @@ def _vocabulary(checkpoint: "Checkpoint") -> str:
 
 
 def _optimizer(checkpoint: "Checkpoint") -> str:
-    """List optimizer states by kind, also unread ones."""
     kinds = {key.split(".")[1] for key in checkpoint.source if key.startswith("optimizer.")}
     has_masters = any(key.startswith("master.") for key in checkpoint.source)
     masters = ["fp32 weights"] if has_masters else []

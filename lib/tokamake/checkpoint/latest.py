@@ -49,7 +49,6 @@ def pointed_files(path: Path, pointer_name: str, *, numbered_folder: str = "") -
 
 
 def _name(pointer: Path) -> str:
-    """Return the folder name in a pointer file; a path is refused."""
     with pointer.open("rb") as stream:
         content = stream.read(_MAX_NAME_BYTES + 2).strip()  # the end of the line may follow a name
     name = content.decode(errors="replace")

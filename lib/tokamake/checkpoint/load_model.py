@@ -79,10 +79,7 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a continuation: the tokenizer's and the checkpoint's.
-
-    Chat models state several, such as the ends of a message and of a document.
-    """
+    """Tokens that end a continuation: the tokenizer's, and the checkpoint's."""
     stated = checkpoint.stated_end_tokens
     tokens = stated if isinstance(stated, list) else [stated]
     known = range(tokenizer.vocab_size)

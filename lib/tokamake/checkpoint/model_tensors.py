@@ -6,23 +6,23 @@ into such mappings and write from them; `to_model` connects them to the model co
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from tokamake.models.common.random_weights import RandomWeights
 
 
-_REMEDY = "fetch or export the checkpoint again, or fix its architecture"
+_REMEDY = "fetch or write the checkpoint again, or fix its architecture"
 ADAPTER = "a LoRA adapter (PEFT), no whole model; merge it into its model (PEFT: merge_and_unload)"
 QUANTIZED = "quantized weights; dequantize the model (transformers: model.dequantize()), save that"
 _AS_HF = "convert it to Hugging Face's format with safetensors"
@@ -73,12 +73,9 @@ def random_weights(architecture: Architecture, seed: int) -> "RandomWeights":
     return RandomWeights(architecture, seed, into_residual=model.into_residual)
 
 
-def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:
+def check_names(names: Iterable[str], expected: Mapping[str, Any], *, where: object) -> None:
     """Check that a checkpoint has exactly the tensors of its architecture."""
-    missing, unknown = (
-        sorted(expected.keys() - names.keys()),
-        sorted(names.keys() - expected.keys()),
-    )
+    missing, unknown = sorted(expected.keys() - {*names}), sorted({*names} - expected.keys())
     for name in unknown:
         if other := unsupported_model(name):
             raise UserError(f"{where}: tensor {name} belongs to {other}")
@@ -91,7 +88,7 @@ def check_names(names: Mapping[str, Any], expected: Mapping[str, Any], *, where:
         raise UserError(f"{where}: {', and '.join(problems)}; {_REMEDY}")
 
 
-def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: str) -> None:
+def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], where: object) -> None:
     if tuple(shape) != tuple(expected):
         raise UserError(
             f"{where}: tensor {name} has shape {list(shape)}, the architecture calls for "
@@ -99,18 +96,14 @@ def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], whe
         )
 
 
-def common_dtype(tensors: "Mapping[str, Tensor]", where: str) -> "torch.dtype":
-    """Return the dtype of all tensors."""
-    dtype, supported = None, [dtype.torch for dtype in dtypes.OF_WEIGHTS.values()]
-    for name, tensor in tensors.items():
-        dtype = dtype or tensor.dtype
-        if tensor.dtype != dtype or dtype not in supported:
-            raise UserError(
-                f"{where}: tensor {name} is {tensor.dtype}; save all tensors in one of "
-                f"{', '.join(dtypes.OF_WEIGHTS)}"
-            )
-    assert dtype is not None, "a checkpoint holds tensors"
-    return dtype
+def check_weight(name: str, extent: Extent, *, shape: Sequence[int]) -> None:
+    """Check the shape and the dtype of a stored weight."""
+    check_shape(name, extent.shape, expected=shape, where=extent.file)
+    if extent.dtype.short is None:
+        raise UserError(
+            f"{extent.file}: tensor {name} is {extent.dtype}; save weights in one of "
+            f"{', '.join(dtypes.OF_WEIGHTS)}"
+        )
 
 
 def summary(architecture: Architecture) -> str:

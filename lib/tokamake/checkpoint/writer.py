@@ -90,7 +90,6 @@ def write(
 
 
 def refuse_existing(path: Path) -> None:
-    """Check that a folder can be written."""
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise UserError(f"{path}: already exists; name another folder, or remove it")
     for folder in path.absolute().parents:
@@ -102,7 +101,6 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def _locked(growing: Path, path: Path) -> Iterator[None]:
-    """Hold the lock of a growing folder."""
     lock = growing.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -127,7 +125,6 @@ def _locked(growing: Path, path: Path) -> Iterator[None]:
 
 
 def _is_at(stream: IO[str], path: Path) -> bool:
-    """Whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:

@@ -125,7 +125,10 @@ DAMAGED = r"model\.safetensors: damaged \(.*\); fetch or export the checkpoint a
         (_header(lambda h: h[NORM].update(data_offsets=["0", "256"])), DAMAGED),
         (_header(lambda h: h[NORM].update(dtype="F4")), DAMAGED),
         (_header(lambda h: h[NORM].update(dtype="F64")), DAMAGED),
-        (_header(lambda h: h[NORM].update(dtype="I32")), r"norm\.weight is torch\.int32; save all"),
+        (
+            _header(lambda h: h[NORM].update(dtype="I32")),
+            r"norm\.weight is torch\.int32; save weights",
+        ),
         (edited(lambda t: t.pop(NORM)), r"tensor model\.norm\.weight is missing; fetch"),
         (edited(lambda t: t.update(x=torch.ones(1))), r"tensor x is not part of the model; fetch"),
         (

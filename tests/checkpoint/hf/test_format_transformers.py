@@ -1,7 +1,6 @@
 """Hugging Face folders are exchanged with transformers in both directions."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import hf_folder
-from tests.support.hf_files import edited
 from tests.support.llamas import ARCHITECTURES, label, reference, tensors_of
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.hf import config_json
@@ -160,33 +158,3 @@ def test_settings_of_positions_that_transformers_ignores_are_ignored(
         "transformers builds the type llama",
         f"{config}: rope_scaling.{next(iter(ignored))}: ignored, as transformers ignores it",
     ]
-
-
-NORM = "model.norm.weight"
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda t: t.pop(NORM), r"tensor model\.norm\.weight is missing; fetch"),
-        (
-            lambda t: t.update({NORM: torch.ones(64).bfloat16()}),
-            r"model\.norm\.weight is torch\.bfloat16; save all tensors in one of fp32, bf16, fp16",
-        ),
-    ],
-    ids=["missing", "dtype"],
-)
-def test_broken_folders_are_refused(
-    folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any], message: str
-) -> None:
-    """`test_format_damage.py` has all kinds of damage to a file."""
-    edited(edit)(folder)
-    with pytest.raises(UserError, match=message) as error:
-        hf_folder.read(folder)
-    assert "\n" not in str(error.value)
-
-
-def test_integer_weights_are_refused(tmp_path: Path) -> None:
-    integers = {key: tensor.int() for key, tensor in random_tensors(PLAIN, 0).items()}
-    with pytest.raises(UserError, match=r"torch\.int32; save all tensors in one of"):
-        hf_folder.write(tmp_path / "a", PLAIN, integers)

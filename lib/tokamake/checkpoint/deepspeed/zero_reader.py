@@ -57,9 +57,7 @@ def partition_ranges(
 ) -> Iterator[FlatRange]:
     """Yield the ranges of concatenated tensors that lie in a partition, as in ZeRO 1 and 2.
 
-    Args:
-        sizes: name and number of elements of each tensor.
-        stop: element after the last. It may lie in the padding after the tensors.
+    `sizes`: name and number of elements of each tensor. `stop` may lie in the padding after them.
     """
     ends = accumulate(size for _, size in sizes)
     for (name, size), end in zip(sizes, ends, strict=True):
@@ -77,9 +75,7 @@ def slice_size(size: int, num_ranks: int) -> int:
 def slice_range(name: str, size: int, *, rank: int, num_ranks: int, offset: int) -> FlatRange:
     """Return the range of a tensor on a rank in ZeRO 3; it is empty if earlier ranks hold it all.
 
-    Args:
-        size: its number of elements.
-        offset: element of the rank's flat tensor where the slice begins.
+    `offset`: element of the rank's flat tensor where the slice begins.
     """
     start, stop = (min(size, number * slice_size(size, num_ranks)) for number in (rank, rank + 1))
     return FlatRange(name, start, stop, offset)
@@ -107,7 +103,6 @@ def read_states(
 
     Args:
         ranks: tensors that each model-parallel rank may have, by DeepSpeed's names.
-        tensor_parallel_size: number of consecutive ranks that share a layer.
         weights: extents of weights in other files. If all are fp32, the optimizer's fp32 weights
             are copies and are not read.
     """
@@ -142,7 +137,6 @@ def _describe(states: OptimizerStates, partitions: Sequence[_Partition]) -> None
 
 
 def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
-    """Read the files of all data-parallel ranks of a model-parallel rank."""
     matches = {file: _FILE.fullmatch(file.name) for file in folder.iterdir()}
     files = {int(m[1]): file for file, m in matches.items() if m and int(m[2]) == model_rank}
     partitions = []
@@ -164,7 +158,6 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
 
 
 def _groups(folder: Path, model_rank: int, *, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
-    """Return the flat tensors of each file and parameter group."""
     model_states = rank_file.read(deepspeed_folder.model_states_path(folder, model_rank))
     shapes = model_states.get("param_shapes")
     try:

@@ -77,7 +77,6 @@ class PartitionWriter:
 
     @cached_property
     def _precision(self) -> str | None:
-        """Name of the dtype of weights."""
         source = self._checkpoint.source
         weights = (key for key in source if key.startswith(MODEL))
         return self._dtype or dtypes.widest(source.dtype(key) for key in weights).short
@@ -87,11 +86,8 @@ class PartitionWriter:
     ) -> tuple[dict[str, Any], list[Extent]]:
         """Write the files of a model-parallel rank, without the data of their tensors.
 
-        Args:
-            slices: tensors of the rank by DeepSpeed's names, in the order of the model.
-
-        Returns:
-            Entries for the rank's model_states.pt, and the extents to fill.
+        `slices`: tensors of the rank by DeepSpeed's names, in the order of the model. Return
+        entries for the rank's model_states.pt, and the extents to fill.
         """
         if not self._layout.zero_stage:
             return {}, []
@@ -223,7 +219,6 @@ class PartitionWriter:
 
 
 def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
-    """Check that a checkpoint has the states that DeepSpeed needs."""
     check_has_states(checkpoint, zero_stage)
     if problem := adam_problem(checkpoint):
         raise UserError(
@@ -233,7 +228,6 @@ def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
 
 
 def _groups(slices: Mapping[str, TensorSlice]) -> Iterator[_FlatTensor]:
-    """Yield the parameters that decay, then the others."""
     for decays in (True, False):
         group = {name: tensor for name, tensor in slices.items() if tensor.decays == decays}
         if group:

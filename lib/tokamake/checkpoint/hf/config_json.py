@@ -113,10 +113,7 @@ def read_generation_config(path: Path) -> dict[str, Any]:
 
 
 def including(stated: Any, token: int | list[int] | None) -> int | list[int] | None:
-    """Return the stated end-of-text tokens if the model's token is among them, else that token.
-
-    Chat models state several, and `token` may be the tokenizer's only.
-    """
+    """Return the stated end-of-text tokens if the model's token is among them, else that token."""
     return stated if isinstance(stated, list) and token in stated else token
 
 

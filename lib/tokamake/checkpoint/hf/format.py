@@ -87,7 +87,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     }
     model_tensors.check_names(extents, stored, where=str(folder))
     for name, (shape, _) in stored.items():
-        _check(name, extents[name], shape=shape)
+        model_tensors.check_weight(name, extents[name], shape=shape)
     for name, ours in model_format.twice.items():
         extra[name] = extents.pop(name), model_format.name(ours)
     located = [
@@ -183,18 +183,7 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 
-def _check(name: str, extent: Extent, *, shape: tuple[int, ...]) -> None:
-    where = str(extent.file)
-    model_tensors.check_shape(name, extent.shape, expected=shape, where=where)
-    if extent.dtype.short is None:
-        raise UserError(
-            f"{where}: tensor {name} is {extent.dtype}; save all tensors in one of "
-            f"{', '.join(dtypes.OF_WEIGHTS)}"
-        )
-
-
 def _is_same(head: Extent, embedding: Extent) -> bool:
-    """Whether two stored tensors have the same bits."""
     pair = (head, embedding)
     if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return False
@@ -278,12 +267,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
-    """Write config.json and files of safetensors with holes in place of the tensors.
-
-    Args:
-        checkpoint: the source. In its notes, `eos_token_id` is the end-of-text token, or several,
-            `bos_token_id` the beginning-of-text token; for the others see `EXPORT_NOTES`.
-    """
+    """Write config.json and files of safetensors with holes in place of the tensors."""
     architecture = checkpoint.architecture
     stored = _stored_tensors(architecture, config_json.format_for(architecture))
     planned = {
@@ -320,7 +304,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _dtype(chunks: Iterable[Chunk], source: TensorSource, target: Target) -> Dtype:
-    """Dtype of a stored tensor: the target's, or the widest of its chunks."""
     if target.dtype:
         return dtypes.OF_WEIGHTS[target.dtype]
     return dtypes.widest(source.dtype(chunk.key) for chunk in chunks)

@@ -45,11 +45,7 @@ def read(file: Path, remedy: str) -> dict[str, Extent]:
 
 
 def _extents(file: Path, header: Any, *, start: int) -> list[Extent]:
-    """Return the extents of a header, in the order of the file.
-
-    Raises:
-        ValueError: the header is damaged. TypeError, LookupError and others say the same.
-    """
+    """Return the extents of a header in file order; a damaged header raises any error."""
     extents, end = [], 0
     entries = [item for item in header.items() if item[0] != "__metadata__"]
     for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):

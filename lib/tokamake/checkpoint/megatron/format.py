@@ -74,7 +74,6 @@ def find(path: Path) -> Path | None:
 
 
 def _is_model(key: Any) -> bool:
-    """Return whether the value of a file's key is a stage of the model."""
     return bool(re.fullmatch(r"model\d*", str(key)))
 
 
@@ -100,7 +99,6 @@ def _tensor_names(state: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _rank_folders(folder: Path) -> list[re.Match[str]]:
-    """Return the names of the ranks' folders that have a file."""
     names = (file.parent.name for file in folder.glob(f"mp_rank_*/{_FILE}"))
     return [match for name in names if (match := _RANK.fullmatch(name))]
 

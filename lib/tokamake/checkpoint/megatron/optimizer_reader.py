@@ -188,12 +188,8 @@ def _paired(
 ) -> Iterator[_ParameterStates]:
     """Pair parameters with their states, and check that shapes and kinds fit.
 
-    Args:
-        order: parameters of each group.
-        masters: fp32 weights of rounded parameters in the order of the groups, or nothing.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: the order does not fit.
+    `masters`: fp32 weights of rounded parameters in the order of the groups, or nothing. Raises
+    LookupError, TypeError, ValueError or AttributeError if the order does not fit.
     """
     next_master = next(masters, None)
     expected_kinds: set[str] = set()
@@ -231,7 +227,6 @@ def _check_tensor(tensor: PickledTensor, parameter: OptimizerParameter) -> None:
 def _notes(
     file: Path, saved: Mapping[str, Any], *, entries: Sequence[_ParameterStates]
 ) -> dict[str, Any]:
-    """Return the notes with the optimizer's settings and the loss scale."""
     # Only this group has the weight decay.
     decaying = next((entry for entry in entries if entry.parameter.tensor.decays), entries[0])
     return settings_note([decaying.group]) | _loss_scale_note(file, saved)

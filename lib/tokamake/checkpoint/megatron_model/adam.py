@@ -137,11 +137,7 @@ def loss_scaler(checkpoint: Checkpoint, dtypes: Container[str | None]) -> dict[s
 
 
 def write_loss_scale(checkpoint: Checkpoint, extents: Iterable[Extent]) -> None:
-    """Write the loss scale into a file that is laid out.
-
-    Megatron keeps it as a tensor, but it is not a tensor of the checkpoint, so that copying the
-    tensors does not write it.
-    """
+    """Write the loss scale into a file that is laid out: it is no tensor of the checkpoint."""
     for extent in extents:
         if extent.name == _SCALE_NAME:
             with extent.file.open("r+b") as stream:

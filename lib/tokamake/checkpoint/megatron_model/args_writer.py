@@ -37,7 +37,6 @@ def megatron_arguments(
 
 
 def _model_arguments(shape: Architecture) -> argparse.Namespace:
-    """Return the arguments that describe a model, and the whole architecture in `tokamake`."""
     arguments = dict(
         num_layers=shape.num_hidden_layers,
         hidden_size=shape.hidden_size,

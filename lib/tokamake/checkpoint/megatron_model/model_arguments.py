@@ -164,7 +164,6 @@ def _positions(args: Any, file: Path) -> str:
 
 
 def _rotary(args: Any, file: Path) -> dict[str, Any]:
-    """Base and scaling of rotary positions."""
     stated = {name: getattr(args, name, None) for name in ("rope_theta", "rotary_base")}
     bases = {name: value for name, value in stated.items() if value is not None}
     if any(value != other for value in bases.values() for other in bases.values()):
@@ -189,10 +188,7 @@ def _rotary(args: Any, file: Path) -> dict[str, Any]:
 
 
 def arguments_of(architecture: Architecture) -> dict[str, Any]:
-    """Arguments of Megatron-LM and Megatron-DeepSpeed that all families write.
-
-    Each states that a feature is off. A family's own arguments override them.
-    """
+    """Arguments that all families write: features are off; a family's arguments override them."""
     return {
         "rotary_percent": 1.0,
         "rotary_interleaved": False,

@@ -177,40 +177,24 @@ def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     tensors = _by_current_name(module, expected)
     _check_names(file, tensors, expected=expected)
     for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            raise UserError(
-                f"{file}: tensor {name} has shape {list(tensors[name].shape)}, the architecture "
-                f"calls for {list(tensor.shape)}; fix the architecture or give another checkpoint"
-            )
         extent = torch_archive.extent(file, name, tensors[name], tensor.chunks)
-        if extent.dtype.short is None:
-            raise UserError(
-                f"{file}: tensor {name} is {extent.dtype}; save weights in one of "
-                f"{', '.join(dtypes.OF_WEIGHTS)}"
-            )
+        model_tensors.check_weight(name, extent, shape=tensor.shape)
         yield replace(extent, is_replica=tensor.is_replica)
 
 
 def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
-    missing = [name for name in expected if not isinstance(tensors.get(name), PickledTensor)]
-    if stand_ins := [name for name in missing if isinstance(tensors.get(name), StandIn)]:
+    if stand_ins := [name for name in expected if isinstance(tensors.get(name), StandIn)]:
         # For example, Transformer Engine's Float8Tensor.
         raise UserError(
             f"{file}: tensor {stand_ins[0]} is a {type(tensors[stand_ins[0]]).name}, not a plain "
             f"tensor; save weights in one of {', '.join(dtypes.OF_WEIGHTS)}"
         )
-    unknown = [
+    weights = [
         name
         for name, value in tensors.items()
-        if isinstance(value, PickledTensor) and name not in expected and not is_buffer(name)
+        if isinstance(value, PickledTensor) and not _NO_WEIGHTS.fullmatch(name)
     ]
-    for problem, names in (("is missing", missing), ("is not part of the model", unknown)):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise UserError(
-                f"{file}: tensor {names[0]}{more} {problem}; fetch or write the checkpoint again, "
-                "or fix its architecture"
-            )
+    model_tensors.check_names(weights, expected, where=file)
 
 
 def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:

@@ -48,12 +48,8 @@ def fill_buckets(
 ) -> list[list[BufferedParameter]]:
     """Return the parameters of each bucket.
 
-    Args:
-        tensors: parameters in the order in which Megatron makes them.
-        sizes: number of elements of each bucket, without the padding after its last parameter.
-
-    Raises:
-        ValueError: the parameters do not fill buckets of these sizes.
+    `tensors` have the order in which Megatron makes them; `sizes` are without the padding after a
+    bucket's last parameter. Raises ValueError if the parameters do not fill buckets of these sizes.
     """
     remaining = [*tensors]
     buckets = []

@@ -82,13 +82,9 @@ def single_chunk(tensor: Tensor, shape: Sequence[int], *, place: Sequence[slice]
 def chunks_of_range(
     elements: Tensor, start: int, *, place: Sequence[slice]
 ) -> dict[Offset, Tensor]:
-    """Split a range of a flattened slice of a tensor into chunks of the whole tensor.
+    """Split a range of a flattened slice of a tensor, from element `start` on, into views.
 
-    Args:
-        start: first element of the range in the flattened slice.
-
-    Returns:
-        Views of `elements` by their offset in the whole tensor, at most two a dimension.
+    Their keys are offsets in the whole tensor; there are at most two views a dimension.
     """
     views, position = {}, 0
     slice_shape = [at.stop - at.start for at in place]

@@ -73,7 +73,6 @@ def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
 
 
 def complete(folder: Path) -> None:
-    """Note the hashes of the files; the writer calls it when all tensors are in place."""
     seal(folder)
 
 

@@ -172,10 +172,7 @@ def read_state(folder: Path, *, thorough: bool = False) -> ResumeState | None:
 
 
 def newest_state(output: Path) -> tuple[ResumeState | None, str]:
-    """State of the checkpoint that `latest` names in an output folder, or of one in its place.
-
-    If `latest` is lost or damaged, or if the state of its checkpoint is, that is the newest
-    checkpoint whose state can be read.
+    """State of the checkpoint that `latest` names in a folder, or of the newest readable one.
 
     Returns:
         The state, and a line about what is damaged, or an empty text. None: there is no checkpoint.

@@ -78,9 +78,7 @@ def tensors_of(
 ) -> Tensors:
     """Return the weights and optimizer states that this rank holds a part of, by key.
 
-    Args:
-        states: of the optimizer, by `ParameterChunk.local`: tensors of its shape, or equal on
-            all ranks.
+    `states`: by `ParameterChunk.local`: tensors of its shape, or equal on all ranks.
     """
     tensors: Tensors = {}
     for parameter in chunks:
@@ -105,9 +103,6 @@ def save(
     Args:
         rank_state: state of this rank; `load` returns it if the number of ranks is the same.
         group: all ranks, on gloo. Nothing else may use it: the writing thread does.
-
-    Returns:
-        A future that is done when this rank's files are written.
     """
     rank = dist.get_rank()
     with raise_on_all_ranks():
@@ -176,11 +171,7 @@ def check(folder: Path, tensors: Tensors) -> None:
 def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
     """Fill tensors in place from a checkpoint of any layout; each rank reads its own parts.
 
-    Args:
-        alone: whether a single rank calls it; otherwise all ranks must.
-
-    Raises:
-        UserError: a file is missing or damaged; all ranks raise it.
+    `alone`: a single rank calls it. Else all do, and all raise UserError for a damaged file.
     """
     try:
         dcp.load(tensors, storage_reader=DcpReader(folder), no_dist=alone)

@@ -24,14 +24,9 @@ _INFINITY = {
 
 
 def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
-    """Cast elements, rounding to nearest, ties to even.
+    """Cast elements, rounding ties to even; fp64 to 16 bit goes through fp32, as in torch.
 
-    Args:
-        raw: bytes of the elements, contiguous, in items of the source's width.
-        target: dtype of the result. fp64 is cast to fp16 and bf16 through fp32, as in torch.
-
-    Returns:
-        Bytes of the elements, of the same shape.
+    `raw`: contiguous bytes, in items of the source's width. The result has the same shape.
     """
     if source == target:
         return raw

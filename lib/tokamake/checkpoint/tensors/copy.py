@@ -39,15 +39,12 @@ def fill(
     workers: int = 1,
     not_finite: set[str] | None = None,
 ) -> Iterator[str]:
-    """Copy whole tensors into files.
+    """Copy whole tensors into files; yield the key of each one that is complete.
 
     Args:
         extents: of the files, which have their full length. Elements in no chunk stay as they are.
         workers: number of tensors that are copied at the same time, if memory allows.
         not_finite: the keys of tensors that hold NaN or infinity are added to it.
-
-    Yields:
-        The key of each tensor that is complete.
 
     Raises:
         UserError: a tensor has numbers beyond the range of the target's dtype, or a file of the

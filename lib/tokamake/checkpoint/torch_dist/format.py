@@ -164,7 +164,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _check_kind(folder: Path) -> None:
-    """Check how the tensors are stored."""
     kind: Any = files.read_json(folder / _KIND, REMEDY)
     backend = kind.get("sharded_backend") if isinstance(kind, dict) else None
     if backend != _TORCH_DIST["sharded_backend"]:

@@ -221,13 +221,9 @@ def _filled(
 
 
 def _fitting_order(tree: Any, buckets: Sequence[WholeTensor]) -> list[list[BufferedParameter]]:
-    """Return the parameters of the buckets of a stage.
+    """Return the parameters of a stage's buckets, in the order that the stored chunks show.
 
-    Megatron saves each parameter's elements apart. So the beginnings of the stored chunks tell the
-    order of the parameters.
-
-    Raises:
-        _UnreadError: no order fits, or several do.
+    Megatron saves each parameter's elements apart. Raises _UnreadError unless one order fits.
     """
     fitting = []
     for order in _ORDERS:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import plugins
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.optimizer_states import parameter_name
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
@@ -148,21 +149,11 @@ def match_tensors(
     names = {_fused_name(key): key for key in stored}
     if names.keys() & single.keys():
         expected = {key: each for key, each in expected.items() if not each.stack} | single
-    for problem, keys in (
-        ("is missing", [key for key in expected if key not in names]),
-        ("is not part of the model", [key for name, key in names.items() if name not in expected]),
-    ):
-        if keys:
-            more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
-            raise UserError(
-                f"{folder}: tensor {keys[0]}{more} {problem}; {REMEDY}, or fix its architecture"
-            )
+    found = [name if name in expected else key for name, key in names.items()]
+    model_tensors.check_names(found, expected, where=folder)
     for name, key in names.items():
-        if (size := stored[key].size) != (shape := expected[name].shape):
-            raise UserError(
-                f"{folder}: tensor {key} has shape {list(size)}, the architecture calls for "
-                f"{list(shape)}; fix the architecture or give another checkpoint"
-            )
+        shape = expected[name].shape
+        model_tensors.check_shape(key, stored[key].size, expected=shape, where=folder)
     return {key: expected[name] for name, key in names.items()}
 
 

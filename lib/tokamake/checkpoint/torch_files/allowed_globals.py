@@ -89,7 +89,6 @@ class StandIn(metaclass=_Kind):
         return self._state if isinstance(self._state, Mapping) else {}
 
     def inside(self) -> tuple[Any, ...]:
-        """Return all values that it keeps."""
         return (*self.arguments, self._state, *vars(self).get("_items", ()))
 
 

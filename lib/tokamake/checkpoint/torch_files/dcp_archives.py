@@ -104,10 +104,7 @@ def _extent(file: Path, archived: _ArchivedChunk, *, layout: _ArchiveLayout) -> 
 
 
 def read_object(folder: Path, key: str, *, location: StorageLocation) -> Any:
-    """Return an object that an archive holds, with `PickledTensor` in place of tensors.
-
-    Their offsets count from the first byte of the archive.
-    """
+    """Return an object of an archive; offsets of its `PickledTensor` count from the first byte."""
     file = folder / location.file
     try:
         with file.open("rb") as stream:

@@ -241,11 +241,7 @@ def check_files(folder: Path, contents: Contents) -> None:
 
 
 def _contents(metadata: Any, kinds: Mapping[str, Any], *, may_share: bool) -> Contents:
-    """Convert DCP's records.
-
-    Raises:
-        ValueError: DCP does not write such records. LookupError, TypeError and others say the same.
-    """
+    """Convert DCP's records. Records that DCP does not write raise any error."""
     if type(metadata) is not kinds["Metadata"]:
         raise ValueError(f"{FILE} holds no metadata")
     locations: dict[_Index, StorageLocation] = {}

@@ -61,7 +61,6 @@ def dumps(
     """Return a pickle of protocol 2, torch's protocol, with the same bytes in every Python.
 
     Args:
-        value: of plain types, `argparse.Namespace` and the classes above, nested in any way.
         translate: returns a replacement for values of other types.
         references: whether equal names and strings are written once and referenced later.
     """

@@ -199,7 +199,7 @@ REMEDY = "fetch or write the checkpoint again"
         (_with_shape(tie_word_embeddings=True), r"output_layer\.weight is not part of the model"),
         (
             _with_shape(intermediate_size=50),
-            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; fix the",
+            r"h_to_4h\.weight has shape \[96, 64\], .* \[100, 64\]; fetch or",
         ),
         (_edited_encoder(lambda e: e.pop(NORM)), rf"final_layernorm\.weight is missing; {REMEDY}"),
     ],

@@ -129,7 +129,6 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _check(checkpoint: Checkpoint, layout: ParallelLayout) -> None:
-    """Check that a pipeline of DeepSpeed can have a layout."""
     stages, num_layers = layout.pipeline_parallel_size, checkpoint.architecture.num_hidden_layers
     if stages > num_layers:
         raise UserError(
