@@ -241,6 +241,32 @@ SNAKEMAKE.expand_targets(expand)
     assert {path.name for path in tmp_path.glob("*.txt")} == {"a.txt", "b.txt"}
 
 
+def test_a_file_written_with_the_targets_is_an_input_of_any_rule(tmp_path: Path) -> None:
+    """Snakemake remembers the folder of `b/all.txt` before it asks for the inputs of `make`."""
+    snakefile = """
+import os
+def expand(targets):
+    if SNAKEMAKE.executes_jobs:
+        os.makedirs("b")
+        open("b/plan.json", "w").close()
+    return set(targets)
+SNAKEMAKE.expand_targets(expand)
+rule all:
+    input: "a.txt"
+    output: "b/all.txt"
+    shell: "touch {output}"
+rule make:
+    input: lambda _: "b/plan.json" if os.path.exists("b/plan.json") else []
+    output: "a.txt"
+    shell: "cp b/plan.json {output}"
+"""
+    done = run(tmp_path, snakefile, "-n")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "b").exists()
+    done = run(tmp_path, snakefile)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("directive", ["", "onstart:\n    print('own start')\n"])
 def test_on_start_and_on_error_are_called_beside_directives(tmp_path: Path, directive: str) -> None:
     snakefile = f"""
