@@ -73,18 +73,14 @@ def figure_outputs(figures: Iterable[Figure]) -> list[str]:
 
 def plotted_runs(config: WorkflowConfig) -> list[str]:
     """Runs that the rule `plot` draws: of models that predict the next token."""
-    return [
-        name for name, run in config.runs.items() if objective_data(run.train.objective).generates
-    ]
+    runs = config.runs.items()
+    return [name for name, run in runs if objective_data(run.train.objective).generates]
 
 
 def plotted_encoders(config: WorkflowConfig) -> list[str]:
     """Runs that the rule `plot_encoder` draws."""
-    return [
-        name
-        for name, run in config.runs.items()
-        if not objective_data(run.train.objective).generates
-    ]
+    plotted = plotted_runs(config)
+    return [name for name in config.runs if name not in plotted]
 
 
 def figure_rules(config: WorkflowConfig) -> list[str]:

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,20 +46,30 @@ _MAX_ADDRESSES = 3
 """Addresses of downloads that a message names."""
 
 
-@dataclass(frozen=True)
 class RuleFunctions:
     """The checked config, and the functions for `input` and `params` of rules."""
 
-    config: WorkflowConfig
-    run_settings: RunSettings
-    data: DataRules
-    checkpoints: CheckpointRules
-    segments: SegmentRules
-    tasks: TaskRules
-    finetune: FinetuneRules
-    doctor: DoctorRules
-    preflight: Preflight
-    report: ReportRules
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        snakemake: Snakemake,
+        *,
+        planned_segments: Callable[[str], str],
+    ) -> None:
+        is_main = snakemake.is_main_process
+        force_job = snakemake.force_job if is_main else None
+        self.config = config
+        self.run_settings = RunSettings(config)
+        self.data = DataRules(config, force_job)
+        self.checkpoints = CheckpointRules(config)
+        self.segments = SegmentRules(
+            config, planned_segments if is_main else None, force_job=force_job
+        )
+        self.tasks = TaskRules(config, self.segments)
+        self.finetune = FinetuneRules(config)
+        self.doctor = DoctorRules(snakemake)
+        self.preflight = Preflight(config, snakemake)
+        self.report = ReportRules(config, snakemake)
 
 
 def shell_prefix(snakemake: Snakemake) -> str:
@@ -102,26 +111,11 @@ def rule_functions(
             check_replaced(checked)
             folders = [RUN.format(run=run) for run in checked.all_runs]
             check_writable([checked.data_set.folder, "logs", *folders])
-        checkpoints = CheckpointRules(checked)
+        functions = RuleFunctions(checked, snakemake, planned_segments=planned_segments)
         if is_main:
-            report_downloads([*raw_downloads(checked), *checkpoints.missing_weights])
-        force_job = snakemake.force_job if is_main else None
-        segments = SegmentRules(checked, planned_segments if is_main else None, force_job=force_job)
-        tasks = TaskRules(checked, segments)
-        if is_main:
-            tasks.check()
-        return RuleFunctions(
-            config=checked,
-            run_settings=RunSettings(checked),
-            data=DataRules(checked, force_job),
-            checkpoints=checkpoints,
-            segments=segments,
-            tasks=tasks,
-            finetune=FinetuneRules(checked),
-            doctor=DoctorRules(snakemake),
-            preflight=Preflight(checked, snakemake),
-            report=ReportRules(checked, snakemake),
-        )
+            report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
+            functions.tasks.check()
+        return functions
 
 
 def raw_downloads(config: WorkflowConfig) -> list[RemoteFile]:

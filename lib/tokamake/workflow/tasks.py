@@ -13,22 +13,15 @@ from tokamake.workflow.snakemake_internals import check_braces
 
 
 class TaskRules:
-    """Tasks of all runs.
-
-    Attributes:
-        names: keys of the tasks of any run.
-        fetched: those whose data the login node downloads.
-
-    Args:
-        config: of the workflow.
-        segments: segments of the runs: each segment's checkpoint is scored.
-    """
+    """Tasks of all runs; each segment's checkpoint is scored."""
 
     def __init__(self, config: WorkflowConfig, segments: SegmentRules) -> None:
         self._config, self._segments = config, segments
         tasks = [each for run in config.runs.values() for each in run.evaluate.tasks.items()]
         self.names = sorted({name for name, _ in tasks})
+        """Keys of the tasks of any run."""
         self.fetched = sorted({name for name, task in tasks if task.is_fetched})
+        """Keys of tasks whose data the login node downloads."""
 
     def check(self) -> None:
         """Check what is known of tasks before a model exists."""
