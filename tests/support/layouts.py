@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
 from tokamake.config.resolved_run import Run, read_run
-from tokamake.parallel import document_attention, linear
+from tokamake.parallel import attention, linear
 
 NUM_STEPS = 3
 """Steps of a proof."""
@@ -68,7 +68,7 @@ def train(run: Run, num_steps: int | None = None) -> RankResults:
     # Matrix products and documents are too small here for the code for large ones. Use that code
     # even so: for products in tied models, for documents on several ranks.
     linear._FEWEST = 0 if run.architecture.tie_word_embeddings else 2**24
-    document_attention._SHORT = 1 if dist.get_world_size() > 1 else 32
+    attention._SHORT = 1 if dist.get_world_size() > 1 else 32
     engine = build(run)
     results: RankResults = {"losses": [], "norms": [], "gradients": []}
     watch(engine, results["gradients"])

@@ -1,9 +1,8 @@
 """Whole parameters, for optimizers whose update needs more than this rank's part.
 
 Optimizers see local parts; `WholeParameters` sums their values over all parts, or brings a whole
-tensor to one rank that computes with it. Parameters may be
-divided along any dimensions. A `ParameterShard` describes the part of this rank; for DTensors,
-`part_of` derives it.
+tensor to one rank that computes with it. Parameters may be divided along any dimensions. A
+`ParameterShard` describes the part of this rank; for DTensors, `part_of` derives it.
 """
 
 import itertools

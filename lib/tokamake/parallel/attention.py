@@ -3,12 +3,17 @@
 It is causal unless the mask says otherwise: encoders read a sequence in both directions. A layer of
 the model passes the queries, keys and values of this rank's tokens. On one rank this is torch's own
 attention. `context` describes how ranks share tokens.
-Shape suffixes: B batch, L tokens of a rank, S tokens attended to, H query heads, G key and value
-heads, K width of a head, C ranks.
+Documents of a packed sample: on CUDA, flash attention takes all documents in one call. A CPU
+computes one document after the other, which is faster than to mask the scores of other documents.
+In all other cases, a mask is used.
+Shape suffixes: B batch, L tokens of a rank, T tokens of the batch, S tokens attended to, H query
+heads, G key and value heads, K width of a head, C ranks.
 """
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,12 +31,16 @@ from tokamake.parallel.context import (
     check_heads,
     in_order,
 )
-from tokamake.parallel.document_attention import by_document
 from tokamake.parallel.ring import ring
 from tokamake.runtime.torch_internals import not_compiled
 
 AttentionMask = Tensor | PackedDocuments | Documents | Unmasked | None
 """The mask argument of `attention`."""
+
+_SHORT = 32
+"""Mean length of documents in tokens below which a call for each costs more than a mask."""
+_WIDEST = 256
+"""Largest width of a head that flash attention supports."""
 
 
 def attention(
@@ -50,9 +59,8 @@ def attention(
 
     Args:
         q_BHLK: (B, H, L, K) floating-point queries of this rank's `context.share` of tokens.
-        k_BGSK: (B, G, S, K) keys, same dtype; H is a multiple of G. S equals L, except on one
-            rank, where keys of earlier tokens (a cache) may come first.
-        v_BGSK: (B, G, S, K) values, same dtype.
+        k_BGSK: (B, G, S, K) keys, in the same dtype as the values; H is a multiple of G. S equals
+            L, except on one rank, where keys of earlier tokens (a cache) may come first.
         method: "ring" passes keys and values from rank to rank; "ulysses" (arXiv 2309.14509)
             exchanges tokens for heads and back.
         mask: None: causal. The result of `context.document_mask` limits attention further. On one
@@ -186,7 +194,6 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """Return the received rows, of the shape of `x`."""
         ctx.axis = axis
         received = torch.empty_like(x)
         dist.all_to_all_single(received, x, group=axis.group)
@@ -194,5 +201,81 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Send the gradient of each row back to the rank that it came from."""
         return _AllToAll.apply(gradient.contiguous(), ctx.axis), None
+
+
+# ---- Documents of packed samples ----
+
+
+@not_compiled
+def by_document(
+    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
+) -> Tensor:
+    """Compute attention in which tokens attend only to their own document.
+
+    Queries, keys and values have one floating-point dtype; H is a multiple of G.
+    """
+    at_once = _at_once(q_BHLK)
+    batch, heads, length, _ = q_BHLK.shape
+    few = len(documents.lengths) * _SHORT <= batch * length
+    if not at_once and not (few and q_BHLK.device.type == "cpu"):
+        grouped = heads != k_BGLK.shape[1]
+        return F.scaled_dot_product_attention(
+            q_BHLK, k_BGLK, v_BGLK, attn_mask=documents.mask, enable_gqa=grouped
+        )
+    q_THK, k_TGK, v_TGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHLK, k_BGLK, v_BGLK))
+    compute = _flash if at_once else _one_by_one
+    y_THK = compute(q_THK, k_TGK, v_TGK, documents)
+    return y_THK.unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _at_once(q_BHLK: Tensor) -> bool:
+    """Whether flash attention supports these queries."""
+    return (
+        q_BHLK.device.type == "cuda"
+        and q_BHLK.dtype in (torch.float16, torch.bfloat16)
+        and q_BHLK.shape[-1] % 8 == 0
+        and q_BHLK.shape[-1] <= _WIDEST
+        and _has_flash(q_BHLK.device)
+    )
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether a GPU supports flash attention: NVIDIA from Ampere on. AMD is not tested."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    # torch 2.9 has the function with other arguments.
+    return "window_size" in _arguments()
+
+
+@cache
+def _arguments() -> frozenset[str]:
+    from torch.nn.attention import varlen
+
+    return frozenset(inspect.signature(varlen.varlen_attn).parameters)
+
+
+def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
+    from torch.nn.attention import varlen  # not above: the import takes long
+
+    longest = max(documents.lengths)
+    # Any number of earlier tokens; if causal, no later ones.
+    options: dict[str, Any] = {"window_size": (-1, 0 if documents.causal else -1)}
+    if "enable_gqa" in _arguments():  # torch 2.11 takes grouped heads without being told
+        options["enable_gqa"] = q_THK.shape[1] != k_TGK.shape[1]
+    bounds = documents.bounds
+    y_THK = varlen.varlen_attn(q_THK, k_TGK, v_TGK, bounds, bounds, longest, longest, **options)
+    assert isinstance(y_THK, Tensor)
+    return y_THK
+
+
+def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
+    grouped = q_THK.shape[1] != k_TGK.shape[1]
+    heads_first = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    splits = (x.split(documents.lengths, 2) for x in heads_first)
+    values = [
+        F.scaled_dot_product_attention(q, k, v, is_causal=documents.causal, enable_gqa=grouped)
+        for q, k, v in zip(*splits, strict=True)
+    ]
+    return torch.cat(values, 2)[0].transpose(0, 1)

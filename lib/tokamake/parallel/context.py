@@ -169,10 +169,6 @@ def document_mask(
         ids_BL: (B, L) integers, the document id of each token of this rank's `share`.
         causal: whether a token attends only to itself and earlier tokens of its document; several
             ranks support nothing else.
-
-    Returns:
-        `Documents` for "ring" on several ranks, else `PackedDocuments` with the tokens of all
-        ranks.
     """
     if axis.size == 1:
         return PackedDocuments(ids_BL, causal=causal)

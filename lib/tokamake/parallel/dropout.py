@@ -164,13 +164,7 @@ def _column_hashes(count: int, device: torch.device) -> Tensor:
 
 
 def _kept(first: Tensor, second: Tensor, *, columns: Tensor, rate: float) -> Tensor:
-    """Which numbers are kept: True with probability 1 - rate.
-
-    Args:
-        first: (..., 1) first word of each row.
-        second: (..., 1) second word of each row.
-        columns: (..., D) word of each column.
-    """
+    """Which numbers are kept: True with probability 1 - rate; by two words a row, one a column."""
     x = first ^ columns
     x = ((x ^ (x >> 16)) * _FACTOR) & _WORD
     x = ((x ^ (x >> 16) ^ second) * _FACTOR) & _WORD
@@ -184,7 +178,6 @@ class _Dropped(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, first: Tensor, second: Tensor, columns: Tensor, rate: float
     ) -> Tensor:
-        """Return `x` with dropped numbers 0, and the others divided by 1 - rate."""
         ctx.save_for_backward(first, second, columns)
         ctx.rate = rate
         return torch.where(_kept(first, second, columns=columns, rate=rate), x / (1 - rate), 0)
@@ -192,7 +185,6 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Drop the same numbers of the gradient."""
         first, second, columns = ctx.saved_tensors
         kept = _kept(first, second, columns=columns, rate=ctx.rate)
         return torch.where(kept, gradient / (1 - ctx.rate), 0), None, None, None, None

@@ -74,10 +74,7 @@ class Kernel(Protocol):
     ) -> Gradients:
         """Return the gradients of queries, keys and values.
 
-        Args:
-            dy_BHLK: (B, H, L, K) gradient of the merged values, after all blocks.
-            y_BHLK: (B, H, L, K) merged values.
-            lse_BHL: (B, H, L) merged log-sum-exp.
+        Values, their gradient and log-sum-exp are the merged ones, after all blocks.
         """
 
 
@@ -215,7 +212,6 @@ class Plain:
 
     @staticmethod
     def serves(block: AttentionBlock) -> bool:
-        """Whether the block has a floating-point dtype."""
         return block.q_BHLK.is_floating_point()
 
     @staticmethod

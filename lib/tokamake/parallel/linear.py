@@ -75,7 +75,6 @@ def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tens
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-        """Return the product in the dtype of `x`."""
         ctx.save_for_backward(x, weight_ED)
         return _product(x, weight_ED, bias_E).to(x.dtype)
 

@@ -98,7 +98,6 @@ class ColumnParallelLinear(_LoadedLinear):
             self.placements = {"weight": Placement(0), "bias": Placement(0)}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, E of this rank)."""
         return linear(input, self.weight, self.bias)
 
 
@@ -142,7 +141,6 @@ class ReplicatedLinear(_LoadedLinear):
             self.placements = {name: Placement(partial=True) for name in ("weight", "bias")}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, outputs of this rank)."""
         bias = None if self.bias is None else self.bias[self.rows]
         return linear(input, self.weight[self.rows], bias)
 
@@ -155,7 +153,6 @@ class WholeLinear(_LoadedLinear):
         self.placements = {name: Placement(partial=partial) for name in ("weight", "bias")}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., D) to (..., E)."""
         return linear(input, self.weight, self.bias)
 
 
@@ -179,7 +176,6 @@ class JoinedLinear(nn.Module):
         self._sizes = [len(weight) for weight in weights]
 
     def forward(self, input: Tensor) -> tuple[Tensor, ...]:
-        """Map (B, L, D) to the outputs of each layer."""
         return linear(input, self.weight, self.bias).split(self._sizes, -1)
 
 

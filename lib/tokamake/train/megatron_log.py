@@ -24,7 +24,7 @@ _VALIDATION = "validation_loss"
 
 
 class IntervalMeans(NamedTuple):
-    """Steps that a line describes: those since the line before."""
+    """Means over the steps since the line before."""
 
     mean_loss: float
     """Mean loss of the steps that updated the weights; NaN: there is none."""
@@ -42,7 +42,6 @@ def training_line(
     Args:
         record: `step`, `consumed_samples`, `batch_size`, `step_seconds`, `learning_rate`,
             `model_flops_per_second` and, where they are known, `loss_scale` and `grad_norm`.
-        num_devices: devices that share the floating-point operations.
     """
     tflops = record["model_flops_per_second"] / num_devices / 1e12
     has_loss, norm = not math.isnan(interval.mean_loss), record.get("grad_norm")

@@ -67,12 +67,9 @@ class MaskedTokenHead(nn.Module):
     def forward(
         self, x_BLD: Tensor, embedding_VD: Tensor, label_places: Tensor | None = None
     ) -> Tensor:
-        """Return logits (B, L, V) for this rank's part of the vocabulary.
+        """Return logits (B, L, V) for this rank's part of the vocabulary, whose embedding it takes.
 
-        Args:
-            x_BLD: states of tokens.
-            embedding_VD: this rank's part of the embedding.
-            label_places: see `Model.forward`.
+        With label_places, they are (N, V); see `Model.forward`.
         """
         x_BLD = self.layernorm(self._activation(self.dense(x_BLD)))
         x = shared_input(x_BLD, self._mesh)
@@ -129,7 +126,6 @@ class Model(LanguageModel):
             x: (B, L) int64 token ids; for a later stage, (B, L, D) states.
             document_ids: (B, L) numbers; a token sees only tokens with its own number. Padding has
                 a number of its own, so that no token sees it. None: there is no padding.
-            sample_numbers: (samples,) int64 number of each sample in the run, for dropout.
             token_types: (B, L) int64 type of each token; None: all have type 0.
             label_places: (N,) int64 places of the tokens to predict among all B × L; logits are
                 then (N, V), of these tokens alone. None: all tokens.

@@ -60,11 +60,8 @@ def decode(
     """Pass states through layers; the new tokens extend the cache.
 
     Args:
-        x: (N, 1, D) states.
+        x: (N, 1, D) states, as the result.
         cos: (1, K) cosines of the positions, or (N, 1, 1, K).
-
-    Returns:
-        (N, 1, D).
     """
     this = cache.this_pass
     rows, _, hidden = x.shape

@@ -49,11 +49,9 @@ class CrossAttention(nn.Module):
         """Mix states of the encoder into the decoder's states.
 
         Args:
-            x_BMD: states of the decoder.
             memory_BLD: `shared_input` of the states of the encoder: all layers share it.
             mask: (B, 1, 1, L) bool, True for tokens, or (B, 1, M, L), True for tokens of the same
                 sample; or `UNMASKED`.
-            dropout: dropout of the weights; None: nothing is dropped.
         """
         x_BMD = shared_input(x_BMD, self._mesh)
         q_BHMK, k_BGLK, v_BGLK = (
@@ -179,7 +177,6 @@ class EncoderDecoder(LanguageModel):
             x: (B, L) int64 tokens of the encoder.
             document_ids: (B, L) numbers of the encoder's tokens: 0, and 1 for padding, which no
                 token of the decoder sees. None: there is no padding.
-            sample_numbers: (samples,) int64 number of each sample in the run, for dropout.
             decoder_tokens: (B, M) int64 tokens of the decoder; padding comes last.
             decoder_document_ids: (B, M) number of the sample of each token of the decoder; then
                 document_ids number the samples, too. None: each row is a sample.

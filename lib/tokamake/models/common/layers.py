@@ -91,7 +91,6 @@ class Attention(nn.Module):
         Args:
             cos_LK: cosines of rotary positions; None: heads are not rotated.
             mask: see `parallel.attention.attention`; None: causal.
-            dropout: dropout of the weights; None: nothing is dropped.
         """
         x_BLD = shared_input(x_BLD, self._mesh)
         q_BLHK, k_BLGK, v_BLGK = (

@@ -45,10 +45,8 @@ class RandomWeights:
         """Draw a part of a tensor, tile by tile.
 
         Args:
-            shape: of the whole tensor; matrices may be stacked along the first dimensions.
-
-        Yields:
-            Slices of the part, and their values in fp32.
+            shape: shape of the whole tensor; matrices may be stacked along the first dimensions.
+            place: the part; slices of it come back with their values in fp32.
         """
         if len(shape) == 1 or name.endswith(".bias"):
             size = [at.stop - at.start for at in place]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,18 @@ from tokamake.train.numerics import precision_of, random_state, seed_all, set_ra
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.stability.loss_scale import LossScale
 from tokamake.train.step_result import FindFault, Saving, StepResult, accept
+
+
+class GradientSums(NamedTuple):
+    """Sums over the micro batches and the parameters of this rank."""
+
+    loss: Tensor
+    """Sum of the losses times `scale`; 0 on ranks without the last stage."""
+    squares: Tensor
+    """Sum of the squares of the gradients, which are those of the loss times `scale`."""
+    layers: Tensor | None = None
+    """Sum of squares of each layer; None: not measured."""
+    scale: float = 1.0
 
 
 class EngineBase(ABC):
@@ -128,7 +140,8 @@ class EngineBase(ABC):
         self._set_mode("train")
         batches = self._batches(rows, samples)
         self._prepare(rows, batches)
-        measured = self._measure(batches, stop=stop, saved=saved, samples=samples)
+        sums, corpora = self._gradients(batches), self._corpus_sums(batches, samples)
+        measured = self._sum_over_ranks(sums, stop=stop, saved=saved, corpora=corpora)
         rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
         return self._update(measured, find_fault, rates=rates)
 
@@ -136,15 +149,8 @@ class EngineBase(ABC):
         """Make the further pass that the optimizer asks for, before the gradients of the step."""
 
     @abstractmethod
-    def _measure(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        stop: bool = False,
-        saved: bool = False,
-        samples: SampleIds | None = None,
-    ) -> StepResult:
-        """Compute the gradients of a step; return the result of `_sum_over_ranks`."""
+    def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
+        """Compute the gradients of a step; with DeepSpeed, squares are 0 in stages 1 to 3."""
 
     @abstractmethod
     def _update(
@@ -199,21 +205,18 @@ class EngineBase(ABC):
 
     def _sum_over_ranks(
         self,
-        loss: Tensor,
-        squares: Tensor,
+        sums: GradientSums,
         *,
-        stop: bool,
-        saved: bool,
-        layers: Tensor | None = None,
+        stop: bool = False,
+        saved: bool = False,
         corpora: Tensor | None = None,
     ) -> StepResult:
         """Agree on a step's results in one collective.
 
         Args:
-            squares: sum of the squares of this rank's gradients.
-            layers: sum of squares of each layer; None: not measured.
-            corpora: (corpora, 2) what `_corpus_sums` returns.
+            corpora: (corpora, 2) the result of `_corpus_sums`.
         """
+        loss, squares, layers, scale = sums
         self._own_sums = loss, squares
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
@@ -224,20 +227,20 @@ class EngineBase(ABC):
         if self._run.architecture.has_sample_head:
             samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
-        sums = torch.cat([*parts, *optional])
-        dist.all_reduce(sums)
-        total, square, num_stops, num_saved, *others = sums.tolist()
+        of_ranks = torch.cat([*parts, *optional])
+        dist.all_reduce(of_ranks)
+        total, square, num_stops, num_saved, *others = of_ranks.tolist()
         all_saved = num_saved == self._ranks.world_size
         num_layers = 0 if layers is None else len(layers)
-        norms = tuple(map(math.sqrt, others[:num_layers]))
+        norms = tuple(math.sqrt(each) / scale for each in others[:num_layers])
         sample_loss = None
         if samples is not None:
             *others, of_samples, num_samples = others
             sample_loss = of_samples / max(1, num_samples)
         of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
         return StepResult(
-            total,
-            math.sqrt(square),
+            total / scale,
+            math.sqrt(square) / scale,
             stop=num_stops > 0,
             saved=all_saved,
             skipped=False,

@@ -24,9 +24,9 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _deepspeed_internals as internals
 from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
-from tokamake.train.backends._base import EngineBase
+from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
-from tokamake.train.batch import MicroBatch, SampleIds
+from tokamake.train.batch import MicroBatch
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
 from tokamake.train.step_result import FindFault, StepResult
 
@@ -85,15 +85,7 @@ class Engine(EngineBase):
 
     # ---- Steps ----
 
-    def _measure(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        stop: bool = False,
-        saved: bool = False,
-        samples: SampleIds | None = None,
-    ) -> StepResult:
-        """See `EngineBase._measure`; the norm is 0 in stages 1 to 3, until the update."""
+    def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
         # DeepSpeed averages over these ranks what should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         factors = self._loss_factors(batches).times(num_averaged)
@@ -107,13 +99,7 @@ class Engine(EngineBase):
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
-        return self._sum_over_ranks(
-            total / num_averaged,
-            squares,
-            stop=stop,
-            saved=saved,
-            corpora=self._corpus_sums(batches, samples),
-        )
+        return GradientSums(total / num_averaged, squares)
 
     def _update(
         self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]

@@ -26,7 +26,7 @@ from tokamake.parallel.loss import NO_LABEL, drawn
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends._base import EngineBase
+from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.pipeline_stages import LossFactors
@@ -80,19 +80,11 @@ class Engine(EngineBase):
     ) -> tuple[float, float]:
         """Loss and gradient norm of this rank's micro batches, without an update."""
         self._set_mode("train")
-        measured = self._measure(self._batches(rows, samples))
+        measured = self._sum_over_ranks(self._gradients(self._batches(rows, samples)))
         self._drop_gradients()
         return measured.loss, measured.grad_norm
 
-    def _measure(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        stop: bool = False,
-        saved: bool = False,
-        samples: SampleIds | None = None,
-    ) -> StepResult:
-        """See `EngineBase._measure`; the gradients are those of the loss times the loss scale."""
+    def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
         loss_scale = self._loss_scale.value
         factors = self._loss_factors(batches).times(loss_scale)
         total = self.stages.forward_backward(batches, factors)
@@ -106,19 +98,7 @@ class Engine(EngineBase):
                 number_of=self.stages.layer_number,
                 device=self._device,
             )
-        sums = self._sum_over_ranks(
-            total,
-            squares,
-            stop=stop,
-            saved=saved,
-            layers=layers,
-            corpora=self._corpus_sums(batches, samples),
-        )
-        return sums._replace(
-            loss=sums.loss / loss_scale,
-            grad_norm=sums.grad_norm / loss_scale,
-            layer_norms=tuple(norm / loss_scale for norm in sums.layer_norms),
-        )
+        return GradientSums(total, squares, layers, loss_scale)
 
     def _sampled_gradients(
         self, rows: Sequence[Any], batches: Sequence[MicroBatch], step: int

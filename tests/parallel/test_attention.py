@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 from torch.testing import assert_close
 
-from tokamake.parallel import document_attention
+from tokamake.parallel import attention
+from tokamake.parallel.attention import by_document
 from tokamake.parallel.context import PackedDocuments
-from tokamake.parallel.document_attention import by_document
 
 WIDTH, LENGTH = 16, 96
 LONG = [[40, 56], [96], [1, 95]]
@@ -101,7 +101,7 @@ def test_flash_attention_takes_all_documents_in_one_call(
     monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
     stand_in = FlashAttention()
-    monkeypatch.setattr(document_attention, "_at_once", lambda _: True)
+    monkeypatch.setattr(attention, "_at_once", lambda _: True)
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     check(LONG, groups)
     check(SHORT, groups)
@@ -115,8 +115,8 @@ def test_only_long_documents_are_computed_one_by_one(monkeypatch: pytest.MonkeyP
         calls.append(len(q))
         return one_by_one(q, *rest)
 
-    one_by_one = document_attention._one_by_one
-    monkeypatch.setattr(document_attention, "_one_by_one", counted)
+    one_by_one = attention._one_by_one
+    monkeypatch.setattr(attention, "_one_by_one", counted)
     check(SHORT, 4)
     assert not calls
     check(LONG, 4)
@@ -141,7 +141,7 @@ def test_flash_attention_on_a_gpu(
     ours, theirs = ([x.detach() for x in heads(groups)] for _ in range(2))
     ours = [x.to("cuda", dtype).requires_grad_() for x in ours]
     theirs = [x.to(dtype).float().requires_grad_() for x in theirs]
-    assert document_attention._at_once(ours[0])
+    assert attention._at_once(ours[0])
     y = by_document(*ours, PackedDocuments(ids(lengths).cuda()))
     expected = masked(*theirs, lengths)
     upstream = torch.randn_like(expected).to(dtype)
