@@ -1,6 +1,7 @@
 """Sample indexes, blends and shuffles in C++, compared with megatron-core and NumPy."""
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,43 +74,29 @@ def test_sample_index_refuses_bad_input(error: type[Exception], arguments: tuple
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40), st.integers(0, 3000))
 def test_blend_equals_megatron(weights: list[float], size: int) -> None:
-    shares = np.array(weights) / np.sum(weights)
-    datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
-    helpers.build_blending_indices(datasets, samples, shares, len(shares), size, False)
-    blend = _csrc.Blender(shares).draw(size)
-    assert_identical(blend[0], datasets)
-    assert_identical(blend[1], samples)
+    assert_blend(np.array(weights) / np.sum(weights), size, widest=True)
+
+
+Random = np.random.Generator
+KINDS: dict[str, Callable[[Random, int], np.ndarray]] = {
+    "even": lambda random, size: random.random(size) + 1e-3,
+    "equal": lambda _, size: np.ones(size),
+    "nearly equal": lambda random, size: 1 + 0.01 * random.random(size),
+    "equal to the last bits": lambda random, size: 1 + 1e-15 * random.integers(0, 9, size),
+    "of few values": lambda random, size: random.integers(1, 5, size).astype(np.float64),
+    "of groups": lambda random, size: random.integers(1, 5, size) + 0.01 * random.random(size),
+    "of all magnitudes": lambda random, size: np.exp(60 * random.random(size)),
+    "one heavy": lambda random, size: np.append(random.random(size - 1), 9.0 * size),
+    "few count": lambda random, size: (
+        np.where(random.random(size) < 0.05, 1, 1e-12) * random.random(size)
+    ),
+    "some zero": lambda random, size: random.integers(0, 3, size) * random.random(size) + 1e-300,
+}
 
 
 def many_weights(kind: str, size: int) -> np.ndarray:
-    random = np.random.default_rng(size)
-    weights = {
-        "even": lambda: random.random(size) + 1e-3,
-        "equal": lambda: np.ones(size),
-        "nearly equal": lambda: 1 + 0.01 * random.random(size),
-        "equal to the last bits": lambda: 1 + 1e-15 * random.integers(0, 9, size),
-        "of few values": lambda: random.integers(1, 5, size).astype(np.float64),
-        "of groups": lambda: random.integers(1, 5, size) + 0.01 * random.random(size),
-        "of all magnitudes": lambda: np.exp(60 * random.random(size)),
-        "one heavy": lambda: np.append(random.random(size - 1), 9.0 * size),
-        "few count": lambda: np.where(random.random(size) < 0.05, 1, 1e-12) * random.random(size),
-        "some zero": lambda: random.integers(0, 3, size) * random.random(size) + 1e-300,
-    }[kind]()
+    weights = KINDS[kind](np.random.default_rng(size), size)
     return weights / weights.sum()
-
-
-KINDS = [
-    "even",
-    "equal",
-    "nearly equal",
-    "equal to the last bits",
-    "of few values",
-    "of groups",
-    "of all magnitudes",
-    "one heavy",
-    "few count",
-    "some zero",
-]
 
 
 WIDTHS = pytest.mark.parametrize("widest", [True, False], ids=["widest", "128 bits"])
@@ -150,11 +137,7 @@ def test_blend_of_any_number_of_datasets_equals_megatron(size: int) -> None:
 @pytest.mark.parametrize("scale", [1e-9, 3.0, 1e300])
 def test_blend_of_unnormalized_weights_equals_megatron(scale: float) -> None:
     weights = many_weights("of few values", 300) * scale
-    datasets, numbers = np.zeros(5000, np.int16), np.zeros(5000, np.int64)
-    helpers.build_blending_indices(datasets, numbers, weights, 300, 5000, False)
-    blend = _csrc.Blender(weights).draw(5000)
-    assert_identical(blend[0], datasets)
-    assert_identical(blend[1], numbers)
+    assert_blend(weights, 5000, widest=True)
 
 
 def test_blocks_equal_the_whole_blend() -> None:

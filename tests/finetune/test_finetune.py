@@ -42,7 +42,7 @@ def assert_same(first: Path, second: Path, **tolerances: float) -> None:
 
 def their_training(run: FinetuneRun, *, epochs: int) -> dict[str, Tensor]:
     """Weights of transformers' model after SGD on the same batches."""
-    from tests.support.hf_tensors import from_hf, to_hf
+    from tests.support.hf_folder import from_hf, to_hf
 
     transformers = pytest.importorskip("transformers")
     shape = run.architecture

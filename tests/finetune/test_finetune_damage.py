@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import damaged_runs, finetunes
-from tests.support.damaged_runs import Outlook, sweep_run
+from tests.support import damage, finetunes
+from tests.support.damage import Outlook, sweep_run
 from tests.support.faults import Inject
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import newest_state
@@ -41,7 +41,7 @@ def outlook(config: Path) -> Outlook:
     note = run.output.with_name(".training.start")
     weights = weights_digest(run.checkpoint, Ranks(0, 1, 0, 1), note=note, beat=lambda: None)
     digest = files.digest(effective_settings(run, data, weights=weights))
-    return damaged_runs.outlook(run.output, digest, lambda folder: read_history(folder).to_json())
+    return damage.outlook(run.output, digest, lambda folder: read_history(folder).to_json())
 
 
 def kept_files(root: Path) -> Iterator[Path]:

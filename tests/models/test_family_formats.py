@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import berts, gpts, hf_folder, megatron_names, qwens, t5s
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert

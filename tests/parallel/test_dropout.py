@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.gpts import LEARNED, reference, tensors_of
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.model_ranks import tokens_of
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.models.common.language_model import DropoutRates

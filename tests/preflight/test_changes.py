@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.changed_runs import (
+from tests.support.forked import killed_in_backward, train
+from tests.support.grids import params
+from tests.support.interrupted_runs import (
     CONTINUE,
     LOWER,
     Settings,
@@ -13,8 +15,6 @@ from tests.support.changed_runs import (
     stop_at,
     stopped,
 )
-from tests.support.forked import killed_in_backward, train
-from tests.support.grids import params
 from tests.support.random_tensors import random_tensors
 from tests.support.runs import (
     ARCHITECTURE,

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.changed_runs import CONTINUE, Settings, output, stopped
 from tests.support.forked import train
+from tests.support.interrupted_runs import CONTINUE, Settings, output, stopped
 from tests.support.runs import hashes, losses, make_index, make_run, prepare, vouch
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.errors import UserError

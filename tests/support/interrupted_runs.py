@@ -1,12 +1,16 @@
-"""Layouts of runs that tests interrupt, and the comparison of their ends."""
+"""Runs that are stopped or interrupted, changes of their settings, comparison of their ends."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.support.runs import hashes, losses
+from tests.support.forked import train
+from tests.support.runs import hashes, losses, make_run
 from tokamake.config.resolved_run import read_run
 
 Settings = dict[str, Any]
+LOWER: Settings = {"optimizer": {"learning_rate": 0.002}}
+CONTINUE: Settings = {"on_change": "continue"}
 
 LAYOUTS: dict[str, Settings] = {
     "sharded": {"zero_stage": 3},
@@ -46,3 +50,24 @@ def assert_same_end(actual: Path, expected: Path) -> None:
     assert latest(actual) == latest(expected)
     assert hashes(actual, step) == hashes(expected, step)
     assert not (read_run(actual).output / ".saving").exists()
+
+
+def output(config: Path) -> Path:
+    return read_run(config).output
+
+
+def stop_at(config: Path, step: int) -> None:
+    """Turn a finished run into one that was stopped at an earlier step."""
+    for folder in output(config).glob("global_step*"):
+        if int(folder.name.removeprefix("global_step")) > step:
+            shutil.rmtree(folder)
+    config.with_name("train.json").unlink(missing_ok=True)
+    (output(config) / "latest").write_text(f"global_step{step}")
+
+
+def stopped(root: Path, name: str, *, ranks: int = 1, **settings: Any) -> Path:
+    """A run of 6 steps that was stopped at step 4."""
+    config = make_run(root, name, **settings)
+    train(config, ranks=ranks)
+    stop_at(config, 4)
+    return config

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.support.hf_tensors import to_hf
+from tests.support.hf_folder import to_hf
 from tokamake.config.architecture import Architecture
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.engines import NamedChunk, whole
 from tests.support.gpts import gpt, reference
-from tests.support.hf_tensors import from_hf, to_hf
+from tests.support.hf_folder import from_hf, to_hf
 from tests.support.layouts import (
     NUM_GROWING_STEPS,
     NUM_STEPS,

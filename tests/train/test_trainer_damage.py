@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import damaged_runs
-from tests.support.damaged_runs import Outlook, sweep_run
+from tests.support import damage
+from tests.support.damage import Outlook, sweep_run
 from tests.support.faults import Inject
 from tests.support.runs import make_run, prepare, train_here
 from tokamake.config.resolved_run import read_run
@@ -48,7 +48,7 @@ def outlook(config: Path) -> Outlook:
     verify_data(run, ALONE, index)
     start = weights_digest(run.checkpoint, ALONE, note=config.with_name(".training.start"))
     digest = run_digest(run, index=index, weights=start)
-    return damaged_runs.outlook(run.output, digest, lambda _: index["digest"])
+    return damage.outlook(run.output, digest, lambda _: index["digest"])
 
 
 def kept_files(root: Path) -> Iterator[Path]:

@@ -12,8 +12,7 @@ from transformers import AutoConfig
 
 from tests.support import gpts, hf_folder, llamas
 from tests.support.families import FAMILIES
-from tests.support.hf_files import SHARD, pickled, reference
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import SHARD, from_hf, pickled, reference
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.hf import format as hf_format

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support import llamas
-from tests.support.hf_files import SHARD, edited, pickled, reference
+from tests.support.hf_folder import SHARD, edited, pickled, reference
 from tokamake.checkpoint.hf import format as hf_format
 from tokamake.errors import UserError
 

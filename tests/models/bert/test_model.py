@@ -20,7 +20,7 @@ from tests.support.berts import (
     their_loss,
     their_output,
 )
-from tests.support.hf_tensors import from_hf, to_hf
+from tests.support.hf_folder import from_hf, to_hf
 from tests.support.model_steps import assert_same_step
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.model_tensors import shapes, to_model

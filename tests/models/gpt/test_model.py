@@ -15,7 +15,7 @@ from tests.support.gpts import (
     reference,
     tensors_of,
 )
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import tokens_of
 from tests.support.model_steps import assert_same_step

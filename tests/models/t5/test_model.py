@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.model_steps import assert_same_step
 from tests.support.random_tensors import random_tensors
 from tests.support.t5s import (

@@ -9,8 +9,7 @@ import pytest
 from snakemake_executor_plugin_pbs.base.session import EventKind
 from snakemake_executor_plugin_pbs.base.states import JobState, JobStatus
 from snakemake_executor_plugin_pbs.commands import PBS
-from tests.support.pbs_simulated import SimulatedServer
-from tests.support.pbs_simulated_run import SimulatedRun, same_rule
+from tests.support.pbs_simulated import SimulatedRun, SimulatedServer, same_rule
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs.base.commands import StatusReply
 from snakemake_executor_plugin_pbs.base.session import EventKind
-from tests.support.pbs_simulated import SimulatedServer
-from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun
+from tests.support.pbs_simulated import INTERVAL, SimulatedRun, SimulatedServer
 
 
 def test_qstat_is_called_once_per_interval_for_any_number_of_jobs(

@@ -7,8 +7,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs.base.records import Record
 from snakemake_executor_plugin_pbs.base.tracker import CROWDED_SECONDS
-from tests.support.pbs_simulated import SimulatedServer
-from tests.support.pbs_simulated_run import SimulatedRun, same_rule
+from tests.support.pbs_simulated import SimulatedRun, SimulatedServer, same_rule
 
 
 def test_limits_of_queues_count_waiting_jobs(tmp_path: Path, server: SimulatedServer) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_pbs.base.session import EventKind
-from tests.support.pbs_simulated import SimulatedJob, SimulatedServer
-from tests.support.pbs_simulated_run import SimulatedRun, same_rule
+from tests.support.pbs_simulated import SimulatedJob, SimulatedRun, SimulatedServer, same_rule
 
 
 def test_a_submission_without_an_answer_is_looked_up_and_not_repeated(

@@ -4,8 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from snakemake_executor_plugin_pbs.base.session import EventKind
-from tests.support.pbs_simulated import SimulatedServer
-from tests.support.pbs_simulated_run import SimulatedRun, same_rule
+from tests.support.pbs_simulated import SimulatedRun, SimulatedServer, same_rule
 
 
 def test_a_full_queue_is_tried_once_per_interval_and_leaves_no_files(

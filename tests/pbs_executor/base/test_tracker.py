@@ -10,8 +10,7 @@ import pytest
 from snakemake_executor_plugin_pbs.base.commands import StatusReply, Unreachable, Unsure
 from snakemake_executor_plugin_pbs.base.records import Records
 from snakemake_executor_plugin_pbs.base.session import EventKind, Phase
-from tests.support.pbs_simulated import Faults, SimulatedServer
-from tests.support.pbs_simulated_run import INTERVAL, SimulatedRun, same_rule
+from tests.support.pbs_simulated import INTERVAL, Faults, SimulatedRun, SimulatedServer, same_rule
 
 
 def most_calls_an_interval(server: SimulatedServer) -> int:

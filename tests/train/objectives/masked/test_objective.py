@@ -21,7 +21,7 @@ from tests.support.berts import (
 )
 from tests.support.engines import build
 from tests.support.grids import split_layouts
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.layouts import laid_out, parallel
 from tests.support.objective_training import (
     NUM_STEPS,

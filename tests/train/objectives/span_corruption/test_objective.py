@@ -10,7 +10,7 @@ import torch
 
 from tests.support import objective_training
 from tests.support.grids import split_layouts
-from tests.support.hf_tensors import from_hf
+from tests.support.hf_folder import from_hf
 from tests.support.layouts import laid_out, parallel
 from tests.support.objective_training import (
     NUM_STEPS,
