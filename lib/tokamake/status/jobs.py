@@ -21,10 +21,8 @@ _TAIL_BYTES, _TAIL_LINES = 4_000, 6
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 _GROUPS = {
-    "fetch_weights": "starts",
-    "import_checkpoint": "starts",
-    "compare": "report",
-    "report": "report",
+    **dict.fromkeys(("fetch_weights", "import_checkpoint"), "starts"),
+    **dict.fromkeys(("compare", "report"), "report"),
 }
 """Group of a rule without the wildcard `run`, if it does not make data."""
 

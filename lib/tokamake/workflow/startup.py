@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,7 +160,7 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
         return
     # Written by no job: all jobs follow one plan. A dry run writes nothing.
     snakemake.on_start(lambda: _start(snakemake, functions))
-    snakemake.on_new_jobs(lambda: _write_jobs(snakemake, functions.config))
+    snakemake.on_new_jobs(lambda: _write_new_jobs(snakemake, functions.config))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
 
@@ -174,6 +175,11 @@ def _start(snakemake: Snakemake, functions: RuleFunctions) -> None:
     write_settings(config)
     write_plan(Path(config.data_set.plan), config.plan)
     _write_jobs(snakemake, config)
+
+
+def _write_new_jobs(snakemake: Snakemake, config: WorkflowConfig) -> None:
+    with suppress(OSError):  # `tokamake status` lacks these jobs, and the workflow continues
+        _write_jobs(snakemake, config)
 
 
 def _write_jobs(snakemake: Snakemake, config: WorkflowConfig) -> None:
