@@ -23,7 +23,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.config.resolved_run import read_run
-from tokamake.train import pipeline_stages
+from tokamake.train.objectives import _base as objectives
 
 FORMS = {
     "mds": {"tensor_parallel_size": 2},
@@ -111,15 +111,15 @@ def of_ranks(configs: dict[str, Path]) -> dict[str, Tensor | None]:
     tensors: dict[str, Tensor | None] = {}
     for name, config in configs.items():
         engine, seen = build(laid_out(read_run(config), ON_RANKS[name][1])), list[Tensor]()
-        loss = pipeline_stages.cross_entropy
+        loss = objectives.cross_entropy
 
         def watched(logits: Tensor, *rest: Any, seen: Any = seen, loss: Any = loss, **size: Any):
             seen.append(logits)
             return loss(logits, *rest, **size)
 
-        pipeline_stages.cross_entropy = watched
+        objectives.cross_entropy = watched
         engine.validate(iter(TOKENS.numpy().reshape(4, 2, 17)))
-        pipeline_stages.cross_entropy = loss
+        objectives.cross_entropy = loss
         tensors[name] = torch.cat(seen) if seen else None
         dist.barrier()
     return tensors

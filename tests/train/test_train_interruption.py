@@ -154,7 +154,7 @@ def assert_survives_each_kill_in_a_save(
     train(config, ranks=ranks, fault=partial(killed_in_save, 1, rank, 4), code=-9)
     inject()
     steps = [2]
-    for number in range(1 + stride, 80, stride):
+    for number in range(1 + stride, 160, stride):
         assert latest(config) == f"global_step{steps[-1]}"
         fault = partial(killed_in_save, number, rank, steps[-1] + 2)
         with Started(config, ranks=ranks, fault=fault) as started:
