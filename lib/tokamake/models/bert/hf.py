@@ -10,14 +10,10 @@ from tokamake.models.common.hf_format import HFFormat, label_keys, same_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
-    """Learned positions and token types."""
-    hidden = architecture.hidden_size
-    tensors: tensor_shapes.Shapes = {
-        "model.embed_positions.weight": (architecture.max_position_embeddings, hidden)
-    }
-    if num_types := architecture.setting("type_vocab_size"):
-        tensors["model.embed_token_types.weight"] = (num_types, hidden)
-    return tensors
+    """Embedding of token types."""
+    num_types = architecture.setting("type_vocab_size")
+    shape = (num_types, architecture.hidden_size)
+    return {"model.embed_token_types.weight": shape} if num_types else {}
 
 
 def _heads(architecture: Architecture) -> tensor_shapes.Shapes:

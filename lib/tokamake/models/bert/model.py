@@ -91,10 +91,8 @@ class Model(LanguageModel):
     def add_embeddings(self) -> None:
         """Add the embeddings of tokens, of positions, and of token types."""
         super().add_embeddings()
-        architecture, hidden = self.architecture, self.architecture.hidden_size
-        longest = architecture.max_position_embeddings
-        self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
-        if num_types := architecture.setting("type_vocab_size"):
+        if num_types := self.architecture.setting("type_vocab_size"):
+            hidden = self.architecture.hidden_size
             self.embed_token_types = ReplicatedEmbedding(num_types, hidden, mesh=self.mesh)
 
     def add_output(self) -> None:
@@ -155,9 +153,8 @@ class Model(LanguageModel):
     def _embedded(
         self, tokens_BL: Tensor, packed: PackedRows | None, token_types: Tensor | None
     ) -> Tensor:
-        positions_BL = packed.position_ids if packed else self.positions(tokens_BL)[None]
-        x_BLD: Tensor = self.embed_tokens(tokens_BL)
-        x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
+        positions = packed.position_ids if packed else self.positions(tokens_BL)
+        x_BLD = self.token_states(tokens_BL, positions)
         if not hasattr(self, "embed_token_types"):
             return x_BLD
         types_BL = torch.zeros_like(tokens_BL) if token_types is None else token_types

@@ -39,10 +39,9 @@ class Decoder(LanguageModel):
         x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
         return self.logits(x_BLD, cache) if self.is_last else x_BLD
 
-    def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
+    def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         """States of tokens before the first layer; positions are (L,) or (B, L)."""
-        x_BLD: Tensor = self.embed_tokens(tokens_BL)
-        return x_BLD
+        return self.token_states(tokens_BL, positions)
 
     def biased(
         self,

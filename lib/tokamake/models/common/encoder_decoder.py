@@ -114,7 +114,7 @@ class LayerStack(nn.Module):
 class EncoderDecoder(LanguageModel):
     """A whole encoder-decoder; pipelines do not divide it.
 
-    A family may replace `build_cross_attention`, `embedded`, `encoder_mask`, `decoder_mask` and
+    A family may replace `build_cross_attention`, `encoder_mask`, `decoder_mask` and
     `output_logits`. Its setting `num_decoder_layers` is the number of layers of the decoder.
     """
 
@@ -220,10 +220,10 @@ class EncoderDecoder(LanguageModel):
         # Once for all layers of the decoder, whose gradients add up before ranks sum them.
         return shared_input(self.encoder.norm(x_BLD), self.mesh)
 
-    def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:  # noqa: ARG002
+    def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:
         """States of tokens of either stack before its first layer, of this rank's `own_tokens`."""
-        states_BLD: Tensor = self.embed_tokens(tokens_BL)
-        return states_BLD
+        positions = packed.position_ids if packed else self.positions(tokens_BL)
+        return self.token_states(tokens_BL, positions)
 
     def encoder_mask(self, tokens_BL: Tensor, document_ids: Tensor | None) -> AttentionMask:  # noqa: ARG002
         """Mask of the encoder's attention: tokens see the tokens of their sample."""

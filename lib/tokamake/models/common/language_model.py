@@ -31,6 +31,7 @@ from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     LayerNorm,
+    ReplicatedEmbedding,
     RMSNorm,
     VocabParallelEmbedding,
     own_tokens,
@@ -176,10 +177,13 @@ class LanguageModel(nn.Module):
         return int(match[1]) if match else None
 
     def add_embeddings(self) -> None:
-        """Add the token embedding to the first stage; families may add more."""
-        vocab_size, hidden = self.architecture.vocab_size, self.architecture.hidden_size
-        assert vocab_size is not None
-        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden, mesh=self.mesh)
+        """Add the embeddings of tokens and of learned positions; families may add more."""
+        architecture, hidden = self.architecture, self.architecture.hidden_size
+        assert architecture.vocab_size is not None
+        self.embed_tokens = VocabParallelEmbedding(architecture.vocab_size, hidden, mesh=self.mesh)
+        if architecture.position_embedding == "learned":
+            longest = architecture.max_position_embeddings
+            self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
 
     def add_output(self) -> None:
         """Add the norm to the last stage, and the output layer unless that is the embedding."""
@@ -275,6 +279,14 @@ class LanguageModel(nn.Module):
         if axis.size > 1:
             return zigzag_indices(length * axis.size, axis, device=x.device)
         return torch.arange(length, device=x.device)
+
+    def token_states(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
+        """Sum of the embeddings of tokens and of learned positions, (L,) or (B, L)."""
+        x_BLD: Tensor = self.embed_tokens(tokens_BL)
+        if self.architecture.position_embedding != "learned":
+            return x_BLD
+        positions_BL = positions if positions.dim() > 1 else positions[None]
+        return x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
 
     def dropout(
         self, x: Tensor, sample_numbers: Tensor | None, packed: PackedRows | None = None

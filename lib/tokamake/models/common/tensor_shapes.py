@@ -30,20 +30,17 @@ def shapes(
     Args:
         of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one.
     """
-    hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-    assert vocabulary is not None, "fill in vocab_size before asking for shapes"
+    hidden = architecture.hidden_size
     attention = _attention(architecture, biased_norms=biased_norms) | of_attention(architecture)
     norm = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
     mlp = of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)
     layer = attention | norm | mlp
     tensors = _layers("model", layer, number=architecture.num_hidden_layers)
-    tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
-    tensors |= of_embeddings(architecture)
+    tensors |= _embeddings(architecture) | of_embeddings(architecture)
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
     if not architecture.tie_word_embeddings:
-        tensors["lm_head.weight"] = (vocabulary, hidden)
-    tensors |= of_heads(architecture)
-    return tensors
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return tensors | of_heads(architecture)
 
 
 def encoder_decoder_shapes(
@@ -55,8 +52,7 @@ def encoder_decoder_shapes(
     of_heads: Callable[[Architecture], Shapes] = _none,
 ) -> Shapes:
     """Shape of every tensor of an encoder-decoder by its name; see `shapes` for the arguments."""
-    hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-    assert vocabulary is not None, "fill in vocab_size before asking for shapes"
+    hidden = architecture.hidden_size
     attention = _attention(architecture, biased_norms=biased_norms)
     cross = {
         re.sub("^(input|self_attn)", "cross_attn", name): shape for name, shape in attention.items()
@@ -71,11 +67,21 @@ def encoder_decoder_shapes(
     ):
         tensors |= _layers(stack, layer, number=number)
         tensors |= {f"{stack}.{name}": shape for name, shape in norm.items()}
-    tensors["model.embed_tokens.weight"] = (vocabulary, hidden)
-    tensors |= of_embeddings(architecture)
+    tensors |= _embeddings(architecture) | of_embeddings(architecture)
     if not architecture.tie_word_embeddings:
-        tensors["lm_head.weight"] = (vocabulary, hidden)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors | of_heads(architecture)
+
+
+def _embeddings(architecture: Architecture) -> Shapes:
+    """Embeddings of tokens and of learned positions."""
+    assert architecture.vocab_size is not None, "fill in vocab_size before asking for shapes"
+    hidden = architecture.hidden_size
+    tensors: Shapes = {"model.embed_tokens.weight": (architecture.vocab_size, hidden)}
+    if architecture.position_embedding == "learned":
+        longest = architecture.max_position_embeddings
+        tensors["model.embed_positions.weight"] = (longest, hidden)
+    return tensors
 
 
 def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:

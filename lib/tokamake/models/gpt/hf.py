@@ -10,14 +10,11 @@ from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
 
 
 def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
-    """Learned positions, and the norm of embeddings."""
-    hidden, longest = architecture.hidden_size, architecture.max_position_embeddings
-    tensors: tensor_shapes.Shapes = {}
-    if architecture.position_embedding == "learned":
-        tensors["model.embed_positions.weight"] = (longest, hidden)
-    if architecture.embedding_layernorm:
-        tensors |= tensor_shapes.with_bias("model.embed_layernorm", (hidden,), has_bias=True)
-    return tensors
+    """The norm of embeddings."""
+    if not architecture.embedding_layernorm:
+        return {}
+    width = (architecture.hidden_size,)
+    return tensor_shapes.with_bias("model.embed_layernorm", width, has_bias=True)
 
 
 shapes = partial(tensor_shapes.shapes, gated=False, biased_norms=True, of_embeddings=_embeddings)

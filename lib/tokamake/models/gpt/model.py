@@ -14,7 +14,6 @@ from tokamake.models.common.positions import alibi
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.context import PackedDocuments
-from tokamake.parallel.tensor import ReplicatedEmbedding, own_tokens
 
 SETTINGS = {
     "position_embedding": ("learned", "alibi", "rotary"),
@@ -37,18 +36,11 @@ class Model(Decoder):
     def add_embeddings(self) -> None:
         """Add the embeddings of tokens and of learned positions, and their norm."""
         super().add_embeddings()
-        architecture = self.architecture
-        if architecture.position_embedding == "learned":
-            longest, hidden = architecture.max_position_embeddings, architecture.hidden_size
-            self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
-        if architecture.embedding_layernorm:
+        if self.architecture.embedding_layernorm:
             self.embed_layernorm = self.build_norm()
 
     def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         x_BLD = super().embedded(tokens_BL, positions)
-        if hasattr(self, "embed_positions"):
-            positions_BL = positions if positions.dim() > 1 else positions[None]
-            x_BLD = x_BLD + self.embed_positions(own_tokens(positions_BL, self.mesh))
         return self.embed_layernorm(x_BLD) if hasattr(self, "embed_layernorm") else x_BLD
 
     def biased(

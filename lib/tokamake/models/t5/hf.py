@@ -8,22 +8,13 @@ from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat
 
 
-def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
-    positions = (architecture.max_position_embeddings, architecture.hidden_size)
-    return {"model.embed_positions.weight": positions}
-
-
 def _head(architecture: Architecture) -> tensor_shapes.Shapes:
     assert architecture.vocab_size is not None
     return {"model.head.bias": (architecture.vocab_size,)}
 
 
 shapes = partial(
-    tensor_shapes.encoder_decoder_shapes,
-    gated=False,
-    biased_norms=True,
-    of_embeddings=_embeddings,
-    of_heads=_head,
+    tensor_shapes.encoder_decoder_shapes, gated=False, biased_norms=True, of_heads=_head
 )
 
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.encoder_decoder import EncoderDecoder
-from tokamake.models.common.language_model import PackedRows
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import Placement, ReplicatedEmbedding, own_tokens
+from tokamake.parallel.tensor import Placement
 
 STACKS = "encoder_decoder"
 
@@ -53,20 +52,9 @@ INTERMEDIATE_SIZE = (4, 1, 1)
 class Model(EncoderDecoder):
     """A T5; layers of its stacks have the names of Hugging Face's Llama, see `tensor_name`."""
 
-    def add_embeddings(self) -> None:
-        """Add the embeddings of tokens and of positions, which both stacks share."""
-        super().add_embeddings()
-        longest, hidden = self.architecture.max_position_embeddings, self.architecture.hidden_size
-        self.embed_positions = ReplicatedEmbedding(longest, hidden, mesh=self.mesh)
-
     def add_output(self) -> None:
         super().add_output()
         self.head = VocabularyBias(self.architecture, self.mesh)
-
-    def embedded(self, tokens_BL: Tensor, packed: PackedRows | None) -> Tensor:
-        positions_BL = packed.position_ids if packed else self.positions(tokens_BL)[None]
-        positions = own_tokens(positions_BL, self.mesh)
-        return super().embedded(tokens_BL, packed) + self.embed_positions(positions)
 
     def output_logits(self, x_BMD: Tensor) -> Tensor:
         logits: Tensor = self.head(super().output_logits(x_BMD))
