@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.doctor_sites import states
+from tests.doctor.conftest import states
 from tokamake.doctor import disk
 from tokamake.doctor.result import Result
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor_sites import read, states
+from tests.doctor.conftest import read, states
 from tests.support.runs import MPI
 from tokamake.doctor import environment
 from tokamake.doctor.launcher import Launcher

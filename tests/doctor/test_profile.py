@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_pbs import request as pbs_request
 from snakemake_executor_plugin_sbatch import request as sbatch_request
-from tests.support.doctor_sites import QUEUES, read, states
+from tests.doctor.conftest import QUEUES, read, states
 from tokamake.doctor import profile, scheduler
 from tokamake.doctor.profile import ResourceRequest
 from tokamake.errors import UserError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor_sites import time_out
+from tests.doctor.conftest import time_out
 from tests.support.pbs_servers import wait_for
 from tokamake.doctor import programs
 

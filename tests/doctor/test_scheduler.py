@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor_sites import QUEUES, program, read, time_out
+from tests.doctor.conftest import QUEUES, program, read, time_out
 from tokamake.doctor import scheduler
 from tokamake.doctor.profile import Profile, ResourceRequest
 from tokamake.doctor.scheduler import Queue

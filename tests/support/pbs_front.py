@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pbs_attributes import dump
-from pbs_standin import Server, fail
+from pbs_standin import NO_EXPRESS, Server, damaged, fail
 
 
 class Front:
@@ -49,12 +49,8 @@ class Front:
 
 
 def qsub(front, arguments, fault):
-    if fault == "down":
-        return fail("qsub: cannot connect to server pbs01 (errno=111)", 111)
-    if fault == "full":
-        return fail("qsub: would exceed queue generic's per-user limit of jobs in 'Q' state", 38)
-    if fault == "hang":
-        front.server.hang()
+    if code := front.server.refuse("qsub", fault):
+        return code
     with front.server.lock():
         hold = front.room() <= 0
         result = front.call("qsub", *(["-h"] if hold else []), *arguments)
@@ -71,15 +67,13 @@ def qsub(front, arguments, fault):
 
 
 def qstat(front, arguments, fault):
-    if fault == "down":
-        return fail("qstat: cannot connect to server pbs01 (errno=111)", 111)
-    if fault == "hang":
-        front.server.hang()
+    if code := front.server.refuse("qstat", fault):
+        return code
     if fault == "empty":
         return 0
     express = "-E" in arguments
     if express and not front.server.setting("express", True):
-        return fail("qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]", 2)
+        return fail(NO_EXPRESS, 2)
     front.release()
     result = front.call("qstat", *arguments)
     reply = json.loads(result.stdout, strict=False)
@@ -100,28 +94,13 @@ def qstat(front, arguments, fault):
     if fault == "first":
         rows = dict([*rows.items()][:1])
     text = dump({**reply, **({"Jobs": rows} if rows else {})}) + "\n"
-    if fault == "truncated":
-        text = text[: len(text) * 2 // 3]
-    if fault == "malformed":
-        text = text.replace('"PBS_O_HOST":\t"', '"number":\t005,\n\t\t\t\t"PBS_O_HOST":\t"')
-    sys.stdout.write(text)
+    sys.stdout.write(damaged(text, fault))
     sys.stderr.write(errors)
     return code
 
 
 def number(job_id):
     return int(job_id.partition(".")[0])
-
-
-def forward(command):
-    """Function that calls a real command, unless the server is unreachable."""
-
-    def run(front, arguments, fault):
-        if fault == "down":
-            return fail(f"{command}: cannot connect to server pbs01 (errno=111)", 111)
-        return repeat(front.call(command, *arguments))
-
-    return run
 
 
 def repeat(result):
@@ -134,8 +113,10 @@ def main():
     command, folder, programs, *arguments = sys.argv[1:]
     front = Front(folder, programs)
     front.server.note(command, arguments)
-    run = {"qsub": qsub, "qstat": qstat}.get(command, forward(command))
-    return run(front, arguments, front.server.fault(command))
+    fault = front.server.fault(command)
+    if command in ("qsub", "qstat"):
+        return {"qsub": qsub, "qstat": qstat}[command](front, arguments, fault)
+    return front.server.refuse(command, fault) or repeat(front.call(command, *arguments))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ QUEUES = ("debug", "prod")
 RESOURCES = ("select", "place", "walltime", "filesystems", "ncpus", "ngpus", "mem")
 KILL_DELAY = 2.0  # seconds between SIGTERM and SIGKILL
 
+NO_EXPRESS = "qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]"
+"""Message of some wrappers of qstat."""
+
 
 class Server:
     """Folder with jobs, faults of future calls, and a log of calls."""
@@ -58,6 +61,17 @@ class Server:
         deadline = time.time() + 600
         while time.time() < deadline and not (self.folder / "stopped").exists():
             time.sleep(0.1)
+
+    def refuse(self, command, fault):
+        """Exit status of a call that fails; 0, after hanging if that is the fault."""
+        if fault == "down":
+            return fail(f"{command}: cannot connect to server pbs01 (errno=111)", 111)
+        if fault == "full":
+            reason = "would exceed queue generic's per-user limit of jobs in 'Q' state"
+            return fail(f"{command}: {reason}", 38)
+        if fault == "hang":
+            self.hang()
+        return 0
 
     def note(self, command, arguments):
         with (self.folder / "calls").open("a") as file:
@@ -104,12 +118,8 @@ def parse_options(arguments):
 
 
 def qsub(server, arguments, fault):
-    if fault == "down":
-        return fail("qsub: cannot connect to server pbs01 (errno=111)", 111)
-    if fault == "full":
-        return fail("qsub: would exceed queue generic's per-user limit of jobs in 'Q' state", 38)
-    if fault == "hang":
-        server.hang()
+    if code := server.refuse("qsub", fault):
+        return code
     options, rest = parse_options(arguments)
     values = {letter: value for letter, value in options if letter != "-l"}
     requested = {"select": "1:ncpus=1", "place": "free", "walltime": "01:00:00"}
@@ -230,10 +240,8 @@ def kill_session(process):
 
 
 def qstat(server, arguments, fault):
-    if fault == "down":
-        return fail("qstat: cannot connect to server pbs01 (errno=111)", 111)
-    if fault == "hang":
-        server.hang()
+    if code := server.refuse("qstat", fault):
+        return code
     if fault == "empty":
         return 0
     history, keeps = "-x" in arguments, server.setting("history", True)
@@ -244,8 +252,8 @@ def qstat(server, arguments, fault):
     ids = [argument for argument in arguments if argument[0].isdigit()]
     numbers = [int(job_id.split(".")[0]) for job_id in ids] if ids else server.numbers()
     express = "-E" in arguments
-    if express and not server.setting("express", True):  # like some wrappers of qstat
-        return fail("qstat: invalid option -- 'E'\nusage: \nqstat [-f] [-J] [-p] [-t] [-x]", 2)
+    if express and not server.setting("express", True):
+        return fail(NO_EXPRESS, 2)
     server.requested(1 if express else len(numbers))
     numbers = sorted(numbers) if express else numbers
     rows, errors, code = {}, [], 0
@@ -270,13 +278,18 @@ def qstat(server, arguments, fault):
         rows = dict(list(rows.items())[:1])  # OpenPBS after 23.06.06
     reply = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": HOST}
     text = dump({**reply, **({"Jobs": rows} if rows else {})}) + "\n"
-    if fault == "truncated":
-        text = text[: len(text) * 2 // 3]
-    if fault == "malformed":  # as with qsub -v number=005
-        text = text.replace('"PBS_O_HOST":\t"', '"number":\t005,\n\t\t\t\t"PBS_O_HOST":\t"')
-    sys.stdout.write(text)
+    sys.stdout.write(damaged(text, fault))
     sys.stderr.write("".join(f"{line}\n" for line in errors))
     return code
+
+
+def damaged(text, fault):
+    """A reply that was cut off, or that is no JSON, as with qsub -v number=005."""
+    if fault == "truncated":
+        return text[: len(text) * 2 // 3]
+    if fault == "malformed":
+        return text.replace('"PBS_O_HOST":\t"', '"number":\t005,\n\t\t\t\t"PBS_O_HOST":\t"')
+    return text
 
 
 def lie(job, fault):
@@ -289,8 +302,8 @@ def lie(job, fault):
 
 
 def qselect(server, arguments, fault):
-    if fault == "down":
-        return fail("qselect: cannot connect to server pbs01 (errno=111)", 111)
+    if code := server.refuse("qselect", fault):
+        return code
     name = arguments[arguments.index("-N") + 1]
     for number in server.numbers():
         job = server.read(number)
@@ -300,8 +313,8 @@ def qselect(server, arguments, fault):
 
 
 def qdel(server, arguments, fault):
-    if fault == "down":
-        return fail("qdel: cannot connect to server pbs01 (errno=111)", 111)
+    if code := server.refuse("qdel", fault):
+        return code
     code = 0
     for job_id in arguments:
         job = server.read(int(job_id.split(".")[0]))
