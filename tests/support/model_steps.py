@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.hf_folder import to_hf
+from tests.support.model_loss import mean_loss
 from tokamake.config.architecture import Architecture
 
 
@@ -43,6 +44,22 @@ def assert_same_step(
     stepped = _as_stored(architecture, model, gradients=False)
     for key, parameter in named.items():
         assert (stepped[key] - parameter).abs().max() <= 1e-6
+
+
+def assert_same_gradients(model: Any, oracle: Any, tokens: Tensor) -> None:
+    """Check logits, loss and gradients of a model that is stored as here, name by name."""
+    with torch.no_grad():
+        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
+    loss, expected = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    loss.backward()
+    expected.backward()
+    gradients = {model.tensor_name(name): each.grad for name, each in model.named_parameters()}
+    oracle_gradients = {name: each.grad for name, each in oracle.named_parameters()}
+    assert gradients.keys() == oracle_gradients.keys()
+    for key, gradient in oracle_gradients.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
 
 
 def _as_stored(architecture: Architecture, model: Any, *, gradients: bool) -> dict[str, Any]:

@@ -24,13 +24,6 @@ from tokamake.errors import UserError
 SHAPE = ARCHITECTURES["bert"]
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
-    return tmp_path / "hf/config.json"
-
-
 def test_a_config_without_an_epsilon_means_that_of_transformers(config: Path) -> None:
     values = json.loads(config.read_text())
     del values["layer_norm_eps"]

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import hf_folder
-from tests.support.random_tensors import random_tensors
 from tests.support.t5s import HF_ARCHITECTURES
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
@@ -16,13 +15,6 @@ from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.errors import UserError
 
 SHAPE = HF_ARCHITECTURES["hf_t5"]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
-    return tmp_path / "hf/config.json"
 
 
 def test_files_of_old_versions_have_copies_of_the_embedding(config: Path) -> None:

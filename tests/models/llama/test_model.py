@@ -6,30 +6,17 @@ import torch
 from tests.support.llamas import ARCHITECTURES, BIASED, WIDE_HEADS, label, reference, tensors_of
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import tokens_of
+from tests.support.model_steps import assert_same_gradients
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
-from tokamake.models.llama import model as llama_model
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, BIASED, WIDE_HEADS], ids=label)
 def test_logits_loss_and_gradients_equal_transformers(architecture: Architecture) -> None:
     oracle = reference(architecture)
     copied = {k: v.clone() for k, v in tensors_of(oracle, architecture).items()}
-    model = to_model(architecture, copied)
-    tokens = tokens_of(architecture, 33)
-    with torch.no_grad():
-        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
-    loss, expected = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
-    loss.backward()
-    expected.backward()
-    gradients = {llama_model.Model.tensor_name(n): p.grad for n, p in model.named_parameters()}
-    oracle_gradients = {n: p.grad for n, p in oracle.named_parameters()}
-    assert gradients.keys() == oracle_gradients.keys()
-    for key, gradient in oracle_gradients.items():
-        assert gradient.abs().max() > 0
-        torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
+    assert_same_gradients(to_model(architecture, copied), oracle, tokens_of(architecture, 33))
 
 
 def test_logits_equal_transformers_at_far_positions() -> None:

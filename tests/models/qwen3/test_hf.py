@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import hf_folder, megatron_names
+from tests.support import megatron_names
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
@@ -16,13 +16,6 @@ from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling import Sampling
 
 SHAPE = ARCHITECTURES["qwen3"]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
-    return tmp_path / "hf/config.json"
 
 
 def test_a_config_without_head_dim_means_128(config: Path) -> None:

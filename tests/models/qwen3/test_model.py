@@ -4,44 +4,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.forked import train
 from tests.support.layouts import Layout, parallel, train_all
-from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import tokens_of
+from tests.support.model_steps import assert_same_gradients
 from tests.support.qwens import ARCHITECTURES, qwen3, reference
 from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.runs import losses, make_run, prepare, write_start
 from tokamake.checkpoint.model_tensors import shapes, to_model
-from tokamake.models.qwen3.model import Model
-
-SHAPES = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def weights_of(name: str, model: Any) -> dict[str, torch.Tensor]:
-    names = shapes(ARCHITECTURES[name])
-    return {key: each.clone() for key, each in model.state_dict().items() if key in names}
-
-
-@SHAPES
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_loss_and_gradients_equal_transformers(name: str) -> None:
-    oracle = reference(ARCHITECTURES[name])
-    model = to_model(ARCHITECTURES[name], weights_of(name, oracle))
-    tokens = tokens_of(ARCHITECTURES[name], 33)
-    with torch.no_grad():
-        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
-    loss, expected = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
-    loss.backward()
-    expected.backward()
-    gradients = {Model.tensor_name(key): each.grad for key, each in model.named_parameters()}
-    expected_gradients = {key: each.grad for key, each in oracle.named_parameters()}
-    assert gradients.keys() == expected_gradients.keys()
-    for key, gradient in expected_gradients.items():
-        assert gradient.abs().max() > 0
-        torch.testing.assert_close(gradients[key], gradient, atol=2e-6, rtol=1e-4)
+    architecture, oracle = ARCHITECTURES[name], reference(ARCHITECTURES[name])
+    names, tensors = shapes(architecture), oracle.state_dict()
+    weights = {key: each.clone() for key, each in tensors.items() if key in names}
+    assert_same_gradients(to_model(architecture, weights), oracle, tokens_of(architecture, 33))
 
 
 TRAINED = qwen3(vocab_size=120, num_hidden_layers=2)

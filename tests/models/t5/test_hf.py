@@ -21,13 +21,6 @@ from tokamake.errors import UserError
 SHAPE = ARCHITECTURES["t5"]
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """config.json of a folder."""
-    hf_folder.write(tmp_path / "hf", SHAPE, random_tensors(SHAPE, 1))
-    return tmp_path / "hf/config.json"
-
-
 def test_both_tables_of_positions_have_to_be_equal(config: Path) -> None:
     file = config.with_name("model.safetensors")
     tensors = load_file(file)

@@ -67,16 +67,10 @@ def keep(root: Path, tmp_path: Path) -> Any:
     return kept
 
 
-def test_without_a_setting_all_checkpoints_are_kept(keep: Any) -> None:
+def test_the_newest_checkpoints_are_kept_and_one_every_so_many_steps(keep: Any) -> None:
     assert keep(1, 2, 3, 4) == [1, 2, 3, 4]
-
-
-def test_the_newest_checkpoints_are_kept(keep: Any) -> None:
-    assert keep(1, 2, 3, 4, 5, keep_last=2) == [4, 5]
-
-
-def test_every_so_many_steps_one_is_kept(keep: Any) -> None:
-    assert keep(1, 2, 3, 4, 5, 6, 7, 8, 9, keep_last=2, keep_every=3) == [3, 6, 8, 9]
+    assert keep(5, 6, 7, 8, keep_last=2) == [7, 8]
+    assert keep(11, 12, 13, 14, 15, 16, 17, keep_last=2, keep_every=3) == [12, 15, 16, 17]
 
 
 @pytest.mark.parametrize("name", ["validation_loss", "validation_loss/code"])
