@@ -72,7 +72,9 @@ def is_within(folder: Path, parent: Path) -> bool:
 
 def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:
     """Check space, speed and locks of a file system."""
-    results = [space_result(name, folder)]
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    results = [free_result(name, free, files=space.f_favail, all_files=space.f_files)]
     try:
         speed = measure(folder)
     except OSError as error:
@@ -83,16 +85,8 @@ def check_disk(name: str, folder: Path, *, writes: bool) -> list[Result]:
     return [*results, *speed_results(name, speed)]
 
 
-def space_result(name: str, folder: Path) -> Result:
-    """Check free bytes and files. Some file systems report no limit of files (0)."""
-    space = os.statvfs(folder)
-    return free_result(
-        name, space.f_bavail * space.f_frsize, files=space.f_favail, all_files=space.f_files
-    )
-
-
 def free_result(name: str, free: int, *, files: int, all_files: int) -> Result:
-    """Return the result for free bytes and free files; `all_files` 0 means no limit."""
+    """Return the result for free bytes and free files; `all_files` 0: no limit is reported."""
     free_files = f", {files:,} more files" if all_files else ""
     value = f"{free / 1e9:,.1f} GB free{free_files}"
     if free < _NO_BYTES or (all_files and files < _NO_FILES):

@@ -70,11 +70,9 @@ class TextStream:
         return out
 
 
-def token_texts(
-    decode: Callable[[list[int]], str], tokens: Sequence[int], *, before: Sequence[int] = ()
-) -> list[str]:
+def token_texts(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:
     """The text that each token adds; empty where a character ends with a later token."""
-    stream = TextStream(decode, before)
+    stream = TextStream(decode, ())
     texts = [stream.add(token) for token in tokens]
     if texts:
         texts[-1] += stream.finish()

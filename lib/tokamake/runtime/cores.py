@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
@@ -33,13 +32,13 @@ def file_workers() -> int:
     return min(4, len(os.sched_getaffinity(0)))
 
 
-def prefetched(items: Iterator[Item], *, depth: int = 1) -> Iterator[Item]:
-    """Yield items that a thread computes up to `depth` items ahead of the caller."""
+def prefetched(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield items; a thread computes the next one ahead of the caller."""
     end = object()
     with ThreadPoolExecutor(1) as pool:
-        pending = deque(pool.submit(next, items, end) for _ in range(depth))
-        while (item := pending.popleft().result()) is not end:
-            pending.append(pool.submit(next, items, end))
+        pending = pool.submit(next, items, end)
+        while (item := pending.result()) is not end:
+            pending = pool.submit(next, items, end)
             yield cast("Item", item)
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokamake.errors import EXIT_USER_ERROR, RESTART_VARIABLE
@@ -41,9 +41,8 @@ class Restarter:
         *,
         num_restarts: int,
         nodes: SpareNodes | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._command, self._folder, self._clock = command, folder, clock
+        self._command, self._folder = command, folder
         self._num_restarts, self._nodes = num_restarts, nodes
         self._final_error = folder.with_name(f".{folder.name}.error")
         self._asked_to_stop = threading.Event()
@@ -52,13 +51,14 @@ class Restarter:
         """Run the command until it ends for good; return its exit status."""
         used, best = 0, newest_step(self._folder)
         while True:
-            begin = self._clock()
+            begin = time.monotonic()
             status = self._run_once()
             if self._is_final(status):
                 return status
             if (step := newest_step(self._folder)) > best:
                 used, best = 0, step
-            reason = f"ranks {describe(status)} after {self._clock() - begin:.0f} s, at step {best}"
+            seconds = time.monotonic() - begin
+            reason = f"ranks {describe(status)} after {seconds:.0f} s, at step {best}"
             if used == self._num_restarts:
                 _say(f"{reason}; no restart is left ({used} without a new checkpoint)")
                 return status

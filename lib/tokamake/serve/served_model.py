@@ -88,9 +88,9 @@ class ServedModel:
                 code="context_length_exceeded",
             )
 
-    def token_texts(self, tokens: Sequence[int], *, before: Sequence[int] = ()) -> list[str]:
-        """The text that each token adds after others."""
-        return token_texts(self.tokenizer.decode, tokens, before=before)
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each token adds."""
+        return token_texts(self.tokenizer.decode, tokens)
 
     def prompt_texts(self, prompt: Sequence[int]) -> list[str]:
         """The text of each token of a prompt; a first token that encoding adds has none."""
