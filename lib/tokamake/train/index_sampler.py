@@ -15,7 +15,6 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.batch import SampleIds, num_micro_batches, steps_of_rank
-from tokamake.train.data_verification import verify_data
 from tokamake.train.metrics import Validation
 from tokamake.train.sampler import Sampler, Watch
 
@@ -53,7 +52,6 @@ class IndexSampler(Sampler):
         *,
         index: IndexContent,
         unvalidated: bool = False,
-        beat: Callable[[], object],
     ) -> None:
         super().__init__(run)
         self._unvalidated = unvalidated
@@ -62,7 +60,6 @@ class IndexSampler(Sampler):
             self.documents = self._samples = training_samples(run, verify=verify)
             self._splits = open_validation_splits(run, index, verify=verify)
         self.corpora = self._samples.corpora
-        verify_data(run, ranks, index, beat=beat)
 
     def steps(
         self, state: ResumeState, mesh: Mesh, *, left_out: Sequence[tuple[int, int]]

@@ -16,6 +16,7 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from tokamake.checkpoint.native.resume_state import ResumeState
     from tokamake.config.resolved_run import Run
     from tokamake.preflight.data import IndexContent
     from tokamake.runtime.ranks import Ranks
@@ -107,8 +108,11 @@ def start_run(
     from tokamake.preflight.run import check_run, check_until_step, step_of_samples
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output, starting_point
+    from tokamake.train.checkpoints.summary import write_environment
+    from tokamake.train.data_verification import verify_data
     from tokamake.train.hooks.heartbeat import watched
     from tokamake.train.numerics import deterministic_algorithms, with_precision
+    from tokamake.train.startup_log import startup_log
     from tokamake.train.stopping.deadline import Deadline
     from tokamake.train.trainer import Job
 
@@ -127,6 +131,17 @@ def start_run(
                 if until_samples is not None:
                     until_step = step_of_samples(current, until_samples)
                 check_until_step(current, until_step)
+            state, last = start.state, current.train.train_steps
+            if state.step >= (until_step or last) and not start.unvalidated:
+                place = f"step {state.step}" + ", the last" * (state.step == last)
+                ranks.print_once(f"{run.output}: already at {place}; nothing to train")
+                _finish(current, ranks, state=state, step=until_step or last)
+                return 0
+            with raise_on_all_ranks():
+                ranks.print_once(startup_log(current, ranks, device=device, resumed=start.resumed))
+                if ranks.rank == 0:
+                    write_environment(run)
+            verify_data(run, ranks, index, beat=heartbeat.beat)
             deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
             job = Job(ranks, device, deadline, heartbeat)
             return train_run(run, job, index=index, start=start, until_step=until_step)
@@ -140,47 +155,39 @@ def train_run(
     start: "ResumePoint",
     until_step: int | None = None,
 ) -> int:
-    """Train a checked run from `start` to `until_step`, or to its end, if a step is left.
+    """Train a checked run from `start` to `until_step`, or to its end.
 
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
     """
-    from tokamake.checkpoint.native.resume_state import run_since_change
+    from tokamake.train.index_sampler import IndexSampler
+    from tokamake.train.trainer import Trainer
+
+    sampler = IndexSampler(run, job.ranks, index=index, unvalidated=start.unvalidated)
+    trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
+    state = trainer.train()
+    if state.step < trainer.last_step:
+        assert trainer.stopped
+        return trainer.stopped
+    _finish(trainer.run, job.ranks, state=state, step=trainer.last_step)
+    return 0
+
+
+def _finish(run: "Run", ranks: "Ranks", *, state: "ResumeState", step: int) -> None:
+    """Write train.json, or train.STEP.json: the workflow then knows that the run is at this step.
+
+    Args:
+        state: newest state of the run; it may be past the step.
+    """
     from tokamake.preflight.run import check_updated
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import state_at
-    from tokamake.train.checkpoints.summary import write_environment, write_summary
-    from tokamake.train.index_sampler import IndexSampler
-    from tokamake.train.startup_log import startup_log
-    from tokamake.train.trainer import Trainer
+    from tokamake.train.checkpoints.summary import write_summary
 
-    ranks, state, current = job.ranks, start.state, run_since_change(run, start.state)
-    last_step = until_step or current.train.train_steps
-    if state.step >= last_step and not start.unvalidated:
-        place = f"step {state.step}" + ", the last" * (state.step == current.train.train_steps)
-        ranks.print_once(f"{run.output}: already at {place}; nothing to train")
-    else:
-        with raise_on_all_ranks():
-            text = startup_log(current, ranks, device=job.device, resumed=start.resumed)
-            ranks.print_once(text)
-            if ranks.rank == 0:
-                write_environment(run)
-        sampler = IndexSampler(
-            run, ranks, index=index, unvalidated=start.unvalidated, beat=job.heartbeat.beat
-        )
-        trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
-        state = trainer.train()
-        current, last_step = trainer.run, trainer.last_step
-    if state.step < last_step:
-        assert trainer.stopped
-        return trainer.stopped
-    check_updated(current, step=state.step, updates=state.updates)
-
-    # train.json tells the workflow that this segment of the run is finished.
+    check_updated(run, step=state.step, updates=state.updates)
     with raise_on_all_ranks():
         if ranks.rank == 0:
-            write_summary(current, state_at(run.output, last_step, state=state))
-    return 0
+            write_summary(run, state_at(run.output, step, state=state))
 
 
 def _check_minutes(minutes: float | None) -> None:

@@ -20,7 +20,6 @@ from tokamake.runtime.rank_errors import report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
 from tokamake.train import job_progress
-from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole, newest_before
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.hooks import FinishedStep, Hook, Training, open_hooks
@@ -76,19 +75,18 @@ class Trainer:
         self.stopped: Stopped | None = None
 
         # ---- Model and optimizer ----
-        checkpoint = resume.checkpoint_to_load(run, self.ranks, start=start)
         # Imported late: DeepSpeed takes seconds, and a finished run does not need it.
         backend = plugins.load("train/backends", run.train.backend)
         self.heartbeat.beat("builds the model")
         self.engine: Any = backend.Engine(
-            run, self.ranks, device=self.device, continues=checkpoint is not None
+            run, self.ranks, device=self.device, continues=bool(start.resumed or start.continued)
         )
         self.heartbeat.set_group_timeouts()
         if start.resumed:
             start = load_newest_whole(self.engine.load, run, ranks=self.ranks, start=start)
-        elif checkpoint:
-            self.engine.load(checkpoint)
-            self.engine.check_finite(checkpoint)
+        elif start.continued:
+            self.engine.load(start.continued)
+            self.engine.check_finite(start.continued)
         self._begin_at(start)
 
     def _begin_at(self, start: ResumePoint) -> None:

@@ -55,6 +55,8 @@ class ResumePoint(NamedTuple):
     """Checkpoint of this run that it resumes from; None: the run has none yet."""
     unvalidated: bool = False
     """Whether a stop came between this checkpoint and the validation of its step."""
+    continued: Path | None = None
+    """Checkpoint of another run whose training, with its optimizer states, this run continues."""
 
 
 # ---- Where a job begins ----
@@ -116,7 +118,10 @@ def starting_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any
     if before := ranges_without_effect(run.train.skip_data, run.step):
         ranks.print_once(f"train.skip_data: {before}")
     state = ResumeState(digest, run.step, run.consumed_samples, 0.0, ranks.world_size)
-    return ResumePoint(state, None)
+    if run.train.finetune is not False:
+        return ResumePoint(state, None)
+    check_begun(run)
+    return ResumePoint(state, None, continued=run.checkpoint if run.train.load_optimizer else None)
 
 
 def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
@@ -130,24 +135,6 @@ def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
     recorded = {name for record in records for name in record if name in current}
     here = {name for record in records for name in record if record["step"] == step}
     return not recorded <= here
-
-
-def checkpoint_to_load(run: Run, ranks: Ranks, *, start: ResumePoint) -> Path | None:
-    """Checkpoint to load with its optimizer states; None: the run takes weights alone.
-
-    That is the run's own checkpoint, or one of another run that this run continues.
-
-    Raises:
-        UserError: the checkpoint of the other run is not the one that the run was resolved for.
-    """
-    if start.resumed:
-        return start.resumed
-    if run.train.finetune is not False:
-        return None
-    with raise_on_all_ranks():
-        if ranks.rank == 0:
-            check_begun(run)
-    return run.checkpoint if run.train.load_optimizer else None
 
 
 def prepare_output(
