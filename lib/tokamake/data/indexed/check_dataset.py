@@ -119,7 +119,6 @@ def _trainable_layout(idx: Path) -> IndexLayout:
 
 
 def _check_index(dataset: CheckedDataset) -> None:
-    """Compare lengths, pointers, document bounds and the size of the token file."""
     layout, dtype = dataset.layout, dataset.dtype
     if layout is None or dtype is None:
         return
@@ -133,7 +132,6 @@ def _check_index(dataset: CheckedDataset) -> None:
 
 
 def _count_faults(dataset: CheckedDataset) -> Iterator[str]:
-    """Compare the counts of the index with the manifest."""
     manifest, layout, dtype = dataset.manifest, dataset.layout, dataset.dtype
     if manifest is None or layout is None or dtype is None:
         return
@@ -184,7 +182,6 @@ def _check_content(dataset: CheckedDataset) -> dict[str, str]:
 def _range_faults(
     prefix: Path, ranges: list[HashedRange], *, expected: list[HashedRange]
 ) -> Iterator[str]:
-    """Yield a message for each byte range of a token file that differs from the manifest."""
     first = 0
     # Not strict: a file that is too long has one range more.
     for number, (actual, stated) in enumerate(zip(ranges, expected, strict=False), 1):
@@ -247,7 +244,6 @@ class TokenScan:
                 yield HashedRange(size - unread, digest.hexdigest())
 
     def _check_tokens(self, block: memoryview) -> None:
-        """Count tokens that are negative or not in the vocabulary."""
         if self._dtype is None:
             return
         count = len(block) // self._dtype.itemsize

@@ -121,7 +121,6 @@ def _check_index_files(dataset: MergeInput, pool: ThreadPoolExecutor) -> list[_H
 def _append(
     dataset: MergeInput, dtype: type[np.integer], *, output: _TokenFile
 ) -> list[_HashCheck]:
-    """Write the tokens of a dataset, in the byte ranges that its manifest hashes."""
     path = bin_path(dataset.prefix)
     if dataset.dtype.kind == "f":
         return [_append_floats(dataset, dtype, output=output)]
@@ -154,7 +153,6 @@ def _append_floats(
 
 
 def _ranges(dataset: MergeInput) -> list[tuple[int, str | None]]:
-    """Size and expected hash of each byte range."""
     if dataset.manifest is None:
         return [(dataset.tokens * dataset.dtype.itemsize, None)]
     return [(hashed.size, hashed.sha256) for hashed in hashed_ranges(dataset.manifest)]

@@ -109,7 +109,6 @@ def _refuse_overwrite(prefixes: list[Path], output: Path) -> None:
 
 
 def _checked(prefixes: list[Path], *, read_tokens: bool) -> list[CheckedDataset]:
-    """Verify several datasets at once; return the results in order."""
     check = partial(check_dataset, read_tokens=read_tokens)
     # Threads suffice: hashing and most of numpy release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -71,7 +71,6 @@ def merge(
 def _read_limit(
     max_bytes: str | None, max_tokens: int | None, *, max_documents: int | None
 ) -> _Limit | None:
-    """Read the limit of the command line; at most one may be given."""
     limits = [
         _Limit(kind, maximum)
         for kind, maximum in (
@@ -90,7 +89,6 @@ def _read_limit(
 
 
 def _read_size(text: str) -> int:
-    """Read a number of bytes such as 5GB, in powers of 1,000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if not match:
         raise UserError(f"--max-bytes: {text!r} is not a size; give a size such as 5GB")

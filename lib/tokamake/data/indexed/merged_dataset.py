@@ -136,7 +136,6 @@ def _filtered(facts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _write_index(inputs: list[MergeInput], idx_file: Path, dtype: type[np.integer]) -> None:
-    """Write the index of all inputs, about a million numbers at a time."""
     empty = np.zeros(0, np.int32)
     with IndexWriter(idx_file, dtype) as writer:
         for dataset in inputs:

@@ -35,7 +35,6 @@ class _BrokenDataset(NamedTuple):
     eod: int
 
     def split_at_eod(self) -> str:
-        """Remedy for an index that cannot be repaired."""
         return (
             f"split the tokens at each EOD token: remove {idx_path(self.prefix)} and run `tokamake "
             f"repair {self.prefix} --eod {self.eod} --dtype {self.dtype.__name__} --output NEW`"
@@ -97,7 +96,6 @@ def _open(prefix: Path, eod: int, dtype: str) -> _BrokenDataset:
 def _choose_dtype(
     prefix: Path, layout: IndexLayout | None, *, reason: str, option: str
 ) -> type[np.integer]:
-    """Return the token type of the index, or --dtype if the index is unreadable."""
     types = {dtype.__name__: dtype for dtype in DTYPES.values()}
     name = DTYPES[layout.code].__name__ if layout else option
     if not name:
@@ -237,7 +235,6 @@ def _add_documents(
 
 
 def _link(binary: Path, target: Path) -> None:
-    """Create a hard link, or a copy if the file system does not support one."""
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(binary.resolve())

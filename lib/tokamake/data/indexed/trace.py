@@ -50,7 +50,6 @@ def trace(
 
 
 def _print_text(text: str, max_characters: int) -> None:
-    """Print the beginning of a text, and how to see all of it."""
     shown = max(max_characters, 0)
     # A text in parentheses is a message of `trace`, which must not be shortened.
     if text.startswith("(") or len(text) <= shown:
@@ -66,7 +65,6 @@ def origin(prefix: Path, document: int) -> str:
 
 
 def document_of(dataset: IndexedDataset, sequence: int) -> int:
-    """Return the number of the document that a sequence belongs to."""
     return int(np.searchsorted(dataset.document_bounds, sequence, side="right")) - 1
 
 
@@ -83,7 +81,6 @@ def _read_manifest(prefix: Path) -> dict[str, Any]:
 def _locate(
     prefix: Path, manifest: dict[str, Any], *, document: int
 ) -> tuple[dict[str, Any], "RawLocation"]:
-    """Return the manifest's description of the raw file of a document, and the location in it."""
     location, inputs = locate_document(prefix, document), raw_inputs(manifest)
     if location.input >= len(inputs):
         raise UserError(
@@ -101,7 +98,6 @@ def _describe(raw: dict[str, Any], location: RawLocation) -> str:
 def _document_number(
     dataset: IndexedDataset, prefix: Path, *, document: int | None, token: int | None
 ) -> int:
-    """Return the number of the document that the user named, directly or by a token."""
     num_documents = len(dataset.document_bounds) - 1
     if (document is None) == (token is None):
         raise UserError("give either the number of a document, or --token and a token's number")

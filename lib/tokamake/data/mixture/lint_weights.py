@@ -85,7 +85,6 @@ def lint_weights(
 
 
 def _form_problems(lines: list[Line]) -> list[Problem]:
-    """Find lines of another form than the first, and absolute paths."""
     problems = []
     for line in lines:
         if line.columns != lines[0].columns:
@@ -120,7 +119,6 @@ def _count_tokens(
 
 
 def _weight_problems(lines: list[Line], tokens: list[int | None]) -> list[Problem]:
-    """Find weights of 0, empty datasets, and a sum of weights that is not 1."""
     problems = []
     for line, count in zip(lines, tokens, strict=True):
         if count == 0:
@@ -144,7 +142,6 @@ def _usable_weight(line: Line) -> float:
 
 
 def _totals(lines: list[Line], tokens: list[int | None]) -> list[Total]:
-    """Sum up corpora, in the order of the file."""
     # No usable weight at all: avoid a division by 0, for the file has an error then.
     whole = math.fsum(map(_usable_weight, lines)) or 1.0
     groups: dict[str, list[tuple[Line, int | None]]] = {}
@@ -170,7 +167,6 @@ def _sum_known(counts: list[int | None]) -> int | None:
 def _compare_with_table(
     totals: list[Total], rows: list[Corpus], *, train_tokens: int | None, table: Path
 ) -> list[Problem]:
-    """Compare the shares of the file with the shares that the table asks for."""
     rows = [row for row in rows if row.trains]
     by_corpus = {total.corpus: total for total in totals}
     in_table = {row.corpus for row in rows}
@@ -213,7 +209,6 @@ def _difference(total: Total, expected: float, *, train_tokens: int | None) -> s
 
 
 def _print_table(totals: list[Total], train_tokens: int | None) -> None:
-    """Print the corpora and their sum, with numbers aligned to the right."""
     whole = Total(
         "all",
         line=0,
@@ -278,7 +273,6 @@ def _manifest_counts(path: Path) -> tuple[int, int] | None:
 
 
 def _count_by_index(prefix: Path, size: int) -> int:
-    """Count tokens with the index and the size of the .bin file in bytes."""
     code, sequences, _ = read_header(idx_path(prefix))
     if code in DTYPES and sequences:
         itemsize = np.dtype(DTYPES[code]).itemsize

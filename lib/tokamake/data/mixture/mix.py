@@ -83,7 +83,6 @@ def _parse_files(parts: list[str]) -> list[tuple[Fraction, Path]]:
 def _scale(
     entries: list[WeightedPrefix], source: Path, *, share: Fraction, root: Path, to_root: str
 ) -> Iterator[_MixedEntry]:
-    """Yield the entries of a file, scaled to its share, with prefixes relative to `to_root`."""
     total = sum((Fraction(entry.weight) for entry in entries), Fraction())
     own_root = os.path.realpath(divide_root(root)[1])
     for entry in entries:

@@ -58,7 +58,6 @@ class SplitPrefixes:
         return list(self._lines)
 
     def lines(self, name: str) -> list[WeightedPrefix]:
-        """Return the datasets that a split may draw from."""
         return self._lines[name]
 
     def is_listed(self, name: str) -> bool:

@@ -266,7 +266,6 @@ def _warn(
     max_epochs: float,
     table: Path,
 ) -> None:
-    """Warn of corpora with too many epochs, and of a training longer than all stated epochs."""
     epoch_tokens = sum(row.epochs * tokens[row.corpus] for row in rows if row.epochs)
     all_state = all(row.epochs for row in rows)
     if all_state and train_tokens and epoch_tokens < train_tokens * (1 - TOLERANCE):

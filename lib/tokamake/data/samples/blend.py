@@ -145,7 +145,6 @@ class CorpusBlend:
     def _locate(
         self, corpus: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Datasets of samples of a corpus that is concatenated or shuffled."""
         if self._permutations:
             numbers = self._permutations[corpus][numbers]
         datasets = np.searchsorted(self._starts[corpus], numbers, side="right") - 1

@@ -180,7 +180,6 @@ def _warn_of_repetition(name: str, descriptions: list[dict[str, Any]]) -> None:
 def _whole_epochs(
     datasets: list[WeightedDataset], indexer: DatasetIndexer[Any], *, epochs_of: dict[str, Fraction]
 ) -> tuple[list[WeightedDataset], list[int]]:
-    """Datasets that fill a sample in the epochs of their corpus, and the samples of each."""
     counts = [indexer.count(dataset, epochs_of[dataset.line.corpus]) for dataset in datasets]
     filled = [dataset for dataset, count in zip(datasets, counts, strict=True) if count]
     if not filled:

@@ -164,7 +164,6 @@ def _write(
     epochs_of: dict[str, Fraction],
     pieces: npt.NDArray[np.uint8] | None,
 ) -> dict[str, Any]:
-    """Write the index folder and return the descriptions of its splits."""
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)
@@ -232,7 +231,6 @@ def _check_room(output: Path, num_samples: int) -> None:
 
 
 def _prefixes(splits: SplitPrefixes) -> list[str]:
-    """Prefixes of all splits, in order of first appearance."""
     return list(dict.fromkeys(line.prefix for name in splits.names for line in splits.lines(name)))
 
 

@@ -51,7 +51,6 @@ class IndexSettings(NamedTuple):
         return self._replace(drop_last_partial_sequence=True) if name == "train" else self
 
     def options(self) -> dict[str, Any]:
-        """Settings as index.json states them."""
         options = self._asdict()
         objective = options.pop("objective")
         return options | ({KEY: objective} if objective else {})

@@ -97,7 +97,6 @@ def piece_kinds(tokenizer: Tokenizer, *, path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _vocabulary(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
-    """Id of each text, including added tokens."""
     definition = json.loads(tokenizer.definition()) if tokenizer.package == "tokenizers" else {}
     model = definition.get("model", {})
     if model.get("type") != "WordPiece" or model.get("continuing_subword_prefix", "##") != "##":

@@ -147,7 +147,6 @@ class Rearranger:
         return first, last
 
     def _encode(self, units: list[Unit], begin: int, end: int) -> Iterator[tuple[int, str, Tokens]]:
-        """Encode units: alternating texts, as characters, and tokens."""
         for kind, group in groupby(units[begin:end], type):
             members = list(group)
             text = "".join(cast("list[str]", members)) if kind is str else ""

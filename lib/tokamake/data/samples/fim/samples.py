@@ -73,7 +73,6 @@ class FimSamples:
         return self._row([part.tokens for part in self._parts(sample)])
 
     def trace(self, sample: int) -> TracedSample:
-        """Tokens of a sample with their origins."""
         parts = self._parts(sample)
         tokens = [part.tokens for part in parts]
         row = self._row(tokens)
