@@ -119,10 +119,7 @@ def universals(
 def expected(case: Case, folder: Path, kind: str) -> dict[str, Tensor]:
     """Return the ranks' tensors by Hugging Face's names, not fused and without padding.
 
-    Args:
-        case: case of the checkpoint.
-        folder: folder of the checkpoint.
-        kind: weight, master, exp_avg or exp_avg_sq.
+    `kind`: weight, master, exp_avg or exp_avg_sq.
     """
     held = {name: states[kind] for name, states in held_states(folder).items()}
     heads, groups = case.heads

@@ -141,14 +141,7 @@ def model_states(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def slices(state: dict[str, Any], sizes: list[int], rank: int, ranks: int) -> Iterator[Tensor]:
-    """Yield master weights and moments of a rank's slice of each parameter, without padding.
-
-    Args:
-        state: optimizer states of the rank.
-        sizes: number of elements of each parameter.
-        rank: data-parallel rank.
-        ranks: number of data-parallel ranks.
-    """
+    """Yield master weights and moments of a rank's slice of each parameter, without padding."""
     base, remaining = state["optimizer_state_dict"]["state"], iter(sizes)
     for number, master in enumerate(state["fp32_flat_groups"]):
         flat, offset = torch.stack([master, *(base[number][kind] for kind in KINDS)]), 0

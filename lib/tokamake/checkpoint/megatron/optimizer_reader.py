@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.adam import GROWTH, OPTIMIZER, SCALE, SCALER, STEP
-from tokamake.checkpoint.megatron_model.optimizer_buffers import fill_buffer, range_chunks
+from tokamake.checkpoint.megatron_model.optimizer_buffers import fill_buckets, range_chunks
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MASTER,
     OptimizerStates,
@@ -113,7 +113,9 @@ def _add_buffers(
         for number, parameters in enumerate(stages):
             # A buffer for each dtype of weights; the families here have a single one.
             ((_, tensors),) = buffers[number].items()
-            filled = fill_buffer([each.tensor for each in parameters], tensors[SIZE])
+            # Buckets have lost their padding. A bucket that ends at no multiple of 64 makes
+            # the buffer shorter than one bucket would be, which is refused.
+            (filled,) = fill_buckets([each.tensor for each in parameters], [tensors[SIZE]])
             is_fp32 = all(parameter.dtype == FLOAT32 for parameter in parameters)
             for kind, tensor in tensors.items():
                 if kind == SIZE or (kind == WEIGHTS and is_fp32):

@@ -67,19 +67,6 @@ def fill_buckets(
     return buckets
 
 
-def fill_buffer(tensors: Sequence[TensorSlice], size: int) -> list[BufferedParameter]:
-    """Return the parameters of a buffer whose buckets have lost their padding.
-
-    A bucket that does not end at a multiple of 64 elements makes the buffer shorter than one bucket
-    would be. So the size says whether all buckets have the places of one.
-
-    Raises:
-        ValueError: the parameters do not fill it, or their places depend on unknown buckets.
-    """
-    (bucket,) = fill_buckets(tensors, [size])
-    return bucket
-
-
 def range_chunks(
     parameters: Iterable[BufferedParameter], start: int, *, stop: int, prefix: str
 ) -> Iterator[Chunk]:
