@@ -80,13 +80,11 @@ class HubAddress(NamedTuple):
         return self.at(quote(self.revision, safe=""), self.path).rstrip("/")
 
     def at(self, commit: str, path: str) -> str:
-        """Address of a file at a commit."""
         prefix = "datasets/" if self.kind == "dataset" else ""
         return f"hf://{prefix}{self.repository}@{commit}/{quote(path, safe='/ ')}"
 
 
 def is_remote(text: str) -> bool:
-    """Whether a text is an address and no path."""
     return text.startswith(("hf://", "https://", "http://"))
 
 
@@ -97,7 +95,6 @@ def cache_folder() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids the network."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -136,7 +133,6 @@ def _is_plain(path: str) -> bool:
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first names of a listing, for a message."""
     first = [name if _is_plain(name) else ascii(name) for name in names[:5]]
     return ", ".join(first) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 

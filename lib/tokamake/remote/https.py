@@ -216,7 +216,6 @@ def _version(headers: Any) -> str:
 
 
 def _continue(file: RemoteFile, stream: BinaryIO, *, url: str, headers: Headers) -> None:
-    """Append the rest of a file to its beginning, in `stream`."""
     kind, _, version = file.version.partition(":")
     # Without a version, or with one of files that only mean the same, two files could be mixed.
     if not kind or version.startswith("W/") or stream.tell() > file.size:

@@ -201,7 +201,6 @@ def _named(
 def _card_configs(
     parsed: HubAddress, files: dict[str, tuple[int, str]], *, commit: str
 ) -> list[dict[str, Any]]:
-    """Configurations that a card names, with their files."""
     import yaml
     from huggingface_hub import metadata_load
 
@@ -231,7 +230,6 @@ def _check(partial: Path, file: RemoteFile) -> None:
 
 
 def _git_hash(path: Path) -> str:
-    """Hash of a file as git computes it."""
     header = b"blob %d\0" % path.stat().st_size
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.sha1(header)).hexdigest()
@@ -347,7 +345,6 @@ class _AnswerBounds:
         request.extensions["timeout"] = waits
 
     def check_coding(self, response: Any) -> None:
-        """Refuse a compressed answer."""
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise self._error("the answer is compressed, although asked not to be")
 

@@ -114,7 +114,6 @@ def pin(address: str, *, tokenizer_only: bool) -> Path:
 
 
 def _at(parsed: HubAddress, commit: str | None) -> str | None:
-    """The address at a commit; None: the commit is not known."""
     return parsed._replace(revision=commit).text if commit else None
 
 
@@ -205,7 +204,6 @@ def _lists(path: Path) -> list[Path]:
 
 
 def _commit(path: Path) -> str | None:
-    """The whole commit that a path is of, if a list states it."""
     lists = _lists(path)
     return _content(lists[0])["commit"] if lists else None
 
@@ -216,7 +214,6 @@ def _find_listed(parsed: HubAddress) -> RemoteFile | None:
 
 
 def _all_listed(path: Path) -> Iterator[RemoteFile]:
-    """Files of all lists of the commit that a path is of."""
     return (file for each in _lists(path) for file in _files_in(each))
 
 

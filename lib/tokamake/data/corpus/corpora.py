@@ -221,7 +221,6 @@ def check_rows(corpora: Iterable[Corpus]) -> None:
 
 
 def _place(row: Corpus, other: Corpus) -> str:
-    """Place of a row, for a message that begins with that of another row."""
     is_same = _table(row.where) == _table(other.where)
     return f"line {row.where.rpartition(':')[2]}" if is_same else row.where
 

@@ -118,7 +118,6 @@ def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> No
 
 
 def refuse_bad(source: Input, block: RecordBlock, *, bad: list[tuple[int, str]]) -> None:
-    """Raise UserError with the first of the bad documents of a block, if there are any."""
     for index, reason in bad:
         raise UserError(f"{place(source, block, index)}: {reason}")
 
@@ -143,7 +142,6 @@ def _columns(records: Sequence[Any], keys: tuple[str, ...]) -> list[Sequence[str
 
 
 def _reason(record: dict[str, Any] | BadRecord, keys: tuple[str, ...], unit: str) -> str:
-    """Return why a document is bad, or an empty string."""
     if isinstance(record, BadRecord):
         return record.reason
     for key in keys:

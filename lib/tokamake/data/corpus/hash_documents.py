@@ -50,7 +50,6 @@ def hash_documents(
 def _hashes(
     shard: PlannedShard, fields: Fields, *, format: str
 ) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield (documents, 2) hashes, block by block."""
     num_read = 0
     yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
     paths = [Path(path) for path in shard.files]

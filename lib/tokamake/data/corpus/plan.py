@@ -181,7 +181,6 @@ def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:
 def _keep(
     corpus: str, files: list[RawFile], *, suffixes: Mapping[str, str], previous: Plan | None
 ) -> tuple[list[PlannedShard], list[PlannedMerge]]:
-    """Return shards and merged datasets of an earlier plan, without files that are gone."""
     old_merged = [merge for merge in previous.merged if merge.corpus == corpus] if previous else []
     old_suffixes = {
         (re.sub(r"^-\d+", "", merge.name.removeprefix(corpus)), merge.key) for merge in old_merged
@@ -208,7 +207,6 @@ def _keep(
 
 
 def _fits(shard: PlannedShard, present: Mapping[str, RawFile]) -> bool:
-    """Tell whether the byte range of a shard, if any, still exists in its file."""
     if not shard.byte_range or shard.files[0] not in present:
         return True
     file = present[shard.files[0]]

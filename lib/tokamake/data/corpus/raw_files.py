@@ -152,7 +152,6 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
 
 
 def _named(corpus: Corpus) -> list[DatasetFiles]:
-    """Datasets of a row of the table, each once."""
     datasets: dict[Path, DatasetFiles] = {}
     for pattern in patterns(corpus):
         if is_remote(pattern):
@@ -176,7 +175,6 @@ def _named(corpus: Corpus) -> list[DatasetFiles]:
 
 
 def _listed(corpus: Corpus) -> list[DatasetFiles]:
-    """Datasets of the lines of a weighting file."""
     datasets = []
     first_lines: dict[Path, str] = {}
     for prefix, _, _, where in corpus.listed:

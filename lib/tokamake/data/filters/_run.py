@@ -71,13 +71,11 @@ class FilterRun:
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:
-        """Fields of raw records that the filters read."""
         keys = (key for loaded in self._filters for key in loaded.filter.metadata_keys)
         return tuple(dict.fromkeys(keys))
 
     @property
     def counts(self) -> list[dict[str, Any]]:
-        """Entries of the manifest, one for each filter."""
         return self._counts
 
     def apply(

@@ -94,8 +94,6 @@ def unpack(chunks: Iterable[bytes], name: str, *, path: Path, block_bytes: int) 
 
 
 class _Unpacker:
-    """State while one file is unpacked."""
-
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self.position = 0  # of the current input in the compressed file

@@ -100,7 +100,6 @@ def _files(name: str, visited: set[tuple[int, int]]) -> Iterator[File]:
 
 
 def _folder(folder: str, visited: set[tuple[int, int]]) -> Iterator[File]:
-    """Yield the files of a folder and of its subfolders in natural order."""
     with reading(Path(folder)), os.scandir(folder) as scanned:
         entries = {entry.name: entry for entry in scanned}
     if "dataset_dict.json" in entries:

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import BadRecord, RecordBlock, row_block, utf8_fault
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 BLOCK_BYTES = 1 << 22
 _MAX_ROWS = 1 << 16
 
 
 @contextmanager
-def table_errors(raw: "Input") -> Iterator[None]:
+def table_errors(raw: Input) -> Iterator[None]:
     """Refuse compressed tables, and turn Arrow's errors into `UserError`."""
     import pyarrow as arrow
 
@@ -29,7 +27,7 @@ def table_errors(raw: "Input") -> Iterator[None]:
         raise damaged(raw, str(error)) from None
 
 
-def damaged(raw: "Input", fault: str) -> UserError:
+def damaged(raw: Input, fault: str) -> UserError:
     summary = " ".join(fault.split())[:300]
     return UserError(
         f"{raw.path}: cannot be read as {raw.format} ({summary}); fetch it again: the lost "
@@ -38,7 +36,7 @@ def damaged(raw: "Input", fault: str) -> UserError:
 
 
 def check_columns(
-    raw: "Input", names: list[str], *, keys: tuple[str, ...], schema: Any = None
+    raw: Input, names: list[str], *, keys: tuple[str, ...], schema: Any = None
 ) -> None:
     """Refuse a table unless each key names exactly one column, or a field of a struct's column."""
     for key in keys:
@@ -124,5 +122,4 @@ def _text(value: bytes) -> str | BadRecord:
 
 
 def not_utf8(error: UnicodeDecodeError) -> BadRecord:
-    """Return what takes the place of a row with a value that is not UTF-8."""
     return BadRecord(f"{utf8_fault(error, ' of the value')}; fix or remove the row", error.object)

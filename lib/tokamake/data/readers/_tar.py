@@ -82,7 +82,6 @@ class TarStream:
         return name, info, b"GNU.sparse" in fields or info.type == tarfile.GNUTYPE_SPARSE
 
     def _content(self, size: int) -> Iterator[bytes]:
-        """Yield some bytes and skip the rest of their last block."""
         padding = -size % _BLOCK
         while size:
             if not (piece := self._next(size)):

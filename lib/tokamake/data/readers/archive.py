@@ -108,14 +108,12 @@ class _Member(Input):
         super().__init__(path, format, compression=packing, head=first[:HEAD_BYTES])
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the decompressed bytes; a member has no byte ranges."""
         return self._pieces
 
 
 def _files(
     raw: Input, keys: tuple[str, ...], members: Iterable[tuple[str, Iterator[bytes]]]
 ) -> Iterator[RecordBlock]:
-    """Yield the documents of members that are files of a format."""
     count = 0
     for name, content in members:
         # A name from the archive may be absolute; nothing is written, but messages show the path.
@@ -153,7 +151,6 @@ def _with_places(block: RecordBlock, member: Input, *, name: str) -> RecordBlock
 
 
 def _zip_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the name and the content of each file, in natural order."""
     with _errors(raw):
         archive = zipfile.ZipFile(raw.path)
         entries = archive.infolist()
@@ -192,7 +189,6 @@ def _not_a_file(raw: Input, name: str) -> UserError:
 
 
 def _tar_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the name and the content of each file, in the order of the archive."""
     largest = _LARGEST if raw.compression else raw.path.stat().st_size
     members = TarStream(raw.chunks(), largest).members()
     while member := _next(raw, members):
@@ -236,7 +232,6 @@ def _ends_of_first_sample(raw: Input) -> set[str]:
 
 
 def _samples(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the samples of an archive of WebDataset."""
     samples: list[_Sample] = []
     size = 0
     for name, content in _tar_members(raw):

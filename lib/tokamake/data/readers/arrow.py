@@ -3,14 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import blocks, check_columns, damaged, table_errors
 from tokamake.runtime.cores import prefetched
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = True
@@ -30,7 +28,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(_FILE_MAGIC) or is_stream
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of all record batches as blocks."""
     first_row = 0
     with table_errors(raw):
@@ -40,7 +38,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raw.count()
 
 
-def _batches(raw: "Input", keys: tuple[str, ...]) -> Iterator[Any]:
+def _batches(raw: Input, keys: tuple[str, ...]) -> Iterator[Any]:
     import pyarrow as arrow
     from pyarrow import ipc
 

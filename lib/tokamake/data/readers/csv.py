@@ -10,16 +10,14 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokamake.data.readers._detect import content_suffix
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import LONGEST_BYTES, BadRecord, RecordBlock, row_block
 from tokamake.data.readers._table import BLOCK_BYTES, check_columns
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = False
@@ -39,7 +37,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return content_suffix(path) in NAMES
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows after the header as blocks."""
     csv.field_size_limit(_MAX_CHARACTERS)
     lines = _lines(raw)
@@ -72,7 +70,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raise _broken(f"{raw.path}:{line}", error) from None
 
 
-def _separator(raw: "Input", first: list[str], *, keys: tuple[str, ...]) -> str:
+def _separator(raw: Input, first: list[str], *, keys: tuple[str, ...]) -> str:
     """Return the character that separates the names of columns in the first line."""
     usual = NAMES.get(content_suffix(raw.path), ",")
     for separator in (usual, *_SEPARATORS):
@@ -82,7 +80,7 @@ def _separator(raw: "Input", first: list[str], *, keys: tuple[str, ...]) -> str:
     return usual
 
 
-def _check_header(raw: "Input", header: list[str], *, keys: tuple[str, ...]) -> None:
+def _check_header(raw: Input, header: list[str], *, keys: tuple[str, ...]) -> None:
     if not {*keys} & {*header}:
         names = ", ".join(f'"{name}"' for name in header[:20])
         raise UserError(
@@ -93,7 +91,6 @@ def _check_header(raw: "Input", header: list[str], *, keys: tuple[str, ...]) -> 
 
 
 def _broken(place: str, error: csv.Error) -> UserError:
-    """Return the error for a row that begins at a place."""
     if "new-line" in str(error):
         return UserError(
             f"{place}: has a carriage return (\\r) without a line feed outside of quotes; convert "
@@ -105,7 +102,7 @@ def _broken(place: str, error: csv.Error) -> UserError:
     )
 
 
-def _lines(raw: "Input") -> Iterator[str]:
+def _lines(raw: Input) -> Iterator[str]:
     """Yield the lines with their ends; bytes that are not UTF-8 become surrogates."""
     parts: list[bytes] = []  # of a line that goes on in the next chunk
     num_bytes, mark = 0, BOM_UTF8
@@ -130,7 +127,6 @@ def _lines(raw: "Input") -> Iterator[str]:
 
 
 def _joined(row: Sequence[str], separator: str) -> bytes:
-    """Return a row as a line of the file, without its end."""
     line = io.StringIO()
     csv.writer(line, delimiter=separator, lineterminator="").writerow(row)
     return line.getvalue().encode(errors="surrogateescape")

@@ -7,14 +7,12 @@ name of the file. It needs no network for files on disk.
 import glob
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import blocks, check_columns, damaged
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = False
@@ -29,7 +27,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return False
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows in the order of `datasets`, as blocks."""
     first_row = 0
     for table in _tables(raw):
@@ -40,7 +38,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     raw.count()
 
 
-def _tables(raw: "Input") -> Iterator[Any]:
+def _tables(raw: Input) -> Iterator[Any]:
     """Yield Arrow tables of some rows each; no image or recording is decoded."""
     try:
         from datasets import load_dataset

@@ -8,11 +8,12 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from tokamake.data.readers._detect import content_suffix, first_line, parse_json_line
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
     BadRecord,
@@ -26,9 +27,6 @@ from tokamake.data.readers._records import (
 from tokamake.data.readers.csv import NAMES as TABLE_NAMES
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = False
@@ -54,7 +52,7 @@ def is_json(head: bytes) -> bool:
     return is_complete and line.rstrip() == b"{"
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     yield from row_blocks(_values(raw, _content(raw).removeprefix(BOM_UTF8), keys=keys))
 
 
@@ -82,7 +80,7 @@ def row_blocks(rows: list[Any]) -> Iterator[RecordBlock]:
         yield row_block(records, first)
 
 
-def _content(raw: "Input") -> bytes:
+def _content(raw: Input) -> bytes:
     if (data := read_all(raw.chunks(), LONGEST_BYTES)) is None:
         is_array = raw.head.removeprefix(BOM_UTF8).lstrip().startswith(b"[")
         to_lines = "jq -cn --stream 'fromstream(1|truncate_stream(inputs))'"
@@ -93,7 +91,7 @@ def _content(raw: "Input") -> bytes:
     return data
 
 
-def _values(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
+def _values(raw: Input, data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
     """Return the items of an array, the rows of columns, or the values that follow one another."""
     try:
         value = orjson.loads(data)
@@ -104,7 +102,7 @@ def _values(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
     return values
 
 
-def _values_leniently(raw: "Input", data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
+def _values_leniently(raw: Input, data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
     """Parse what orjson refuses: several values, NaN, and texts that are no Unicode."""
     values: list[Any] = []
     try:

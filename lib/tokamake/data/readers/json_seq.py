@@ -5,13 +5,10 @@ A record separator, byte 0x1e, precedes each value, which may span lines.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import Lines, RecordBlock, row_block
 from tokamake.data.readers.jsonl import complete_parts, is_blank, parse
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = True
@@ -24,7 +21,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(_SEPARATOR)
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     first_row = 0
     for chunk in complete_parts(raw.chunks(), raw.path, end_mark=_SEPARATOR):
         parts = [part for part in bytes(chunk).split(_SEPARATOR) if not is_blank(part)]

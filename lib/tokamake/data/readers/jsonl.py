@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokamake._csrc import json_texts
 from tokamake.data.readers._detect import content_suffix, first_line, parse_json_line
-from tokamake.data.readers._input import CHUNK_BYTES, reading
+from tokamake.data.readers._input import CHUNK_BYTES, Input, reading
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
     BadRecord,
@@ -28,9 +28,6 @@ from tokamake.data.readers._records import (
 from tokamake.data.readers.json import is_json, row_blocks, table_rows
 from tokamake.data.readers.text import NAMES as TEXT_NAMES
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "line"
 HAS_MAGIC = False
@@ -56,7 +53,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return line[:1] in (b"{", b"[", b"") or (has_json_name and b"\0" not in head)
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks.
 
     A file with a single line may be an object of columns; then its rows are the documents.
@@ -74,7 +71,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     yield from chain(first, blocks)
 
 
-def _blocks(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def _blocks(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     position, end = _line_range(raw)
     raw.first_byte = position
     number = 1
@@ -126,7 +123,7 @@ class _LazyRecords(LazySequence[dict[str, Any] | BadRecord]):
         return (parse([self._lines[index]], ()) or [])[0]
 
 
-def _line_range(raw: "Input") -> tuple[int, int | None]:
+def _line_range(raw: Input) -> tuple[int, int | None]:
     """Return the byte range of the lines whose first byte lies in the requested range."""
     if not raw.start and raw.end is None:
         return 0, None

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import RecordBlock
 from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, table_errors
 from tokamake.runtime.cores import prefetched
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "row"
 HAS_MAGIC = True
@@ -23,7 +21,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(b"PAR1")
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of the row groups whose first byte lies in the range, as blocks."""
     import pyarrow.parquet as parquet
 
@@ -42,7 +40,7 @@ def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raw.count()
 
 
-def _begins_in_range(raw: "Input", metadata: Any) -> bool:
+def _begins_in_range(raw: Input, metadata: Any) -> bool:
     """Whether the first page of a row group's columns begins in the byte range."""
     if not raw.start and raw.end is None:
         return True  # pyarrow aborts on some damaged footers when asked for columns
@@ -56,7 +54,7 @@ def _begins_in_range(raw: "Input", metadata: Any) -> bool:
 
 
 def _row_group(
-    raw: "Input", source: Any, *, group: int, keys: tuple[str, ...], first_row: int
+    raw: Input, source: Any, *, group: int, keys: tuple[str, ...], first_row: int
 ) -> Iterator[RecordBlock]:
     metadata = source.metadata.row_group(group)
     num_rows = 0

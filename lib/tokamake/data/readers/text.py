@@ -3,11 +3,12 @@
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokamake.data.readers._detect import content_suffix
+from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import (
     LONGEST_BYTES,
     BadRecord,
@@ -16,9 +17,6 @@ from tokamake.data.readers._records import (
     utf8_fault,
 )
 from tokamake.errors import UserError
-
-if TYPE_CHECKING:
-    from tokamake.data.readers._input import Input
 
 UNIT = "line"
 HAS_MAGIC = False
@@ -33,7 +31,7 @@ def accepts(head: bytes, path: Path) -> bool:
     return content_suffix(path) in NAMES
 
 
-def read(raw: "Input", keys: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the file as the text of a single key. An empty file is an empty document."""
     if len(keys) != 1:
         raise UserError(

@@ -237,7 +237,6 @@ class Encoder:
 def _replace_texts(
     encoded: Encoded, indices: NDArray[np.int64], *, replacements: Encoded
 ) -> Encoded:
-    """Replace the tokens of the texts at ascending indices."""
     ends = np.cumsum(encoded.lengths)
     new_ends = np.cumsum(replacements.lengths)
     parts = []
@@ -258,7 +257,6 @@ def text_size(texts: Sequence[str]) -> int:
 
 
 def _first_sample(texts: Sequence[str]) -> list[str]:
-    """Return the first texts, cut after _FIRST_SAMPLE characters in all."""
     samples = []
     num_left = _FIRST_SAMPLE
     for text in texts:

@@ -171,7 +171,6 @@ class ShardWriter:
     def _check_each(
         self, reader: ShardReader, batch: DocumentBatch, *, texts: Sequence[str]
     ) -> None:
-        """Raise UserError with the place of the first document that cannot be encoded."""
         for index, text in enumerate(texts):
             try:
                 self._tokenizer.encode_batch([text])
@@ -222,8 +221,6 @@ class ShardWriter:
 
 
 class _Output:
-    """Writers of one indexed dataset."""
-
     def __init__(
         self, paths: list[Path], dtype: type[np.integer], *, bos: int | None, eod: int | None
     ) -> None:
@@ -271,7 +268,6 @@ class _Output:
         }
 
     def sizes_and_hashes(self, *extra: Path) -> dict[str, Any]:
-        """Return sizes and hashes of the dataset's files and of extra files."""
         bin_sha256 = self._writer.sha256.hexdigest()  # computed while writing
         return sizes_and_hashes(*self.paths[:-1], *extra, bin_sha256=bin_sha256)
 

@@ -90,7 +90,6 @@ class Quarantine:
         self._in_file += 1
 
     def documents_of(self, source: Input) -> int:
-        """Return the number of bad documents of the file that is read now."""
         return self._in_file if source is self._source else 0
 
     def close(self) -> None:
@@ -218,7 +217,6 @@ class ShardReader:
             )
 
     def place(self, batch: DocumentBatch, index: int) -> str:
-        """Return the place of a document of a batch, for messages."""
         source = self._opened[batch.inputs[index]]
         return source.place(int(batch.numbers[index]), int(batch.offsets[index]))
 
@@ -235,7 +233,6 @@ class ShardReader:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """Entries of the manifest, one for each raw file."""
         return self._entries
 
     def _is_not_duplicate(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -271,7 +268,6 @@ class ShardReader:
 
 
 def _input_entry(source: Input) -> dict[str, Any]:
-    """Return the manifest's entry of a raw file that was read to its end."""
     is_whole_file = source.start == 0 and source.end is None
     return {
         "path": str(source.path),

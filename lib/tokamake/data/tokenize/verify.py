@@ -51,7 +51,6 @@ def find_faults(inputs: Collection[dict[str, Any]]) -> list[str | None]:
 
 
 def _fault(raw: dict[str, Any]) -> str | None:
-    """Return how a raw file differs from its entry in a manifest, or None."""
     path = Path(raw["path"])
     start, end = raw["byte_range"] or (0, None)
     try:
