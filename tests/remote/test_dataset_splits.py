@@ -1,5 +1,6 @@
 """Files of configurations and splits are those that `datasets` takes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tokamake.remote.dataset_splits import files_of
 NAME = "hf://datasets/org/texts"
 
 
-def chosen(names: list[str], query: str = "", configs: list[dict[str, Any]] | None = None) -> Any:
+def chosen(names: Sequence[str], query: str = "", configs: Sequence[dict[str, Any]] = ()) -> Any:
     address = NAME + query
-    return files_of(parse_address(address), sorted(names), configs=configs or [], address=address)
+    return files_of(parse_address(address), sorted(names), configs=[*configs], address=address)
 
 
 TREES = {
@@ -54,6 +55,48 @@ def test_splits_are_those_of_datasets(tmp_path: Path, tree: str) -> None:
         chosen(TREES[tree], "?split=none")
 
 
+ARCHIVES = ["LICENSE", "test-0.tar.zst", "train.zip"]
+CONVERTED = "@refs%2Fconvert%2Fparquet"
+ONE = ["default/test/0.parquet", "default/train/0.parquet", "default/train/1.parquet"]
+TWO = ["de/partial-test/0.parquet", "de/train/0.parquet", "en/train/0.parquet"]
+BESIDE = ["LICENSE", "README.md", "a.jsonl", "b.json.gz", "load.py", "train.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "query", "expected"),
+    [
+        (BESIDE, "", ["a.jsonl", "b.json.gz"]),
+        (ARCHIVES, "", ["train.zip"]),
+        (ARCHIVES, "?split=test", ["test-0.tar.zst"]),
+        ([*ARCHIVES, "train.jsonl"], "", ["train.jsonl"]),
+        (["texts.py", "raw.zip", "train.parquet"], "", ["train.parquet"]),
+        (ONE, CONVERTED, ONE[1:]),
+        (ONE, f"{CONVERTED}?split=test", ONE[:1]),
+        (TWO, f"{CONVERTED}?config=de", TWO[1:2]),
+        (TWO, f"{CONVERTED}?config=de&split=partial-test", TWO[:1]),
+    ],
+)
+def test_data_are_told_from_other_files(names: list[str], query: str, expected: list[str]) -> None:
+    assert chosen(names, query) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "query", "message"),
+    [
+        (["test.jsonl", "validation.jsonl"], "", "no file of split train; it has the splits valid"),
+        (["texts.py", "raw.zip", "a.csv"], "", r"a script makes .*org/texts@refs%2Fconvert%2Fpar"),
+        (TWO, CONVERTED, r"has the configurations de, en; add \?config=NAME"),
+        (TWO, f"{CONVERTED}?config=de&split=test", r"a part of split test; \?split=partial-test t"),
+        (["a.fasta", "b.orc"], "", r"that tokamake finds by itself among a\.fasta, b\.orc; na"),
+        (["train.txt"], "", r"that tokamake finds by itself among train\.txt; na"),
+        ([], "", "that tokamake finds by itself among no files; na"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(names: list[str], query: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        chosen(names, query)
+
+
 def test_a_configuration_may_name_a_folder_alone() -> None:
     names = ["README.md", "de/a.jsonl", "en/test.jsonl", "en/train.jsonl", "en2/train.jsonl"]
     configs = [
@@ -69,22 +112,7 @@ def test_a_configuration_may_name_a_folder_alone() -> None:
         chosen(names, "", configs)
 
 
-@pytest.mark.parametrize(
-    ("names", "configs"),
-    [
-        (["a.fasta", "b.orc"], []),
-        (["train.txt"], []),
-        ([], []),
-        (["a.jsonl"], [{"config_name": "x", "data_files": "https://example.org/a.jsonl"}]),
-    ],
-)
-def test_what_cannot_be_taken_is_named(names: list[str], configs: list[dict[str, Any]]) -> None:
-    shown = ", ".join(names) or "no files"
-    with pytest.raises(UserError, match=f"no data that tokamake finds by itself among {shown}; na"):
-        chosen(names, "", configs)
-
-
-def test_data_beside_a_script_are_taken_but_not_what_it_reads() -> None:
-    assert chosen(["texts.py", "raw.zip", "train.parquet"]) == ["train.parquet"]
-    with pytest.raises(UserError, match="a script makes this dataset"):
-        chosen(["texts.py", "raw.zip", "raw.csv"])
+def test_a_configuration_of_an_address_is_named() -> None:
+    configs = [{"config_name": "x", "data_files": "https://example.org/a.jsonl"}]
+    with pytest.raises(UserError, match=r"that tokamake finds by itself among a\.jsonl; na"):
+        chosen(["a.jsonl"], "", configs)

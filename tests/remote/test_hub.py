@@ -9,7 +9,6 @@ from tests.support.web_server import Server, serving
 from tokamake.errors import UserError
 from tokamake.remote.addresses import parse_address
 from tokamake.remote.download import download, list_files
-from tokamake.remote.hub_models import fetched_path
 
 CARD = b"""---
 configs:
@@ -62,59 +61,6 @@ def names(address: str) -> list[str]:
 )
 def test_an_address_stands_for_files(hub: Server, address: str, files: list[str]) -> None:
     assert names(NAME + address) == files
-
-
-def test_without_a_card_words_in_names_tell_splits(hub: Server) -> None:
-    hub.repositories["datasets/org/texts"] = dict.fromkeys(
-        ["README.md", "data/train-0.parquet", "data/train-1.parquet", "data/validation-0.parquet"],
-        b"",
-    )
-    assert names(NAME) == ["data/train-0.parquet", "data/train-1.parquet"]
-    assert names(f"{NAME}?split=validation") == ["data/validation-0.parquet"]
-    hub.repositories["datasets/org/texts"] = {"README.md": b"hi", "a.jsonl": b"", "b.jsonl": b""}
-    assert names(NAME) == ["a.jsonl", "b.jsonl"]
-
-
-def test_archives_are_taken_if_there_is_no_other_data(hub: Server) -> None:
-    files = {"train.zip": b"1", "test-0.tar.zst": b"2", "LICENSE": b"3"}
-    hub.repositories["datasets/org/texts"] = files
-    assert names(NAME) == ["train.zip"]
-    assert names(f"{NAME}?split=test") == ["test-0.tar.zst"]
-    hub.repositories["datasets/org/texts"] = {**files, "train.jsonl": b"4"}
-    assert names(NAME) == ["train.jsonl"]
-
-
-CONVERTED = f"{NAME}@refs%2Fconvert%2Fparquet"
-
-
-def test_a_dataset_made_by_a_script_is_refused_with_its_converted_form(hub: Server) -> None:
-    hub.repositories["datasets/org/texts"] = {"texts.py": b"", "data.zip": b"", "a.csv": b""}
-    with pytest.raises(UserError, match=r"a script makes .*org/texts@refs%2Fconvert%2Fparquet$"):
-        list_files(NAME)
-
-
-def test_the_converted_form_of_a_dataset_has_configurations_and_splits(hub: Server) -> None:
-    files = ("default/train/0.parquet", "default/train/1.parquet", "default/test/0.parquet")
-    hub.repositories["datasets/org/texts"] = dict.fromkeys(files, b"")
-    assert names(CONVERTED) == [*files[:2]]
-    assert names(f"{CONVERTED}?split=test") == [files[2]]
-    files = ("en/train/0.parquet", "de/train/0.parquet", "de/partial-test/0.parquet")
-    hub.repositories["datasets/org/texts"] = dict.fromkeys(files, b"")
-    assert names(f"{CONVERTED}?config=de") == [files[1]]
-    with pytest.raises(UserError, match=r"configurations de, en; add \?config=NAME"):
-        list_files(CONVERTED)
-    with pytest.raises(
-        UserError, match=r"only a part of split test; \?split=partial-test takes it"
-    ):
-        list_files(f"{CONVERTED}?config=de&split=test")
-    assert names(f"{CONVERTED}?config=de&split=partial-test") == [files[2]]
-
-
-def test_no_other_split_is_taken_for_training(hub: Server) -> None:
-    hub.repositories["datasets/org/texts"] = {"test.jsonl": b"", "validation.jsonl": b""}
-    with pytest.raises(UserError, match="no file of split train; it has the splits validation, te"):
-        list_files(NAME)
-    assert names(f"{NAME}?split=test") == ["test.jsonl"]
 
 
 def test_files_are_pinned_with_sizes_and_hashes(hub: Server) -> None:
@@ -171,23 +117,6 @@ def test_a_file_of_another_length_is_refused(hub: Server, name: str) -> None:
     assert not Path(file.path).exists()
 
 
-def test_cut_and_refused_downloads_are_repeated(hub: Server) -> None:
-    (file,) = list_files(f"{NAME}/en/0.jsonl")
-    hub.cuts, hub.refusals = [100, 50_000], [429]
-    download(file)
-    assert Path(file.path).read_bytes() == FILES["en/0.jsonl"]
-
-
-def test_a_second_process_continues_a_download(hub: Server) -> None:
-    (file,) = list_files(f"{NAME}/en/0.jsonl")
-    hub.cuts = [1000] + [0] * 6
-    with pytest.raises(UserError, match="what has arrived is kept: run again"):
-        download(file)
-    download(file)
-    assert hub.downloads()[-1].endswith("bytes=1000-")
-    assert Path(file.path).read_bytes() == FILES["en/0.jsonl"]
-
-
 def test_what_other_tools_of_the_hub_have_downloaded_is_taken(hub: Server, tmp_path: Path) -> None:
     (file,) = list_files(f"{NAME}/en/1.jsonl")
     path = hf_hub_download(
@@ -209,13 +138,6 @@ def test_names_with_special_characters_arrive(hub: Server) -> None:
     for file in list_files(f"{NAME}/*"):
         download(file)
         assert Path(file.path).read_bytes() == Path(file.path).name.encode()
-
-
-def test_documents_beside_the_data_are_left_out(hub: Server) -> None:
-    hub.repositories["datasets/org/texts"] = dict.fromkeys(
-        ["LICENSE", "README.md", "load.py", "train.png", "a.jsonl", "b.json.gz"], b"x"
-    )
-    assert names(NAME) == ["a.jsonl", "b.json.gz"]
 
 
 def test_a_file_that_the_upstream_moves_on_from_stays_at_its_commit(hub: Server) -> None:
@@ -242,10 +164,7 @@ def test_other_bytes_than_those_listed_are_refused_and_removed(hub: Server) -> N
 @pytest.mark.parametrize(
     ("address", "fault"),
     [
-        ("hf://datasets/texts", "write hf://datasets/ORG/NAME@REVISION/PATH"),
-        ("hf://spaces/org/texts/x", "write hf://datasets/ORG/NAME@REVISION/PATH"),
         (f"{NAME}/en?split=train", "config and split are of a dataset without a path"),
-        (f"{NAME}?name=x", "write hf://datasets/ORG/NAME@REVISION/PATH"),
         (f"{NAME}/fr/*", r"no file of the repository matches; it has README\.md, de/0\.jsonl"),
         (f"{NAME}?config=fr", "no configuration fr; choose one of en, de"),
         (f"{NAME}?config=en&split=dev", "no file of split dev; it has the splits train, test"),
@@ -282,11 +201,6 @@ def test_offline_nothing_is_listed_and_what_is_missing_is_named(
         UserError, match=r"en/0\.jsonl: HF_HUB_OFFLINE is set, so nothing can download"
     ):
         download(file)
-
-
-def test_an_address_that_was_not_fetched_is_refused(server: Server) -> None:
-    with pytest.raises(UserError, match=r"hf://org/gpt: not fetched yet; start the workflow"):
-        fetched_path("hf://org/gpt", tokenizer_only=True)
 
 
 @pytest.mark.parametrize(
