@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
-    from tokamake.evaluate.held_out import HeldOut
+    from tokamake.evaluate.perplexity import HeldOut
     from tokamake.inference.model import InferenceModel
 
 _MAX_DEFAULT_LENGTH = 4096
@@ -78,7 +78,7 @@ def evaluate(
     from tokamake.checkpoint.load_model import tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.data.mixture.weights import divide_root, find_root
-    from tokamake.evaluate.held_out import read_held_out, read_raw
+    from tokamake.evaluate.perplexity import read_held_out, read_raw
     from tokamake.inference.model import InferenceModel
 
     check_values(
@@ -178,8 +178,7 @@ def _score(
     sequence_length: int,
     batch_size: int,
 ) -> dict[str, Any]:
-    from tokamake.evaluate.held_out import text_bytes
-    from tokamake.evaluate.perplexity import measures, total_loss
+    from tokamake.evaluate.perplexity import measures, text_bytes, total_loss
 
     counts: dict[str, dict[str, Any]] = {
         corpus: {

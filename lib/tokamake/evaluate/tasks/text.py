@@ -26,8 +26,7 @@ def evaluate(scorer: "Scorer", settings: "TaskSettings") -> dict[str, Any]:
     """
     import sys
 
-    from tokamake.evaluate.held_out import read_raw, text_bytes
-    from tokamake.evaluate.perplexity import measures
+    from tokamake.evaluate.perplexity import measures, read_raw, text_bytes
 
     files = read_raw(
         settings.data,
