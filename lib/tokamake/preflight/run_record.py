@@ -22,40 +22,16 @@ INPUTS = "inputs"
 """Folder in the output folder of a run, with a record for each digest that the run has had."""
 _RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 WITHOUT_EFFECT = {
-    "on_change",
-    "init_timeout_seconds",
-    "train_timeout_seconds",
+    *("on_change", "init_timeout_seconds", "train_timeout_seconds", "verify_data"),
     "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
-    "verify_data",
-    "log_interval",
-    "log_style",
-    "log_settings",
-    "trackers",
-    "profile_steps",
-    "log_layer_norms",
-    "log_corpus_losses",
-    "save_interval",
-    "keep_last",
-    "keep_every",
-    "keep_best",
-    "segment_steps",
-    "evaluation_interval",
-    "evaluation_steps",
+    *("log_interval", "log_style", "log_settings", "log_layer_norms", "log_corpus_losses"),
+    *("trackers", "profile_steps", "segment_steps", "evaluation_interval", "evaluation_steps"),
+    *("save_interval", "keep_last", "keep_every", "keep_best"),
     "split",  # its effect is in the digest of the index
     # How ranks share the work changes nothing but the order of sums.
-    "micro_batch_size",
-    "pack_samples",
-    "backend",
-    "zero_stage",
-    "offload_optimizer",
-    "offload_param",
-    "deepspeed",
-    "parallel",
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "compile",
-    "deterministic",
+    *("micro_batch_size", "pack_samples", "parallel", "backend", "deepspeed"),
+    *("zero_stage", "offload_optimizer", "offload_param", "compile", "deterministic"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
 }
 """Training settings that a run may change and still resume."""
 
