@@ -27,7 +27,7 @@ from tests.support.gigatoken_texts import (
 )
 from tests.support.paths import ROOT
 from tokamake._csrc import ByteLevel
-from tokamake.data.tokenizers import _character_classes, open_tokenizer
+from tokamake.data.tokenizers import _byte_level, open_tokenizer
 from tokamake.data.tokenizers._byte_level import ByteLevelEncoder, refusal
 from tokamake.data.tokenizers._exactness import REGEXES, byte_level_refusal
 from tokamake.data.tokenizers._fast import wrap
@@ -62,8 +62,8 @@ def encoders(definition: Json | str) -> tuple[Encode, Encode]:
     return tokenizer.encode_batch, lambda texts: rows(*encoder.encode(texts))
 
 
-def test_character_classes_match_the_installed_package() -> None:
-    assert np.array_equal(_character_classes.table(), _character_classes.installed_table())
+def testbyte_level_match_the_installed_package() -> None:
+    assert np.array_equal(_byte_level.character_classes(), _byte_level.installed_classes())
 
 
 @pytest.mark.grid
@@ -209,12 +209,12 @@ def test_another_version_of_tokenizers_is_refused(
 ) -> None:
     tokenizer = open_tokenizer(sampled / "tokenizer")
     assert refusal(tokenizer) == ""
-    monkeypatch.setattr(_character_classes, "VERSION", "0.1")
+    monkeypatch.setattr(_byte_level, "VERSION", "0.1")
     assert "may classify characters in another way" in refusal(tokenizer)
 
 
 def test_byte_level_checks_its_arguments() -> None:
-    classes, singles = _character_classes.table(), np.arange(256, dtype=np.uint32)
+    classes, singles = _byte_level.character_classes(), np.arange(256, dtype=np.uint32)
     no_merges = np.empty((0, 3), np.uint32)
 
     def make(
