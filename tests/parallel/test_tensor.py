@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from tests.support.model_ranks import cut
 from tests.support.ranks import spawn
 from tokamake.config.parallel import ParallelSettings
-from tokamake.parallel import collectives, mesh, sharding, tensor
+from tokamake.parallel import collectives, mesh, sharding, tensor, tied_embeddings
 from tokamake.parallel import loss as loss_of_parts
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -182,7 +182,7 @@ def copies() -> None:
     is_last = at.pipeline.rank == RANKS - 1
     assert (weight.is_tied_output, weight.counts) == (is_last, not is_last)
     weight.local.grad = torch.full((3, 2), 1.0 + at.pipeline.rank)
-    sharding.add_up_copies(chunks, at.pipeline, name="embedding.weight")
+    tied_embeddings.add_up_copies(chunks, at.pipeline, name="embedding.weight")
     assert_close(weight.local.grad, torch.full((3, 2), 2.0 if at.pipeline.rank == 1 else 4.0))
 
 

@@ -1,9 +1,9 @@
 """Local parameters and gradients of a rank: sharding, sums over ranks, norms.
 
 Tensor parallelism divides parameters first; FSDP2 shards these parts over data- and
-context-parallel ranks. Optimizers get plain local tensors. This module also sums gradients that the
-backward pass leaves partial: those of parameters that tensor-parallel ranks replicate, and those of
-an embedding that two pipeline stages share.
+context-parallel ranks. Optimizers get plain local tensors. The backward pass leaves gradients
+partial where tensor-parallel ranks replicate a parameter: `add_up_partial` sums them.
+`tied_embeddings` sums the gradients of an embedding that two pipeline stages share.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -185,7 +185,7 @@ def _replica(parameter: "DTensor") -> int:
     return mesh.get_local_rank(0) if mesh.ndim > 1 else 0
 
 
-def _gradient(chunk: ParameterChunk) -> Tensor | None:
+def gradient_of(chunk: ParameterChunk) -> Tensor | None:
     return chunk.local.grad
 
 
@@ -210,7 +210,7 @@ def add_up_partial(
     shards: Iterable[ParameterChunk],
     axis: Axis,
     *,
-    gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
+    gradient: Callable[[ParameterChunk], Tensor | None] = gradient_of,
 ) -> None:
     """All-reduce the gradients that are partial on each tensor-parallel rank, in one call."""
     if axis.size == 1:
@@ -227,35 +227,6 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     dist.all_reduce(flat, group=group)
     for tensor, total in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(total)
-
-
-def add_up_copies(
-    chunks: Iterable[ParameterChunk],
-    axis: Axis,
-    *,
-    name: str,
-    gradient: Callable[[ParameterChunk], Tensor | None] = _gradient,
-) -> None:
-    """Sum the gradients of an embedding and its copy in the last stage; both get the sum."""
-    both = [gradient(each) for each in chunks if each.is_tied_output or each.name == name]
-    gradients = [each for each in both if each is not None]
-    if axis.size == 1 or not gradients:
-        return
-    if len(gradients) == 2:
-        gradients[0].add_(gradients[1])
-        gradients[1].copy_(gradients[0])
-        return
-    (own,) = gradients
-    assert axis.group is not None
-    other = axis.size - 1 if axis.rank == 0 else 0
-    peer, theirs = dist.get_global_rank(axis.group, other), torch.empty_like(own)
-    operations = [
-        dist.P2POp(dist.isend, own.contiguous(), peer, axis.group),
-        dist.P2POp(dist.irecv, theirs, peer, axis.group),
-    ]
-    for request in dist.batch_isend_irecv(operations):
-        request.wait()
-    own.add_(theirs)  # a + b has the bits of b + a, so both copies stay equal
 
 
 def squares(chunks: Iterable[ParameterChunk], device: torch.device) -> Tensor:

@@ -1,12 +1,10 @@
-"""How a run computes on a device: precision, deterministic algorithms, random generators."""
+"""How a run computes on a device: precision and deterministic algorithms."""
 
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 
 from tokamake.config.resolved_run import Run
@@ -54,36 +52,3 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def random_state() -> dict[str, Any]:
-    """States of the generators of Python, NumPy, torch and the accelerator."""
-    accelerator = [
-        backend.get_rng_state() for backend in (torch.cuda, torch.xpu) if backend.is_available()
-    ]
-    return {
-        "random_rng_state": random.getstate(),
-        # A list can be read without unpickling code, an array cannot.
-        "np_rng_state": [
-            part.tolist() if isinstance(part, np.ndarray) else part
-            for part in np.random.get_state()
-        ],
-        "torch_rng_state": torch.get_rng_state(),
-        "cuda_rng_state": accelerator[0] if accelerator else None,
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the result of `random_state`."""
-    random.setstate(state["random_rng_state"])
-    np.random.set_state(tuple(state["np_rng_state"]))
-    torch.set_rng_state(state["torch_rng_state"])
-    for backend in (torch.cuda, torch.xpu):
-        if backend.is_available() and state["cuda_rng_state"] is not None:
-            backend.set_rng_state(state["cuda_rng_state"])

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.megatron_model import fused_qkv
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
 from tokamake.config.architecture import Architecture
@@ -188,38 +189,12 @@ class TensorParallelRank:
         self, ours: tuple[str, ...], kind: str, *, columns: tuple[int, ...]
     ) -> Iterator[Chunk]:
         start, row = 0, columns[0] if columns else 1
-        for number, rows in self._qkv_row_order():
+        order = fused_qkv.row_order(self.architecture, self.axis, version=self.version)
+        for number, rows in order:
             if (place := number - 3 + len(ours)) < 0:  # the query of cross-attention
                 continue
             yield Chunk(f"model.{ours[place]}.{kind}", _slices(rows, columns), start)
             start += len(rows) * row
-
-    def _qkv_row_order(self) -> Iterator[tuple[int, range]]:
-        """Rows of query (0), key (1) and value (2) in the order of the fused tensor.
-
-        From version 2 on, each key and value head follows its query heads; version 1 has single
-        rows of the three in turn; version 0 has all queries of a rank, then keys, then values.
-        """
-        shape, head = self.architecture, self.architecture.head_dim
-        groups = part(shape.num_key_value_heads, self.axis)
-        queries = shape.num_attention_heads // shape.num_key_value_heads * head
-        if self.version >= 2:
-            for group in groups:
-                yield 0, range(group * queries, (group + 1) * queries)
-                for number in (1, 2):
-                    yield number, range(group * head, (group + 1) * head)
-        elif shape.num_attention_heads != shape.num_key_value_heads:
-            raise UserError(
-                f"checkpoint_version {self.version}: Megatron had no grouped-query attention in "
-                "this version; write the checkpoint again with a newer Megatron"
-            )
-        elif self.version >= 1:
-            for row in range(groups.start * head, groups.stop * head):
-                for number in range(3):
-                    yield number, range(row, row + 1)
-        else:
-            for number in range(3):
-                yield number, range(groups.start * head, groups.stop * head)
 
     def _multi_query(
         self, module: str, ours: tuple[str, ...], *, shapes: dict[str, tuple[int, ...]]

@@ -30,8 +30,9 @@ from tokamake.train.backends import _initial_weights as initial_weights
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import MicroBatch, SampleIds, num_micro_batches, to_device
 from tokamake.train.metrics import Validation
-from tokamake.train.numerics import precision_of, random_state, seed_all, set_random_state
+from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
+from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
 from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 

@@ -17,7 +17,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import collectives, sharding
+from tokamake.parallel import collectives, sharding, tied_embeddings
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
@@ -127,7 +127,7 @@ class Engine(EngineBase):
         sharding.add_up_partial(self._chunks, self.mesh.tensor, gradient=self._gradient)
         if self._run.architecture.tie_word_embeddings:
             name = self.stages.embedding_name
-            sharding.add_up_copies(
+            tied_embeddings.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=name, gradient=self._gradient
             )
         internals.reduce(self._engine)

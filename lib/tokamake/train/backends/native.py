@@ -20,7 +20,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
-from tokamake.parallel import sharding
+from tokamake.parallel import sharding, tied_embeddings
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL, drawn
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -136,7 +136,7 @@ class Engine(EngineBase):
             chunk.take_gradient()
         sharding.add_up_partial(self._chunks, self.mesh.tensor)
         if self._run.architecture.tie_word_embeddings:
-            sharding.add_up_copies(
+            tied_embeddings.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=self.stages.embedding_name
             )
 

@@ -23,7 +23,7 @@ from tests.support.fim_samples import (
 )
 from tests.support.ranks import spawn
 from tokamake.config.train_sections import FimSettings
-from tokamake.data.samples.fim.documents import SampleRandom
+from tokamake.data.samples.fim.transform import SampleRandom
 from tokamake.data.samples.loader import PAD
 
 

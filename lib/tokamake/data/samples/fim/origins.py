@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from tokamake.data.samples.fim.documents import FimSegment, Rearranger, Tokens
+from tokamake.data.samples.fim.transform import FimSegment, Rearranger, Tokens
 
 NOWHERE = -1
 """Origin of tokens that come from no plain token."""

@@ -1,6 +1,6 @@
 """Fill-in-the-middle: samples with rearranged documents, so that a model learns to fill gaps.
 
-Rows of tokens come from `loader`, and `fim.documents` rearranges them. Rows keep their length.
+Rows of tokens come from `loader`, and `fim.transform` rearranges them. Rows keep their length.
 `trace-sample` also gets the origins of their tokens.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from tokamake import files
 from tokamake.config.train_sections import FimSettings
 from tokamake.data.indexed.manifest import check_tokenizer
-from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import find_tokens
+from tokamake.data.samples.fim.transform import FimSegment, Rearranger, SampleRandom, Tokens
 from tokamake.data.samples.loader import PAD, DocumentSpan, Samples, SplitSamples, open_samples
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tokamake.config.train_sections import FimSettings
-from tokamake.data.samples.fim.documents import FimSegment, Rearranger, SampleRandom
 from tokamake.data.samples.fim.tokens import FimTokens
+from tokamake.data.samples.fim.transform import FimSegment, Rearranger, SampleRandom
 from tokamake.errors import UserError
 
 EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(256, 261)
