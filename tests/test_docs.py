@@ -154,7 +154,10 @@ def test_the_page_on_reliability_has_a_row_for_each_fault(kind: str) -> None:
 def site(tmp_path: Path, sampled: Path) -> Path:
     """A home folder with a clone, and the data, tokenizer and checkpoint that how-tos name."""
     clone, folder = pages.make_clone(tmp_path), tmp_path / "site"
-    (clone / "logs").mkdir()  # as of a workflow that has begun, for `status`
+    # As of a workflow that has begun, for `status`.
+    data = clone / "results/data"
+    data.mkdir(parents=True)
+    (data / "jobs.json").write_text('{"data_set": "default", "jobs": []}')
     (folder / "web").mkdir(parents=True)
     (folder / "code").mkdir()
     (folder / "web/a.jsonl.zst").write_bytes(PACK["zst"](b'{"text": "planned only"}\n'))
