@@ -72,10 +72,10 @@ class Muon(Rule):
         batch.tick()
         momentum, means = group["momentum"], batch.state("momentum_buffer")
         foreach_lerp_(means, batch.gradients, 1.0 - momentum)
-        ahead = foreach_lerp(batch.gradients, means, momentum)
+        nesterov_momentum = foreach_lerp(batch.gradients, means, momentum)
         decay(batch, group)
         # Owners orthogonalize in bf16: half the bytes of fp32 travel.
-        parts = [value.bfloat16() for value in ahead]
+        parts = [value.bfloat16() for value in nesterov_momentum]
         steps = group["newton_schulz_steps"]
         directions = self.whole.on_owners(
             batch.parameters, parts, function=lambda matrix: orthogonal(matrix, steps)

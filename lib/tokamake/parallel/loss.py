@@ -61,7 +61,7 @@ def cross_entropy(
 def token_losses(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
     """Cross entropy of each token in nats, (...) fp32, without a gradient.
 
-    The arguments are those of `cross_entropy`; each label is a token id.
+    Arguments as in `cross_entropy`; each label is a token id.
     """
     own_N, index_N = _columns(labels.flatten(), part(size, mesh.tensor))
     logits_NV = logits.flatten(0, -2)
@@ -73,7 +73,7 @@ def token_losses(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, si
 def num_right(logits: Tensor, labels: Tensor, *, mesh: Mesh = SINGLE_RANK, size: int) -> Tensor:
     """Number of labels whose logit is the highest one of their token, fp32.
 
-    The arguments are those of `cross_entropy`; tokens without a label do not count.
+    Arguments as in `cross_entropy`; tokens without a label do not count.
     """
     labels_N, logits_NV = labels.flatten(), logits.flatten(0, -2)
     own_N, index_N = _columns(labels_N, part(size, mesh.tensor))

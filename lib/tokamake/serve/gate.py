@@ -14,7 +14,7 @@ from tokamake.serve.model_server import ModelServer
 from tokamake.serve.request_body import RequestError
 
 _OPEN = {"/", "/healthz"}
-"""Paths without a token: the page asks for one, and health checks have none."""
+"""Open without a token: the page (which asks for it) and health checks."""
 _METHODS = {"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
 BODY_SECONDS = 60.0
 """Longest time in which a body comes."""

@@ -56,7 +56,7 @@ class DataRules:
     def made_files(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.
 
-        The others are no inputs to Snakemake, which 100,000 of them would slow down; digests in
+        Other raw files are not declared as inputs: 100,000 would slow Snakemake; digests in
         `params` stand for their sizes and times.
         """
         samples = self._config.sample_files

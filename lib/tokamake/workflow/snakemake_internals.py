@@ -103,7 +103,7 @@ class Snakemake:
         return [rule.name for rule in self._workflow.rules]
 
     def declared_resources(self) -> dict[str, Any]:
-        """Resources of all rules together; of those with the same name, that of the last rule."""
+        """Resources of all rules; for a repeated name, the last rule wins."""
         rules = self._workflow.rules
         return {name: value for rule in rules for name, value in rule.resources.items()}
 

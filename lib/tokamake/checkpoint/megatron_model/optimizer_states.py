@@ -12,7 +12,7 @@ from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
 MODEL, MASTER = "model.", "master."
-"""Prefixes of keys: of weights, and of fp32 master weights besides rounded ones."""
+"""Key prefixes: weights; fp32 master copies of bf16 or fp16 weights."""
 LR_SCHEDULER = "lr_scheduler"
 """Key of the state of Megatron's scheduler in DeepSpeed's files, and in `Checkpoint.notes`."""
 RATES = ("max_lr", "min_lr")

@@ -20,7 +20,7 @@ _LENGTH_BYTES = {
     **dict.fromkeys(b"BTX\x8b", 4),
     **dict.fromkeys(b"\x8d\x8e\x96", 8),
 }
-"""Opcodes followed by a length of so many bytes, and by as many bytes as it says."""
+"""Opcode: width of its length prefix; that many payload bytes follow."""
 _OTHERS = (
     rb"[(012NQRabdelostu})\]\x81\x85-\x89\x8f-\x94\x97\x98]"  # no argument
     rb"|[Khq\x80\x82].|[M\x83]..|[Jj\x84]....|[G\x95]........"  # arguments of fixed length

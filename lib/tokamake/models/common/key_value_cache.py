@@ -151,8 +151,8 @@ class KeyValueCache:
 
         Args:
             counts: new tokens of each row, at most `width`.
-            predicting: columns of each row whose successors the model predicts; None: those of
-                the last new tokens.
+            predicting: columns of each row whose successors the model predicts; None: the
+                columns of the last new tokens.
         """
         starts = tuple(self.lengths[first : first + len(counts)])
         assert len(starts) == len(counts)

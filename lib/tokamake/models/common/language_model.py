@@ -49,7 +49,7 @@ class Predictions(NamedTuple):
     auxiliary_loss: Tensor | None = None
     """See `LanguageModel`."""
     sample_logits: Tensor | None = None
-    """(samples, classes) scores of the class of each sample, of a family that has a head for it."""
+    """(samples, classes) class logits, from families with such a head."""
 
 
 Output = Tensor | tuple[Tensor, Tensor] | Predictions

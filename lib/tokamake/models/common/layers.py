@@ -33,7 +33,7 @@ class Attention(nn.Module):
     `head_norm` builds a norm of each query and key head, before rotation.
 
     Attributes:
-        number: of its layer in the whole model.
+        number: layer index in the whole model.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class GradientSums(NamedTuple):
     loss: Tensor
     """Sum of the losses times `scale`; 0 on ranks without the last stage."""
     squares: Tensor
-    """Sum of the squares of the gradients, which are those of the loss times `scale`."""
+    """Sum of squared gradients of the loss times `scale`."""
     layers: Tensor | None = None
     """Sum of squares of each layer; None: not measured."""
     scale: float = 1.0

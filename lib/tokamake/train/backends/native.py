@@ -1,7 +1,7 @@
 """The native back end: FSDP2, tensor, context and pipeline parallelism, torch's own checkpoints.
 
 Micro batches come from the trainer; loss, gradient norm and checkpoints go back. Loss and gradients
-are those of all tokens of a global batch, however ranks share it.
+cover the whole global batch, however ranks share it.
 """
 
 import math

@@ -47,7 +47,7 @@ def spearman(predicted_N: Numbers, labels_N: Numbers) -> float:
 
 
 def matthews(predicted_N: Numbers, labels_N: Numbers) -> float:
-    """Matthews correlation of two classes, which is that of the numbers 0 and 1."""
+    """Matthews correlation of two classes: Pearson correlation of 0/1 labels."""
     return pearson((predicted_N == 1).astype(np.int64), (labels_N == 1).astype(np.int64))
 
 
