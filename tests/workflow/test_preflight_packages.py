@@ -16,31 +16,37 @@ from tokamake.workflow import preflight
 from tokamake.workflow.preflight import Preflight
 
 
-def check(monkeypatch: pytest.MonkeyPatch, **resources: str) -> None:
-    """Check a run with DeepSpeed, as a dry run on a machine without optional packages and PBS."""
+def check(monkeypatch: pytest.MonkeyPatch, rule: str, **resources: str) -> None:
+    """Check a run with torchao, as a dry run on a machine without optional packages and PBS."""
     monkeypatch.setattr(preflight_run, "find_spec", lambda _: None)
     monkeypatch.setattr(preflight, "find_spec", lambda _: None)
     snakemake: Any = SimpleNamespace(
-        rule_resources=lambda _: resources,
+        rule_resources=lambda name: resources if name == rule else {},
         default_resource=lambda _: None,
         launch="",
         is_main_process=True,
     )
-    config = read_config(train=train(backend="deepspeed"))
-    Preflight(config, snakemake).train(wildcards(run="smoke", segment=""), [])
+    config: Any = read_config(train=train(optimizer={"name": "adamw_8bit"}))
+    run = wildcards(run="smoke", segment="")
+    if rule == "train":
+        Preflight(config, snakemake).train(run, [])
+    else:
+        config = SimpleNamespace(finetuned=config.runs)
+        Preflight(config, snakemake).finetune(run)
 
 
+@pytest.mark.parametrize("rule", ["train", "finetune"])
 @pytest.mark.usefixtures("workspace_here")
 def test_only_ranks_in_an_image_have_packages_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rule: str
 ) -> None:
     monkeypatch.delenv("JOB_CONTAINER", raising=False)
     with pytest.raises(SystemExit):
-        check(monkeypatch)
-    assert "run smoke: train.backend: deepspeed: needs deepspeed" in capsys.readouterr().err
-    check(monkeypatch, container="tokamake.sif")
+        check(monkeypatch, rule)
+    assert "run smoke: train.optimizer.name: adamw_8bit: needs torchao" in capsys.readouterr().err
+    check(monkeypatch, rule, container="tokamake.sif")
     monkeypatch.setenv("JOB_CONTAINER", "tokamake.sif")
-    check(monkeypatch)
+    check(monkeypatch, rule)
 
 
 @pytest.mark.slow

@@ -36,11 +36,12 @@ class Preflight:
 
     def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
         self._config = config
-        resources = snakemake.rule_resources("train")
         self._is_main_process = snakemake.is_main_process
-        self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in ("train", "finetune")}
-        self._image = resources.get("container") or snakemake.default_resource("container")
-        self._spare_nodes = str(resources.get("spare_nodes", 0))
+        resources = {rule: snakemake.rule_resources(rule) for rule in ("train", "finetune")}
+        self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in resources}
+        image = snakemake.default_resource("container")
+        self._images = {rule: resources[rule].get("container") or image for rule in resources}
+        self._spare_nodes = str(resources["train"].get("spare_nodes", 0))
         self._launch = Path(snakemake.launch)
         self._checked: set[tuple[Callable[..., None], str]] = set()
 
@@ -59,10 +60,7 @@ class Preflight:
         is_trained = Path(RUN.format(run=name), f"train{wildcards.segment}.json").exists()
         if self._is_main_process and not is_trained:
             train = self._config.runs[name].train
-            with _naming(name):
-                # Ranks in an image have packages of their own.
-                if not (self._image or _has_image()):
-                    check_packages(train)
+            self._check_packages(name, train, rule="train")
             self._check_spare_nodes()
             self._check_ranks(name, train, rule="train")
         self._check_once(check_changes, name)
@@ -70,12 +68,13 @@ class Preflight:
 
     @exit_on_user_error()
     def finetune(self, wildcards: Any) -> list[str]:
-        """Check the ranks of a run that finetunes."""
+        """Check packages and ranks of a run that finetunes."""
         name = wildcards.run
         is_finetuned = Path(RUN.format(run=name), "finetune.json").exists()
         if self._is_main_process and not is_finetuned:
             train = self._config.finetuned[name].train
             settings = train.model_copy(update={"rampup_batch_size": None})
+            self._check_packages(name, settings, rule="finetune")
             self._check_ranks(name, settings, rule="finetune")
         return []
 
@@ -84,6 +83,12 @@ class Preflight:
             self._checked.add((check, name))
             with _naming(name):
                 check(self._config, name)
+
+    def _check_packages(self, name: str, train: TrainSettings, *, rule: str) -> None:
+        # Ranks in an image have packages of their own.
+        if not (self._images[rule] or _has_image()):
+            with _naming(name):
+                check_packages(train)
 
     def _check_ranks(self, name: str, train: TrainSettings, *, rule: str) -> None:
         if ranks := self._num_ranks[rule]:
