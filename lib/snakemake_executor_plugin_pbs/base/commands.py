@@ -171,7 +171,7 @@ class Commands(ABC):
             _kill(process)
 
     def environment(self) -> dict[str, str] | None:
-        """Environment of the commands; None: that of this process."""
+        """Environment of the commands; None: this process's environment."""
         return None
 
     def _run(self, command: list[str], *, stoppable: bool = False) -> CommandResult:

@@ -1,4 +1,4 @@
-"""Recovery of submissions: those of earlier controllers, and those whose id is unknown."""
+"""Recovery of submissions by earlier controllers, and of submissions with unknown ids."""
 
 from .commands import Unreachable
 from .evidence import REPEATS

@@ -19,7 +19,7 @@ class BatchSettings(ExecutorSettingsBase):
     personal: ClassVar[tuple[str, ...]]
     """Names of values in the user file."""
     resource_names: ClassVar[Mapping[str, str]] = {}
-    """Name in the user file to that of the resource, if they differ."""
+    """Name in the user file → name of the resource, where the two differ."""
     current: ClassVar["BatchSettings | None"] = None
     """Settings from the command line and the profile of this process. A dry run has no executor,
     but it has these settings, so that a workflow can check them."""

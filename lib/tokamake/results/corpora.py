@@ -183,7 +183,7 @@ def total(corpora: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest(corpora: pd.DataFrame, max_rows: int) -> pd.DataFrame:
-    """Return all corpora, or the largest and the sum of the others, in at most `max_rows` rows."""
+    """Return at most `max_rows` rows: the largest corpora, and the sum of the smaller ones."""
     if len(corpora) <= max_rows:
         return corpora
     ordered = corpora.sort_values(["share_of_samples", "corpus"], ascending=[False, True])

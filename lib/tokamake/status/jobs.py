@@ -17,7 +17,7 @@ from tokamake.status.snakemake_internals import running_outputs, started
 
 FILE = "jobs.json"
 _TAIL_BYTES, _TAIL_LINES = 4_000, 6
-"""The last line of a log may be that of a launcher."""
+"""A launcher may write the last line of a log, so some lines before it are read, too."""
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 _GROUPS = {
@@ -149,7 +149,7 @@ def _exists(path: Path) -> bool:
 
 
 def _has_stopped(log: Path) -> bool:
-    """Whether a training log ends as that of a training that was asked to stop."""
+    """Whether a training log says that the training stopped on request."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = stream.read().splitlines()[-_TAIL_LINES:]

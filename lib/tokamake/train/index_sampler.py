@@ -98,7 +98,7 @@ class IndexSampler(Sampler):
 def open_validation_splits(
     run: Run, index: IndexContent, *, verify: bool
 ) -> dict[str, ValidationSplit]:
-    """Open the validation splits that fill a global batch; with `verify`, report the others."""
+    """Open the validation splits that fill a global batch; `verify` reports shorter splits."""
     train, splits = run.train, dict[str, ValidationSplit]()
     for name in index["splits"] if train.evaluation_steps else ():
         if name == "train":

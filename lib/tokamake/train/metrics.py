@@ -99,7 +99,7 @@ class RecordFile:
         self._pending = b""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write a record; what a full disk does not take is written by a later call."""
+        """Write a record; if the disk is full, a later call writes the rest."""
         self._pending += _line(record).encode()
         with suppress(OSError):  # `sync` raises it, which all ranks wait for
             self._write()
@@ -145,7 +145,7 @@ class Metrics:
         self._events = self._open_events(done + 1 if done else 0)
 
     def add(self, record: Record) -> None:
-        """Write a record; what a full disk does not take is written by a later call."""
+        """Write a record; if the disk is full, a later call writes the rest."""
         self._file.add(record)
         self._unsynced.append(record := measured(record))
         with suppress(OSError):

@@ -59,7 +59,7 @@ def check_config_files(paths: Iterable[str | Path]) -> None:
 
 
 def _shown(path: Path) -> str:
-    """Path as the user would write it: Snakemake makes those of `--configfile` absolute."""
+    """Path as the user would write it: Snakemake makes paths of `--configfile` absolute."""
     absolute, here = path.absolute(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else path)
 
@@ -150,7 +150,7 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
-    """Corpora of each run: those of its table, then those of its weighting file."""
+    """Corpora of each run: first from its table, then from its weighting file."""
     known: dict[tuple[Path | None, ...], list[Corpus]] = {}
     tables = {}
     for name, (run, where) in runs.items():

@@ -87,8 +87,8 @@ class RunSettings:
     def inference_options(self, wildcards: Any, output: Any, *, resources: Any) -> list[str]:  # noqa: ARG002
         """How the ranks of `evaluate` and `generate` share a model, as options of the commands.
 
-        Tensor and pipeline parallel sizes are those of training, unless they do not fit the number
-        of ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
+        Tensor and pipeline parallel sizes are taken from training, if they fit the number of
+        ranks. Data-parallel ranks share the weights (FSDP), unless each had all fp32 weights in
         training, too. As a function of the output, this makes no finished jobs run again: the
         number of ranks changes no result.
         """

@@ -106,8 +106,8 @@ def scheduler_note(state: Mapping[str, Any]) -> dict[str, Any]:
 def scheduler_state(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the state of Megatron's scheduler: its position, and settings if they are known.
 
-    Megatron reads all keys. Unknown settings are None; --override-opt_param-scheduler makes
-    Megatron ignore them and take those of the new run.
+    Megatron reads all keys. Unknown settings are None; with
+    --override-opt_param-scheduler, Megatron takes the settings of the new run instead.
     """
     rates = (*RATES, "lr_decay_style")
     lengths = ("lr_warmup_steps", "lr_warmup_tokens", "lr_decay_steps", "lr_decay_tokens")

@@ -255,7 +255,7 @@ def check_replicas(source: TensorSource) -> None:
         for chunk in extent.chunks:
             if not chunk.is_mean and not _is_same(source, (extent, chunk)):
                 raise UserError(
-                    f"{extent.file}: replicated tensor {extent.name} differs from that of other "
+                    f"{extent.file}: replicated tensor {extent.name} differs between "
                     "ranks; use another checkpoint, or convert it with --take-first-copy"
                 )
 

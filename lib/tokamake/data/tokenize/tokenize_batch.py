@@ -29,7 +29,7 @@ def tokenize_batch(
     duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
-    """Tokenize a job batch of a plan: write those of its shards that are not complete yet.
+    """Tokenize a job batch of a plan: write its incomplete shards.
 
     The stage accounts for every document of a shard: documents in = documents out + empty +
     quarantined + duplicates + filtered. It writes no shard of a damaged file.

@@ -29,7 +29,7 @@ class CrossAttention(nn.Module):
     """Attention of the decoder's tokens to the encoder's.
 
     Attributes:
-        number: of its layer in the whole model.
+        number: layer index in the whole model.
     """
 
     def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:

@@ -1,7 +1,7 @@
 """Rows of a task: its files tokenized, and micro batches of them.
 
-A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; the end of one that is too long is cut, which is
-that of B. A choice has such a sequence for each option.
+A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; a row that is too long loses tokens at its
+end. A choice has such a sequence for each option.
 Shape suffixes: B rows of a micro batch, O options of a row (1 unless the task is a choice), L
 tokens.
 """
