@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,7 @@ def test_sdist_and_wheel_hold_the_modules_of_their_executor(name: str, tmp_path:
     modules = {str(path.relative_to(executor)) for path in executor.rglob("*.py")}
     source = shutil.copytree(executor, tmp_path / name, ignore=IGNORED)
     sdist = build(build_meta.build_sdist, source)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     packed = {path for path in packed if ".egg-info/" not in path}

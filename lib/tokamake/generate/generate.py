@@ -166,11 +166,13 @@ class _Work:
             text = self._text(tokens)
             show = _printer(prompt) if stream else (lambda _: None)
             started.append((self._generation(tokens, seed, text=text, show=show), text, show))
-        engine.run(generation for generation, _, _ in started)
         samples = []
-        for generation, text, show in started:
-            show(text.finish())
-            samples.append(self._sample(generation, text))
+        # The end of a streamed text comes out before the next prompt.
+        for together in [[each] for each in started] if stream else [started]:
+            engine.run(generation for generation, _, _ in together)
+            for generation, text, show in together:
+                show(text.finish())
+                samples.append(self._sample(generation, text))
         if stream:
             print()
         return samples
