@@ -67,6 +67,20 @@ def test_options_are_kept_without_defaults() -> None:
     assert parse_filters("") == parse_filters("[]") == ()
 
 
+def test_a_value_alone_sets_the_bare_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.py").write_text(
+        OUTSIDE.replace("    letter:", '    bare_option = "letter"\n    letter:')
+    )
+    expected = ({"bare.py": {"letter": "a"}}, {"length": {"min_words": 3}})
+    assert parse_filters("bare.py: a, length: {min_words: 3}") == expected
+    assert parse_filters("bare.py: {letter: a}") == expected[:1]
+    with pytest.raises(UserError, match=r"bare\.py: letter: 3: input should be a valid string"):
+        parse_filters("bare.py: 3")
+
+
 def test_a_row_of_the_table_has_filters_of_its_own(tmp_path: Path) -> None:
     table = tmp_path / "corpora.tsv"
     cells = ["length: {min_words: 3}", "[]", ""]

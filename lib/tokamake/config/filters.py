@@ -75,16 +75,19 @@ def source_digest(name: str) -> str:
 
 
 def _entry(value: Any) -> dict[str, dict[str, Any]]:
-    """Check a filter and its options: {length: {min_characters: 200}}, or a name alone."""
+    """Check a filter: {length: {min_characters: 200}}, {language: en}, or a name alone."""
     value = {value: None} if isinstance(value, str) else value
     if not isinstance(value, Mapping) or len(value) != 1:
         raise ValueError(f"{value!r}: give a filter as NAME: {{OPTION: VALUE}}")
     (name, options), *_ = value.items()
     options = {} if options is None else options
-    if not isinstance(options, Mapping):
-        raise ValueError(f"{name}: {options!r}: give options as {{OPTION: VALUE}}")
     try:
-        checked = validate(filter_class(str(name)), options, str(name))
+        loaded = filter_class(str(name))
+        if not isinstance(options, Mapping):
+            if not (bare := getattr(loaded, "bare_option", "")):
+                raise ValueError(f"{name}: {options!r}: give options as {{OPTION: VALUE}}")
+            options = {bare: options}
+        checked = validate(loaded, options, str(name))
     except UserError as error:
         raise ValueError(str(error).replace("\n", "; ")) from None
     # Without defaults, so that a new option of a filter leaves finished shards as they are.

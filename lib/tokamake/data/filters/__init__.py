@@ -8,7 +8,7 @@ verdict.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tokamake.config.fields import Settings
 
@@ -36,6 +36,9 @@ class Document:
 
 class DocumentFilter(Settings):
     """Base class of filters: fields with docstrings are options, `apply` decides."""
+
+    bare_option: ClassVar[str] = ""
+    """Option that a value alone sets: "languages" accepts `language: en`. Empty: none."""
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:
