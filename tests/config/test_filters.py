@@ -8,7 +8,12 @@ import pytest
 
 from tokamake.config import filters as module
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.filters import filter_class, parse_filters, source_digest
+from tokamake.config.filters import (
+    check_packages,
+    filter_class,
+    parse_filters,
+    source_digest,
+)
 from tokamake.data.corpus.corpora import read_corpora
 from tokamake.data.filters.length import Filter as Length
 from tokamake.errors import UserError
@@ -31,7 +36,7 @@ class Filter(DocumentFilter):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([{"lenth": {}}], "lenth: unknown filter; choose one of length, regex, or a path ending"),
+        ([{"lenth": {}}], "lenth: unknown filter; choose one of "),
         ([{"length": {"min_char": 2}}], "length: min_char: unknown key; did you mean min_charac"),
         ([{"length": {"min_words": "x"}}], "length: min_words: 'x': input should be a valid int"),
         ([{"length": {"min_words": -1}}], "length: min_words: -1: input should be greater than"),
@@ -81,6 +86,25 @@ def test_a_value_alone_sets_the_bare_option(
         parse_filters("bare.py: 3")
 
 
+def test_a_package_that_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("outside.py").write_text(
+        OUTSIDE.replace("    letter:", "    packages = ('gone',)\n    letter:")
+    )
+    lacks = "needs gone, which this Python environment lacks"
+    with pytest.raises(UserError) as error:
+        check_packages(parse_filters("length: {min_words: 3}, outside.py: {letter: a}"))
+    assert str(error.value) == (f"filters: outside.py: {lacks}; install it, or remove the filter")
+    monkeypatch.setattr(Length, "packages", ("gone", "json"))
+    with pytest.raises(UserError) as error:
+        check_packages(parse_filters("length: {min_words: 3}"))
+    assert str(error.value) == (
+        f"filters: length: {lacks}; run `pip install 'tokamake[corpora]'`, or remove the filter"
+    )
+
+
 def test_a_row_of_the_table_has_filters_of_its_own(tmp_path: Path) -> None:
     table = tmp_path / "corpora.tsv"
     cells = ["length: {min_words: 3}", "[]", ""]
@@ -127,5 +151,5 @@ def test_an_entry_point_names_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(source_digest("short")) == 64
     with pytest.raises(UserError, match=r"gone: cannot be imported .*; install its package"):
         filter_class("gone")
-    with pytest.raises(UserError, match="choose one of length, regex, short, class, gone, or a"):
+    with pytest.raises(UserError, match=r"choose one of .*regex, .*short, class, gone, or a"):
         filter_class("other")

@@ -35,6 +35,7 @@ def check(**sections: Any) -> None:
         default_resource=lambda _: None,
         launch="",
         is_main_process=True,
+        uses_conda=False,
     )
     assert Preflight(config, snakemake).index(SMOKE, []) == []
 

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from tests.support.workflow_configs import read_config, train, wildcards
-from tests.support.workflows import CONFIG, MINE, SNAKEMAKE, make_workspace
+from tests.support.workflows import CONFIG, CORPORA, MINE, SNAKEMAKE, make_workspace
+from tokamake.data.filters.length import Filter as Length
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight import run as preflight_run
 from tokamake.workflow import preflight
 from tokamake.workflow.preflight import Preflight
@@ -25,6 +27,7 @@ def check(monkeypatch: pytest.MonkeyPatch, rule: str, **resources: str) -> None:
         default_resource=lambda _: None,
         launch="",
         is_main_process=True,
+        uses_conda=False,
     )
     config: Any = read_config(train=train(optimizer={"name": "adamw_8bit"}))
     run = wildcards(run="smoke", segment="")
@@ -47,6 +50,35 @@ def test_only_ranks_in_an_image_have_packages_of_their_own(
     check(monkeypatch, rule, container="tokamake.sif")
     monkeypatch.setenv("JOB_CONTAINER", "tokamake.sif")
     check(monkeypatch, rule)
+
+
+@pytest.mark.usefixtures("workspace_here")
+def test_filters_of_a_corpus_need_packages_unless_conda_installs_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Length, "packages", ("gone",))
+    table = CORPORA.splitlines()
+    filters = ["filters", "length: {min_words: 3}", *([""] * (len(table) - 2))]
+    config = read_config(table="\n".join(map("\t".join, zip(table, filters, strict=True))) + "\n")
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: {},
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
+        uses_conda=False,
+    )
+    filtered, *others = map(corpus_of, config.tokenize_batches)
+    for batch in config.tokenize_batches:
+        if corpus_of(batch) != filtered:
+            assert Preflight(config, snakemake).tokenize(wildcards(batch=batch), []) == []
+    assert others
+    batch = next(iter(config.tokenize_batches))
+    with pytest.raises(SystemExit):
+        Preflight(config, snakemake).tokenize(wildcards(batch=batch), [])
+    message = f"corpus {filtered}: filters: length: needs gone, which this Python environment lacks"
+    assert message in capsys.readouterr().err
+    snakemake.uses_conda = True
+    assert Preflight(config, snakemake).tokenize(wildcards(batch=batch), []) == []
 
 
 @pytest.mark.slow

@@ -162,6 +162,7 @@ rule tokenize:
         ENVIRONMENT
     threads: 1
     params:
+        checked=preflight.tokenize,
         shards=data_rules.filtered_shards_digest,
         corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],

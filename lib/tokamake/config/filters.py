@@ -8,9 +8,10 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,19 @@ def source_digest(name: str) -> str:
         return ""
     source = name if name.endswith(".py") else inspect.getsourcefile(filter_class(name))
     return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
+
+
+def check_packages(entries: Iterable[Mapping[str, Any]]) -> None:
+    """Check that the packages of filters are installed."""
+    for name in (name for entry in entries for name in entry):
+        packages = getattr(filter_class(name), "packages", ())
+        if missing := [package for package in packages if find_spec(package) is None]:
+            is_own = name in plugins.names(_FOLDER)
+            remedy = "run `pip install 'tokamake[corpora]'`" if is_own else "install it"
+            raise UserError(
+                f"filters: {name}: needs {', '.join(missing)}, which this Python environment "
+                f"lacks; {remedy}, or remove the filter"
+            )
 
 
 def _entry(value: Any) -> dict[str, dict[str, Any]]:

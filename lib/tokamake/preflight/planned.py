@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokamake.config.data_set import DataSet
 from tokamake.config.root import Config
@@ -66,6 +67,11 @@ class WorkflowConfig:
     def changed_shards(self) -> frozenset[str]:
         """Shards whose raw files have changed since the workflow last ran."""
         return changed_shards(self.plan, self.previous_plan)
+
+    def filters(self, corpus: str) -> tuple[dict[str, Any], ...]:
+        """Filters of a corpus: its own, or `tokenize.filters`."""
+        own = self.corpora[corpus].filters
+        return self.shared.tokenize.filters if own is None else own
 
     @cached_property
     def splits(self) -> list[str]:

@@ -177,8 +177,7 @@ class DataRules:
         return [*self.corpus_options(wildcards), *options]
 
     def _filters(self, batch: str) -> tuple[dict[str, Any], ...]:
-        corpus = self._config.corpora[corpus_of(batch)]
-        return self._config.shared.tokenize.filters if corpus.filters is None else corpus.filters
+        return self._config.filters(corpus_of(batch))
 
     def shards_digest(self, wildcards: Any) -> str:
         """Digest of the shards of a job batch, and of their raw files' sizes and times."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from tokamake.config.data_set import RUN
 from tokamake.config.training import TrainSettings
+from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
-from tokamake.preflight.data import check_planned_data
+from tokamake.preflight.data import check_filters, check_planned_data
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
 from tokamake.preflight.run import check_packages, check_ranks
@@ -43,7 +44,15 @@ class Preflight:
         self._images = {rule: resources[rule].get("container") or image for rule in resources}
         self._spare_nodes = str(resources["train"].get("spare_nodes", 0))
         self._launch = Path(snakemake.launch)
+        self._uses_conda = snakemake.uses_conda
         self._checked: set[tuple[Callable[..., None], str]] = set()
+
+    @exit_on_user_error()
+    def tokenize(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check the packages of the filters of a job batch; conda gives jobs an environment."""
+        if self._is_main_process and not self._uses_conda:
+            check_filters(self._config, corpus_of(wildcards.batch))
+        return []
 
     @exit_on_user_error()
     def index(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002

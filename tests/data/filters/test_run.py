@@ -222,6 +222,18 @@ def test_a_filter_outside_the_package(
     assert capsys.readouterr().out.count("loading a model") == 1
 
 
+def test_a_mistake_that_setup_finds_is_one_line(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace)
+    raised = "raise UserError('no model; install it')"
+    text = MODEL.replace('print("loading a model")', raised)
+    Path("lacking.py").write_text(f"from tokamake.errors import UserError\n{text}")
+    raw = write(workspace / "raw.jsonl", [{"text": "a"}])
+    with pytest.raises(UserError, match=r"^filter lacking\.py: no model; install it$"):
+        run(workspace, [raw], "out", filters="lacking.py")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -39,6 +39,8 @@ class DocumentFilter(Settings):
 
     bare_option: ClassVar[str] = ""
     """Option that a value alone sets: "languages" accepts `language: en`. Empty: none."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Optional packages that `setup` or `apply` imports: the dry run looks for them."""
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.config.filters import filter_class, source_digest
+from tokamake.config.filters import check_packages, filter_class, source_digest
 from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.data.readers import RecordBlock, select_texts, value_of
 from tokamake.errors import UserError
@@ -24,6 +24,8 @@ class LoadedFilter(NamedTuple):
 
 def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
     """Load filters of the config; `setup` is called later, by the process that runs them."""
+    entries = [*entries]
+    check_packages(entries)
     return [
         LoadedFilter(name, options, source_digest(name), filter_class(name)(**options))
         for entry in entries

@@ -119,6 +119,8 @@ class ShardTokenizer:
         for loaded in () if self._are_set_up else self._filters:
             try:
                 loaded.filter.setup()
+            except UserError as error:
+                raise UserError(f"filter {loaded.name}: {error}") from None
             except Exception as error:
                 raise UserError(
                     f"filter {loaded.name}: setup failed ({type(error).__name__}: {error}); fix "
