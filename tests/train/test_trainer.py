@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,18 @@ from tests.support.runs import (
     whole_batches,
 )
 from tokamake import files
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.data.samples.index import index
+from tokamake.data.samples.loader import StepBatch
 from tokamake.errors import UserError
+from tokamake.parallel.mesh import Mesh
 from tokamake.runtime.exit_status import Stopped
 from tokamake.schedules import cosine
 from tokamake.train import trainer
 from tokamake.train.metrics import Metrics, Record, read
+from tokamake.train.objectives.causal.objective import Objective
+from tokamake.train.sampler import Sampler
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -105,6 +111,37 @@ def test_training_equals_transformers_and_torch(root: Path, single: Path) -> Non
     assert expected[-1] < expected[0] - 0.1
     for name, tensor in weights(single).items():
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+class InMemory(Sampler):
+    """Samples of an objective that reads no index: two steps of rows in memory."""
+
+    rows = np.random.default_rng(7).integers(0, 64, (2, 8, 17))
+
+    def steps(
+        self,
+        state: ResumeState,
+        mesh: Mesh,  # noqa: ARG002
+        *,
+        left_out: Sequence[tuple[int, int]],  # noqa: ARG002
+    ) -> Iterator[StepBatch]:
+        for step in range(state.step, 2):
+            numbers = np.arange(8).reshape(4, 2) + 8 * step
+            yield StepBatch(8 * step, 8, [*self.rows[step].reshape(4, 2, 17)], numbers)
+
+
+def test_an_objective_can_have_a_sampler_of_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = staticmethod(lambda run, *_, **__: InMemory(run))
+    monkeypatch.setattr(Objective, "make_sampler", made)
+    config = make_run(root, "in-memory", train_steps=2, save_interval=1)
+    assert train_here(config) == 0
+    first, _ = losses(config)
+    expected = loss_of(their_model(root / "start"), torch.from_numpy(InMemory.rows[0]))
+    assert first == pytest.approx(expected.item(), rel=1e-5)
+    saved = read_run(read_run(config).output / "global_step2/run.yaml")
+    assert saved.architecture == read_run(config).architecture
 
 
 def test_files_of_a_finished_run(root: Path, single: Path) -> None:

@@ -31,6 +31,9 @@ class Recorder(Hook):
     def validated(self, state: ResumeState, measured: dict[str, Validation]) -> None:
         self.calls.append(f"validated {state.step}: {', '.join(measured)}")
 
+    def saved(self, state: ResumeState) -> None:
+        self.calls.append(f"saved {state.step}")
+
     def sync(self) -> None:
         self.calls.append("sync")
 
@@ -59,9 +62,9 @@ def test_hooks_are_called_around_steps_saves_and_validations(
     assert train_here(config) == 0
     assert recorder.calls == [
         *("validated 0: valid", "begin 1", "end 1", "begin 2", "end 2"),
-        # Records are on disk before the checkpoint, which does not wait for the validation.
-        *("sync", "validated 2: valid", "begin 3", "end 3", "sync", "validated 3: valid"),
-        *("sync", "close"),
+        # Records are on disk before the checkpoint, which is in place before the validation.
+        *("sync", "saved 2", "validated 2: valid", "begin 3", "end 3", "sync", "saved 3"),
+        *("validated 3: valid", "sync", "close"),
     ]
 
 

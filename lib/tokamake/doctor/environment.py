@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from tokamake.doctor.launcher import SECONDS, Launcher, ask_in_job
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime.process_group import BACKENDS
+from tokamake.runtime.device import BACKENDS
 from tokamake.runtime.requirements import required
 
 RECIPE = "see `An environment of your own` in the README of the profiles"

@@ -44,13 +44,13 @@ def evaluate_finetuned(
     from tokamake.checkpoint.detect import open_any
     from tokamake.files import write_json
     from tokamake.finetune.predictions import score_sets
-    from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.process_group import joined
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.objectives.classification.rows import read_rows
 
     ranks = Ranks.find()
-    with report_from_rank_0(ranks), process_group(ranks) as device:
+    with joined(ranks) as device:
         with raise_on_all_ranks():
             task_settings = _task(task, settings)
             opened = open_any(checkpoint)

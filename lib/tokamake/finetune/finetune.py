@@ -28,18 +28,12 @@ def finetune(*, config: Path, output: Path, model: Path, minutes: float | None =
         minutes: How long this may take; by default what the scheduler gives the job.
     """
     from tokamake.finetune.finetune_run import read_finetune_run
-    from tokamake.runtime.device import noted_device_faults
-    from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.process_group import joined
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
-    with (
-        report_from_rank_0(ranks),
-        noted_device_faults(ranks),
-        process_group(ranks) as device,
-        noted_device_faults(ranks),
-    ):
+    with joined(ranks) as device:
         with raise_on_all_ranks():
             run = read_finetune_run(config)
         code = finetune_run(run, ranks, device=device, output=output, model=model, minutes=minutes)

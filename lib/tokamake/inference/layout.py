@@ -104,22 +104,15 @@ def peers() -> Iterator[Peers]:
     A host whose device reports that it is broken is noted for the next job.
     """
     from tokamake.runtime.device import noted_device_faults
-    from tokamake.runtime.process_group import choose_device, process_group
-    from tokamake.runtime.rank_errors import leave, report_from_rank_0
+    from tokamake.runtime.process_group import choose_device, joined
+    from tokamake.runtime.rank_errors import leave
 
     ranks = Ranks.find()
     if ranks.world_size == 1:
         with noted_device_faults(ranks), _explained_lack_of_memory(ranks):
             yield Peers(ranks, choose_device(ranks))
         return
-    with (
-        report_from_rank_0(ranks),
-        noted_device_faults(ranks),  # of the start of the process group
-        process_group(ranks) as device,
-        # Its end may hang with a broken device, so faults of the work are noted before.
-        noted_device_faults(ranks),
-        _explained_lack_of_memory(ranks),
-    ):
+    with joined(ranks) as device, _explained_lack_of_memory(ranks):
         yield Peers(ranks, device)
     leave(ranks, 0)
 

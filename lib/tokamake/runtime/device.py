@@ -20,6 +20,8 @@ from tokamake.runtime.ranks import Ranks
 if TYPE_CHECKING:
     import torch
 
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+"""torch.distributed back end by type of device."""
 _OUT_OF_MEMORY = re.compile(
     r"can't (allocate memory|start new thread)|Resource temporarily unavailable|out of memory"
     r"|STATUS_ALLOC_FAILED|OUT_OF_(HOST|DEVICE)_MEMORY"
@@ -37,6 +39,15 @@ Others, such as an illegal memory access or NCCL's "unhandled system error", may
 the program, or on another host.
 """
 _NOTE = "This host is noted as faulty."
+
+
+def group_device() -> "torch.device":
+    """Device of the tensors that ranks exchange in the default process group."""
+    import torch
+    import torch.distributed as dist
+
+    kinds = {backend: kind for kind, backend in BACKENDS.items()}
+    return torch.device(kinds.get(dist.get_backend(), "cpu"))
 
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tokamake.batch_systems import hosts_of
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.cores import num_threads
+from tokamake.runtime.device import BACKENDS, noted_device_faults
+from tokamake.runtime.rank_errors import report_from_rank_0
 from tokamake.runtime.ranks import Ranks, mpi, variable
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""torch.distributed back end by type of device."""
 _MAX_FULL_MESH = 128
 """Ranks that may all be connected with each other."""
 
@@ -38,13 +38,21 @@ def choose_device(ranks: Ranks) -> "torch.device":
     return torch.device("cpu")
 
 
-def group_device() -> "torch.device":
-    """Device of the tensors that ranks exchange in the default process group."""
-    import torch
-    import torch.distributed as dist
+@contextmanager
+def joined(ranks: Ranks) -> Iterator["torch.device"]:
+    """Join the ranks of a command and yield this rank's device; leave the ranks on exit.
 
-    kinds = {backend: kind for kind, backend in BACKENDS.items()}
-    return torch.device(kinds.get(dist.get_backend(), "cpu"))
+    Rank 0 reports a `UserError` that all ranks raise. A host whose device reports that it is broken
+    is noted for the next job. For errors see `process_group`.
+    """
+    with (
+        report_from_rank_0(ranks),
+        noted_device_faults(ranks),  # of the start of the process group
+        process_group(ranks) as device,
+        # Its end may hang with a broken device, so faults of the work are noted before.
+        noted_device_faults(ranks),
+    ):
+        yield device
 
 
 @contextmanager

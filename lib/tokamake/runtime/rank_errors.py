@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from tokamake.errors import TemporaryError, UserError, note_failure, of_system
+from tokamake.runtime.device import group_device
 from tokamake.runtime.ranks import Ranks
 
 Item = TypeVar("Item")
@@ -34,8 +35,6 @@ def raise_on_all_ranks() -> Iterator[None]:
     """
     import torch
     import torch.distributed as dist
-
-    from tokamake.runtime.process_group import group_device
 
     own: UserError | None = None
     try:

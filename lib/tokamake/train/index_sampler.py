@@ -1,12 +1,11 @@
 """Samples of an index: training samples, and validation splits that training leaves out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
-from tokamake.config.resolved_run import Run, write_run
+from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.loader import SplitSamples, StepBatch, batches, open_samples
 from tokamake.parallel.mesh import Mesh
@@ -89,10 +88,6 @@ class IndexSampler(Sampler):
             name: engine.validate(watch(split.micro_batches(run, engine.mesh)))
             for name, split in self._splits.items()
         }
-
-    def recorder(self) -> Callable[[Path], None]:
-        """Checkpoints hold the settings of their run."""
-        return lambda folder: write_run(folder / "run.yaml", self.run)
 
 
 def open_validation_splits(

@@ -25,7 +25,7 @@ from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
-from tokamake.train.objectives._base import Labels, make_objective
+from tokamake.train.objectives._base import Labels, objective_class
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
@@ -67,7 +67,7 @@ class PipelineStages:
 
     def __init__(self, run: Run, mesh: Mesh, *, device: torch.device, shard: bool = True) -> None:
         self._run, self._mesh, self._train, self._device = run, mesh, run.train, device
-        self.objective = make_objective(run, mesh, device=device)
+        self.objective = objective_class(run)(run, mesh, device=device)
         family = plugins.load("models/*/model", run.architecture.family)
         self.embedding_name: str = family.Model.embedding_name
 

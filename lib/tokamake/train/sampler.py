@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.config.resolved_run import Run
+from tokamake.config.resolved_run import Run, write_run
 from tokamake.data.samples.loader import DocumentSpan, StepBatch
 from tokamake.parallel.mesh import Mesh
 from tokamake.train import metrics
@@ -59,18 +59,25 @@ class Sampler(ABC):
         """This rank's samples of a step."""
         return SampleIds(batch.sample_numbers)
 
-    @abstractmethod
-    def needs_validation(self, state: ResumeState) -> bool:
+    def needs_validation(self, state: ResumeState) -> bool:  # noqa: ARG002
         """Whether the loop validates before its first step."""
+        return False
 
-    @abstractmethod
-    def validate(self, engine: Any, state: ResumeState, *, watch: Watch) -> dict[str, Validation]:
+    def validate(
+        self,
+        engine: Any,  # noqa: ARG002
+        state: ResumeState,  # noqa: ARG002
+        *,
+        watch: Watch,  # noqa: ARG002
+    ) -> dict[str, Validation]:
         """Measure each validation split; empty: there is nothing to measure."""
+        return {}
 
     def validation_losses(self) -> Iterable[tuple[int, float]]:
         """Steps that were validated, with a number that is lower for better weights."""
         return metrics.validation_losses(self.run.output / metrics.FILE)
 
-    @abstractmethod
     def recorder(self) -> Callable[[Path], None]:
-        """Function that writes files of this moment into the folder of a checkpoint, on rank 0."""
+        """Function that writes files of this moment into the folder of a checkpoint, on rank 0;
+        by default, the settings of the run."""
+        return lambda folder: write_run(folder / "run.yaml", self.run)

@@ -54,20 +54,12 @@ def train(
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.preflight.changes import read_decision
-    from tokamake.runtime.device import noted_device_faults
-    from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.process_group import joined
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
-    with (
-        report_from_rank_0(ranks),
-        _exit_on_signals(ranks),
-        noted_device_faults(ranks),  # of the start of the process group
-        process_group(ranks) as device,
-        # Its end may hang with a broken device, so faults of the training are noted before.
-        noted_device_faults(ranks),
-    ):
+    with _exit_on_signals(ranks), joined(ranks) as device:
         with raise_on_all_ranks():
             run = read_decision(config, read_run(config))
             _check_limits(until_step, until_samples, until_tokens)
@@ -160,10 +152,12 @@ def train_run(
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
     """
-    from tokamake.train.index_sampler import IndexSampler
+    from tokamake.train.objectives._base import objective_class
     from tokamake.train.trainer import Trainer
 
-    sampler = IndexSampler(run, job.ranks, index=index, unvalidated=start.unvalidated)
+    sampler = objective_class(run).make_sampler(
+        run, job.ranks, index=index, unvalidated=start.unvalidated
+    )
     trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
     state = trainer.train()
     if state.step < trainer.last_step:

@@ -7,7 +7,9 @@ each of its decisions is the same on all ranks.
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from tokamake import plugins
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
@@ -19,11 +21,11 @@ from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import report_from_any_rank
 from tokamake.runtime.ranks import Ranks
 from tokamake.schedules import Schedule
-from tokamake.train import job_progress
 from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole, newest_before
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.hooks import FinishedStep, Hook, Training, open_hooks
 from tokamake.train.hooks.heartbeat import Heartbeat
+from tokamake.train.hooks.job_progress import retracted_on_error, say_stopped
 from tokamake.train.metrics import Record
 from tokamake.train.sampler import Sampler
 from tokamake.train.stability.step_guard import StepGuard
@@ -31,15 +33,12 @@ from tokamake.train.step_result import NOTHING, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stopping import Stopping, on_signals
 
-if TYPE_CHECKING:
-    import torch
-
 
 class Job(NamedTuple):
     """Surroundings of a run on this rank."""
 
     ranks: Ranks
-    device: "torch.device"
+    device: torch.device
     deadline: Deadline
     """End of this job."""
     heartbeat: Heartbeat
@@ -69,8 +68,6 @@ class Trainer:
     ) -> None:
         self._resolved, self._until_step, self.sampler = run, until_step, sampler
         self.ranks, self.device, self.deadline, self.heartbeat = job
-        if text := str(job.deadline):
-            job.ranks.print_once(text)
         self.stopping = Stopping(run.output, job.ranks, deadline=job.deadline)
         self.stopped: Stopped | None = None
 
@@ -102,7 +99,12 @@ class Trainer:
 
         # ---- Checkpoints, hooks and journal ----
         self.saver = CheckpointSaver(
-            sampler, ranks, engine=self.engine, deadline=self.deadline, start=start
+            sampler,
+            ranks,
+            engine=self.engine,
+            deadline=self.deadline,
+            start=start,
+            saved=self._saved,
         )
         training = Training(
             self.run,
@@ -128,7 +130,7 @@ class Trainer:
         """Train until `last_step`, a stop signal or the end of the job; save the last step."""
         with (
             closing(self),
-            job_progress.retracted_on_error(self.ranks),
+            retracted_on_error(self.ranks),
             on_signals(self.stopping.signals.note),
         ):
             if self.sampler.needs_validation(self.state):
@@ -141,7 +143,7 @@ class Trainer:
                         break
             self.saver.finish()
             if self.stopped and self.state.step < self.last_step:
-                job_progress.say_stopped(self.stopped, self.state.step, ranks=self.ranks)
+                say_stopped(self.stopped, self.state.step, ranks=self.ranks)
             else:
                 self._sync()  # for a validation after the save
         return self.state
@@ -279,6 +281,10 @@ class Trainer:
     def _sync(self) -> None:
         for hook in self.hooks:
             hook.sync()
+
+    def _saved(self, state: ResumeState) -> None:
+        for hook in self.hooks:
+            hook.saved(state)
 
     def _record(self, record: Record) -> None:
         """Hand a new record of metrics.jsonl to the hooks."""

@@ -42,8 +42,7 @@ def calls() -> list[Any]:
 def recorder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder(calls)
     monkeypatch.setattr(saving, "Retention", lambda *_, **__: recorder)
-    for module, name in ((saving.resume, "commit"), (saving.job_progress, "note")):
-        monkeypatch.setattr(module, name, getattr(recorder, name))
+    monkeypatch.setattr(saving.resume, "commit", recorder.commit)
     monkeypatch.setattr(saving, "write_durations", recorder.write_durations)
     return recorder
 
@@ -57,7 +56,12 @@ def saver(recorder: Any, *, rank: int = 0, resumed: Path | None = None) -> Check
     )
     start: Any = SimpleNamespace(resumed=resumed, state=STATE)
     return CheckpointSaver(
-        sampler, Ranks(rank, 1, 0, 1), engine=recorder, deadline=recorder, start=start
+        sampler,
+        Ranks(rank, 1, 0, 1),
+        engine=recorder,
+        deadline=recorder,
+        start=start,
+        saved=recorder.saved,
     )
 
 
@@ -81,13 +85,13 @@ def test_a_checkpoint_is_committed_after_its_files_are_written(
     calls.clear()
     checkpoints.finish()
     assert [name for name, *_ in calls] == [
-        *("wait", "write_run", "commit", "note", "end_saving", "write_durations", "note_commit")
+        *("wait", "write_run", "commit", "end_saving", "write_durations", "note_commit", "saved")
     ]
     assert calls[1] == ("write_run", folder)
-    assert (calls[2], calls[3], calls[-1]) == (
+    assert (calls[2], *calls[-2:]) == (
         ("commit", Path("out"), STATE),
-        ("note", 3),
         ("note_commit", 3),
+        ("saved", STATE),
     )
     assert checkpoints.latest == "out/global_step3"
     assert capsys.readouterr().out == "saved out/global_step3\n"
@@ -138,5 +142,5 @@ def test_other_ranks_write_their_files_only(recorder: Recorder, calls: list[Any]
     checkpoints.begin(STATE)
     checkpoints.finish()
     checkpoints.close()
-    assert [name for name, *_ in calls] == ["begin_saving", "save", "wait"]
+    assert [name for name, *_ in calls] == ["begin_saving", "save", "wait", "saved"]
     assert checkpoints.latest == "out/global_step3"

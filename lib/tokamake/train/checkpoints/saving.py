@@ -7,7 +7,6 @@ from typing import Any
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train import job_progress
 from tokamake.train.checkpoints import resume
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.retention import Retention
@@ -21,13 +20,24 @@ class CheckpointSaver:
 
     Attributes:
         latest: last checkpoint that is complete, for messages.
+
+    Args:
+        saved: called with the state of each checkpoint that is in place.
     """
 
     def __init__(
-        self, sampler: Sampler, ranks: Ranks, *, engine: Any, deadline: Deadline, start: ResumePoint
+        self,
+        sampler: Sampler,
+        ranks: Ranks,
+        *,
+        engine: Any,
+        deadline: Deadline,
+        start: ResumePoint,
+        saved: Callable[[ResumeState], None] = lambda _: None,
     ) -> None:
         self._run = run = sampler.run
         self._sampler, self._ranks, self._engine, self._deadline = sampler, ranks, engine, deadline
+        self._saved = saved
         self.latest = str(start.resumed) if start.resumed else f"{run.start} (the start)"
         self._retention: Retention | None = None
         with raise_on_all_ranks():
@@ -70,6 +80,7 @@ class CheckpointSaver:
                 self._commit(state)
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
+        self._saved(state)
 
     def note_validation(self) -> None:
         """Let `train.keep_best` decide again, since a validation loss was recorded."""
@@ -79,7 +90,6 @@ class CheckpointSaver:
     def _commit(self, state: ResumeState) -> None:
         output = self._run.output
         resume.commit(output, state)
-        job_progress.note(state.step)
         self._deadline.end_saving()
         write_durations(
             output / DURATIONS, self._ranks.world_size, measured=self._deadline.measured

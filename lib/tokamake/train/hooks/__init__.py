@@ -77,6 +77,9 @@ class Hook:
     def recorded(self, record: "Record") -> None:
         """Called on rank 0 with each new record of metrics.jsonl."""
 
+    def saved(self, state: "ResumeState") -> None:
+        """Called when the checkpoint of a state is in place; training may be at a later step."""
+
     def sync(self) -> None:
         """Bring records to disk: called before a checkpoint is saved, and after the last step."""
 

@@ -21,7 +21,11 @@ from tokamake.models.common.language_model import Predictions, predictions
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import cross_entropy, num_right
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.preflight.data import IndexContent
+from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import HostBatch, MicroBatch, to_device
+from tokamake.train.index_sampler import IndexSampler
+from tokamake.train.sampler import Sampler
 
 KIND = "train/objectives/*/objective"
 """Kind of the plug-ins that are objectives."""
@@ -64,6 +68,20 @@ class ObjectiveBase(ABC):
 
     def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
         self.run, self.mesh, self.device = run, mesh, device
+
+    # ---- Samples of a run ----
+
+    @classmethod
+    def make_sampler(
+        cls, run: Run, ranks: Ranks, *, index: IndexContent, unvalidated: bool = False
+    ) -> Sampler:
+        """Open the samples of a run that `train` trains; all ranks call this together.
+
+        Args:
+            index: content of index.json.
+            unvalidated: whether an earlier job stopped before its last validation.
+        """
+        return IndexSampler(run, ranks, index=index, unvalidated=unvalidated)
 
     # ---- From samples to a micro batch ----
 
@@ -160,11 +178,7 @@ class ObjectiveBase(ABC):
         return self.run.architecture.vocab_size
 
 
-def make_objective(
-    run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU
-) -> ObjectiveBase:
-    """Make the objective of a run."""
-    objective: ObjectiveBase = plugins.load(KIND, run.train.objective).Objective(
-        run, mesh, device=device
-    )
+def objective_class(run: Run) -> type[ObjectiveBase]:
+    """Class of the objective of a run."""
+    objective: type[ObjectiveBase] = plugins.load(KIND, run.train.objective).Objective
     return objective

@@ -59,10 +59,9 @@ class Deadline:
     def of_job(cls, output: Path, ranks: Ranks, *, minutes: float | None) -> "Deadline":
         """Deadline in `minutes`, or by the scheduler; only rank 0 knows it and tells the others."""
         end = end_of_job(minutes) if ranks.rank == 0 else None
+        if end:
+            ranks.print_once(f"this job ends at {time.ctime(end)}; training saves before")
         return cls(end, earlier=read_durations(output / DURATIONS, ranks.world_size))
-
-    def __str__(self) -> str:
-        return f"this job ends at {time.ctime(self.end)}; training saves before" if self.end else ""
 
     def near(self) -> bool:
         """Whether to stop after the next step; call it before each step.

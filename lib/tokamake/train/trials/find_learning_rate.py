@@ -49,12 +49,12 @@ def find_learning_rate(
     """
     from tokamake import files
     from tokamake.config.resolved_run import read_run
-    from tokamake.runtime.process_group import process_group
-    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks, report_from_rank_0
+    from tokamake.runtime.process_group import joined
+    from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
-    with report_from_rank_0(ranks), process_group(ranks) as device:
+    with joined(ranks) as device:
         with raise_on_all_ranks():
             run = read_run(config)
             if not 0 < start < end:

@@ -42,7 +42,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.run import check_layout
 from tokamake.train.backends.native import label_draws
-from tokamake.train.objectives._base import make_objective
+from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 
 CPU = torch.device("cpu")
@@ -213,7 +213,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(masked_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    objective = make_objective(run)
+    objective = objective_class(run)(run)
     batches = [objective.to_batch(rows) for rows in (records, samples)]
     assert batches[0].further_inputs.keys() == FURTHER
     for rows, batch in zip((records, samples), batches, strict=True):
@@ -259,7 +259,8 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
 
 def test_full_samples_need_no_mask(run: Run) -> None:
     first = rows_of(samples_of(0), slice(0, 1))
-    assert make_objective(run).to_batch(first).further_inputs.keys() == FURTHER - {"document_ids"}
+    batch = objective_class(run)(run).to_batch(first)
+    assert batch.further_inputs.keys() == FURTHER - {"document_ids"}
 
 
 def test_context_parallelism_is_refused(run: Run) -> None:

@@ -47,7 +47,7 @@ from tokamake.train.backends.native import label_draws
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision
-from tokamake.train.objectives._base import make_objective
+from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.span_corruption.rows import SpanRows, span_rows
 from tokamake.train.objectives.span_corruption.samples import span_record
 
@@ -196,7 +196,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(span_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    objective = make_objective(run)
+    objective = objective_class(run)(run)
     for rows in (records, samples):
         batch = objective.to_batch(rows)
         assert objective.label_shape(rows) == (SIZE, DECODER_LENGTH)
@@ -215,10 +215,10 @@ def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
     mesh = Mesh(tensor=Axis(1, 4), sequence_parallel=True)
     samples = samples_of(0)
     by_row = laid_out(run, {"log_corpus_losses": True})
-    batch = make_objective(by_row, mesh).to_batch(samples)
+    batch = objective_class(by_row)(by_row, mesh).to_batch(samples)
     assert batch.labels.shape == batch.further_inputs["decoder_tokens"].shape == (SIZE, 12)
     assert (batch.labels[:, 11] == -100).all()
-    alone = make_objective(run, mesh).to_batch(samples)
+    alone = objective_class(run)(run, mesh).to_batch(samples)
     labels = batch.labels.flatten()[alone.further_inputs["label_places"]]
     assert torch.equal(labels, alone.labels)
 

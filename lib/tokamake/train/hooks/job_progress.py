@@ -9,12 +9,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.errors import UserError
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.hooks import Hook, Training
 from tokamake.train.stopping.stopping import describe
 
 _VARIABLE = "JOB_PROGRESS_FILE"
+
+
+class JobProgress(Hook):
+    """Notes each checkpoint."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def saved(self, state: ResumeState) -> None:
+        if self._rank == 0:
+            note(state.step)
+
+
+def open_hook(training: Training) -> Hook:
+    return JobProgress(training.ranks.rank)
 
 
 def note(step: int, *, stopped: str = "") -> None:
