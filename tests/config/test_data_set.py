@@ -1,4 +1,4 @@
-"""Paths of data sets."""
+"""Paths of data folders."""
 
 import pytest
 

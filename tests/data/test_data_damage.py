@@ -1,4 +1,4 @@
-"""Random damage to the files of a data set: none is read as if it were whole.
+"""Random damage to the files of a data folder: none is read as if it were whole.
 
 The plan, batch files, shards and merged datasets are read as the next stage or plan reads them.
 """

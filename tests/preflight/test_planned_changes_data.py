@@ -18,8 +18,8 @@ from tokamake.preflight.planned_changes import check_replaced, write_settings
 
 RUN = {"data_root": "results/data", "index": "results/first/index"}
 REFUSED = (
-    ". The data of run first in results/data would be written again: give this config a data set "
-    "of its own (data_set: NAME), undo the change, or replace them (--config replace_data=true)"
+    ". The data of run first in results/data would be written again: give this config its own data "
+    "folder (data_set: NAME), undo the change, or replace them (--config replace_data=true)"
 )
 CHECK = {"table": RAW_TABLE, "is_main_process": True}
 
@@ -69,7 +69,7 @@ def test_settings_that_would_write_the_data_again_are_refused() -> None:
         ("corpora.web.format empty -> jsonl", {"table": RAW_TABLE_OF_JSONL}),
     )
     for line, sections in changes:
-        assert refused(**sections) == f"data set default: {line}{REFUSED}"
+        assert refused(**sections) == f"data_set default: {line}{REFUSED}"
 
 
 RAW_TABLE_OF_JSONL = "corpus\tfiles\tformat\tweight\nweb\traw/*.jsonl\tjsonl\t1\n"
@@ -87,7 +87,7 @@ def test_a_corpus_that_the_run_does_not_use_may_change() -> None:
 
 def test_another_tokenizer_is_refused() -> None:
     path = make_tokenizer("mine", "x", "y", "z")
-    assert refused(tokenizer={"path": path}).startswith("data set default: tokenizer ")
+    assert refused(tokenizer={"path": path}).startswith("data_set default: tokenizer ")
 
 
 def test_a_damaged_record_of_the_data_is_named(trained: WorkflowConfig) -> None:
@@ -99,7 +99,7 @@ def test_a_damaged_record_of_the_data_is_named(trained: WorkflowConfig) -> None:
 def test_a_changed_raw_file_is_refused() -> None:
     os.utime("raw/0.jsonl", (1, 1))
     line = "corpus web: changed merged/web-0000_text_document"
-    assert refused() == f"data set default: {line}{REFUSED}"
+    assert refused() == f"data_set default: {line}{REFUSED}"
 
 
 def test_a_new_raw_file_is_added() -> None:
@@ -113,16 +113,16 @@ def test_another_table_with_the_same_name_of_a_corpus_is_refused() -> None:
     table = "corpus\tfiles\tweight\nweb\tother.jsonl\t1\n"
     line = "corpus web: changed merged/web-0000_text_document"
     # The plan knows the corpus; without it, the manifest does.
-    assert refused(table=table).startswith("data set default: ")
+    assert refused(table=table).startswith("data_set default: ")
     Path("results/data/plan.json").unlink()
-    assert refused(table=table) == f"data set default: {line}{REFUSED}"
+    assert refused(table=table) == f"data_set default: {line}{REFUSED}"
 
 
 def test_a_tokenizer_is_not_trained_again_on_other_corpora() -> None:
     Path("more.jsonl").write_text('{"text": "another document"}\n')
     table = "corpus\tfiles\tweight\nmore\tmore.jsonl\t1\n"
     line = "the tokenizer is trained on other corpora"
-    assert refused(table=table) == f"data set default: {line}{REFUSED}"
+    assert refused(table=table) == f"data_set default: {line}{REFUSED}"
     # With a tokenizer that exists, other corpora are only added.
     check(table=table, tokenizer={"path": "results/tokenizer"})
 
@@ -132,13 +132,13 @@ def test_a_folder_of_an_earlier_version_is_protected_by_its_manifests() -> None:
     check()
     message = refused(tokenizer={"vocab_size": 600}, tokenize={"append_eod": False})
     lines = "tokenize.append_eod True -> False, tokenizer.vocab_size 500 -> 600"
-    assert message == f"data set default: {lines}{REFUSED}"
+    assert message == f"data_set default: {lines}{REFUSED}"
 
 
 def test_the_data_are_replaced_if_the_user_asks(capsys: pytest.CaptureFixture[str]) -> None:
     check(tokenizer={"vocab_size": 600}, replace_data=True)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "tokamake: data set default: tokenizer.vocab_size 500 -> 600. replace_data is true: "
+        "tokamake: data_set default: tokenizer.vocab_size 500 -> 600. replace_data is true: "
         "results/data is written again, and the data of run first are lost"
     )
 

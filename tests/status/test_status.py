@@ -240,7 +240,7 @@ def test_each_data_set_and_the_one_of_each_run_are_shown(
     start = lines.index("data gpt2")
     assert lines[start + 1 : start + 3] == ["  done     merge", "  waiting  describe"]
     assert lines[0] == "data"
-    assert lines[lines.index("run small") + 2] == "  data set gpt2"
+    assert lines[lines.index("run small") + 2] == "  data folder gpt2"
     titles = [line for line in lines if not line.startswith((" ", "failed"))]
     assert titles == ["data", "data gpt2", "run big", "run small", "report", "report gpt2"]
     status(folder, json=True)

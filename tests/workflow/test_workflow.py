@@ -153,8 +153,8 @@ def test_a_second_config_needs_a_data_set_of_its_own(finished: Path) -> None:
     refused = snakemake(finished, "-n", *arguments, "all")
     assert refused.returncode == 2
     assert (
-        "tokamake: data set default: tokenizer.vocab_size 500 -> 400. The data of run smoke in "
-        "results/data would be written again: give this config a data set of its own"
+        "tokamake: data_set default: tokenizer.vocab_size 500 -> 400. The data of run smoke in "
+        "results/data would be written again: give this config its own data folder"
     ) in refused.stderr
     planned = snakemake(finished, "-n", "--config", "data_set=other", *arguments, "all")
     outputs = re.findall(r"^ +output: (.*)$", planned.stdout + planned.stderr, re.M)

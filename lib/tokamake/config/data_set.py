@@ -1,4 +1,4 @@
-"""Data sets: the tokenizer, datasets and report that runs share, and their paths.
+"""Data folders: paths of the tokenizer, datasets and report that runs share.
 
 Paths are relative to the working directory of the workflow. This module imports nothing, because
 `status` and the workflow share it.
@@ -7,12 +7,12 @@ Paths are relative to the working directory of the workflow. This module imports
 from typing import NamedTuple
 
 DEFAULT = "default"
-"""Name of the data set of a config that names none."""
+"""Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
-"""Files and folders in results/data, which no data set can be called."""
+"""Files and folders in results/data: no `data_set` has such a name."""
 _RESULTS = "results"
 _DATA = f"{_RESULTS}/data"
 RUN = f"{_RESULTS}/{{run}}"
@@ -20,7 +20,7 @@ RUN = f"{_RESULTS}/{{run}}"
 
 
 class DataSet(NamedTuple):
-    """A data set. The default one is in results/data, others in folders below it."""
+    """Paths that `data_set` decides: the default is results/data, any other name a folder in it."""
 
     name: str = DEFAULT
 
@@ -59,7 +59,7 @@ class DataSet(NamedTuple):
 
     @property
     def settings(self) -> str:
-        """Settings that the data set was made with."""
+        """Settings that the data were made with."""
         return f"{self.folder}/data_set.json"
 
     @property
@@ -78,7 +78,7 @@ class DataSet(NamedTuple):
 
 
 def data_set_in(folder: str) -> DataSet | None:
-    """The data set whose folder this is; None: a folder outside results/data."""
+    """Return the paths of a data folder; None: the folder is outside results/data."""
     above, _, name = folder.rstrip("/").rpartition("/")
     if folder.rstrip("/") == _DATA:
         return DataSet()

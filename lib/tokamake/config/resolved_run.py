@@ -86,7 +86,7 @@ class Run(Settings):
 
     @property
     def data_set(self) -> str:
-        """Name of the run's data set, or the folder of its data elsewhere."""
+        """The run's `data_set`, or its data folder outside results/data."""
         folder = str(self.data_root)
         data_set = data_set_in(folder)
         return data_set.name if data_set else folder

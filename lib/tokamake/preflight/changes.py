@@ -85,7 +85,7 @@ class Known(NamedTuple):
     data: Callable[[RunRecord, bool], Iterable[str]]
     """Changes of the data since a record. True: settings differ, which may explain the order."""
     data_set: str | None = None
-    """Name of the data set; None: it does not matter."""
+    """`data_set` of the config; None: it does not matter."""
 
 
 def compare(output: Path, state: ResumeState, *, known: Known) -> Changes | None:

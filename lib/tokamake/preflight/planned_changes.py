@@ -1,7 +1,7 @@
 """Changes that the config and raw files show before any job: in runs, and in data on disk.
 
 `train` compares runs again once their data exist: it also sees other initial weights and other
-shares of the corpora. Data sets have names, but nothing forces a second config to use another one:
+shares of the corpora. Nothing forces a second config to use another data folder, so
 the config is compared with the data on disk (data_set.json, plan, manifests), too.
 """
 
@@ -190,7 +190,7 @@ class Replaced(NamedTuple):
     datasets: frozenset[str]
     """Other merged datasets that are written again, by prefix."""
     has_tokenizer: bool
-    """Whether the tokenizer is trained again, which all runs of the data set use."""
+    """Whether the tokenizer, which all runs share, is trained again."""
 
     def __str__(self) -> str:
         return shortened(self.lines)
@@ -212,20 +212,20 @@ def check_replaced(config: WorkflowConfig) -> None:
     noun = "runs" if len(runs) > 1 else "run"
     if config.shared.replace_data:
         print(
-            f"tokamake: data set {data_set.name}: {replaced}. replace_data is true: "
+            f"tokamake: data_set {data_set.name}: {replaced}. replace_data is true: "
             f"{data_set.folder} is written again, and the data of {noun} {named} are lost",
             file=sys.stderr,
         )
         return
     raise UserError(
-        f"data set {data_set.name}: {replaced}. The data of {noun} {named} in {data_set.folder} "
-        "would be written again: give this config a data set of its own (data_set: NAME), undo "
+        f"data_set {data_set.name}: {replaced}. The data of {noun} {named} in {data_set.folder} "
+        "would be written again: give this config its own data folder (data_set: NAME), undo "
         "the change, or replace them (--config replace_data=true)"
     )
 
 
 def write_settings(config: WorkflowConfig) -> None:
-    """Record the settings of the data set, at the start of the workflow."""
+    """Record the settings of the data, at the start of the workflow."""
     earlier, current = _read_record(config), _data_settings(config)
     # Corpora that this config does not name stay on disk.
     corpora = {**earlier.get("corpora", {}), **current["corpora"]}

@@ -141,7 +141,7 @@ def summary(run: Run, trained: dict[str, Any], num_parameters: int, *, best: Pat
         ("parameters", f"{num_parameters:,}"),
         ("recipe", recipe_of(run)),
         *_start(run),
-        ("data set", run.data_set),
+        ("data folder", run.data_set),
         ("trained", f"{trained['consumed_tokens']:,} tokens in {trained['step']:,} steps"),
         *losses_of(trained, run),
         ("time", f"{duration(trained['seconds'])} on {_ranks(trained['world_size'])}"),

@@ -35,8 +35,8 @@ def documents(*folders: str | Path) -> pd.DataFrame:
 
     | column | dtype | meaning |
     |---|---|---|
-    | data_set | string | name of the data set |
-    | corpus, prefix | string | corpus, and path below the folder of the data set |
+    | data_set | string | setting of the config |
+    | corpus, prefix | string | corpus, and path in the data folder |
     | documents, tokens | Int64 | in the dataset |
     | text_bytes | Int64 | bytes of the raw text in UTF-8; missing: not known |
     | documents_in | Int64 | documents of the raw files, with all that follow; missing: not known |

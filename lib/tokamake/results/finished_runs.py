@@ -41,7 +41,7 @@ def runs(*folders: str | Path) -> pd.DataFrame:
     |---|---|---|
     | run | string | name of the run's folder |
     | folder | string | path of this folder |
-    | data_set | string | name of the data set, or the folder of data elsewhere |
+    | data_set | string | setting of the config, or a data folder outside results/data |
     | family | string | model family |
     | parameters | Int64 | parameters of the model |
     | seed | Int64 | seed of all random numbers |

@@ -1,4 +1,4 @@
-"""Lock of a folder that one process writes: the output of a run, or a data set.
+"""Lock of a folder that one process writes: the output of a run, or a data folder.
 
 Ranks can outlive a launcher that was killed, and train on. Several clones can share `results/`.
 

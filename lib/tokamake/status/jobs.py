@@ -1,7 +1,7 @@
 """Jobs of a workflow and their states in a folder.
 
 When Snakemake starts jobs, the workflow writes the jobs of its DAG: the jobs of a run to
-results/RUN/jobs.json, and the jobs that make data and reports to the folder of the data set.
+results/RUN/jobs.json, and the jobs that make data and reports to the data folder.
 """
 
 import time
@@ -84,12 +84,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def data_set_of(folder: Path, run: str) -> DataSet:
-    """The data set of a run."""
+    """Return the paths of a run's data folder."""
     return DataSet(_read(folder / RUN.format(run=run) / FILE)["data_set"])
 
 
 def read_jobs(folder: Path) -> dict[str, list[DagJob]]:
-    """Return group → jobs, in the order of the data flow: data sets, starts, runs, reports."""
+    """Return group → jobs, in the order of the data flow: data folders, starts, runs, reports."""
     groups: dict[str, list[DagJob]] = {}
     reports: dict[str, list[DagJob]] = {}
     data = folder / DataSet().folder
@@ -101,7 +101,7 @@ def read_jobs(folder: Path) -> dict[str, list[DagJob]]:
             group = _GROUPS.get(job.rule, "data")
             of_group = reports if group == "report" else groups
             of_group.setdefault(group if group == "starts" else f"{group}{name}", []).append(job)
-    if starts := groups.pop("starts", []):  # data sets may share them
+    if starts := groups.pop("starts", []):  # data folders may share them
         groups["starts"] = [*{job.log: job for job in starts}.values()]
     for path in sorted(folder.glob(f"{RUN.format(run='*')}/{FILE}")):
         if path.parent != data:

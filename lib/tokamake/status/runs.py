@@ -1,4 +1,4 @@
-"""Training progress of a run from its metrics.jsonl, and its origin: data set and parent."""
+"""Training progress of a run from its metrics.jsonl, and its origin: data folder and parent."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -95,7 +95,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Origin(NamedTuple):
-    """Data set and parent of a run."""
+    """Data folder and parent of a run."""
 
     data_set: str
     replaced: list[str]

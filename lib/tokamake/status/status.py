@@ -87,7 +87,7 @@ def _origin_lines(origin: "Origin | None") -> list[str]:
         return []
     lines = [f"  starts from run {origin.parent}"] if origin.parent else []
     if origin.data_set != DEFAULT:
-        lines.append(f"  data set {origin.data_set}")
+        lines.append(f"  data folder {origin.data_set}")
     if origin.replaced:
         first, *others = origin.replaced
         more = f" and {len(others):,} more" if others else ""

@@ -18,7 +18,7 @@ def split_weights(weights: str, split: str) -> str:
 
 
 def is_plan(path: str) -> bool:
-    """Whether a file is the plan of a data set."""
+    """Whether a file is the plan of a data folder."""
     folder, _, name = path.rpartition("/")
     return name == "plan.json" and data_set_in(folder) is not None
 
@@ -26,7 +26,7 @@ def is_plan(path: str) -> bool:
 def record_path(output: str) -> Path | None:
     """File that records what an output was made from; None: it is not in `results/`.
 
-    Records lie in the folder of the run or of the data set, and move with it. Folders below are
+    Records lie in the run's folder or the data folder, and move with it. Folders below are
     replaced as a whole.
     """
     path = Path(output)

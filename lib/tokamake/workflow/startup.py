@@ -42,7 +42,7 @@ _DATA_RULES = {
     *("train_tokenizer", "extend_tokenizer", "fetch", "hash_documents", "find_duplicates"),
     *("tokenize", "merge", "describe"),
 }
-"""Rules that write files of the data set that all its runs read."""
+"""Rules that write files of the data folder that all its runs read."""
 _MAX_ADDRESSES = 3
 """Addresses of downloads that a message names."""
 
@@ -190,7 +190,7 @@ def _write_jobs(snakemake: Snakemake, config: WorkflowConfig) -> None:
 
 @exit_on_user_error()
 def _lock_data(snakemake: Snakemake, config: WorkflowConfig) -> None:
-    """Lock the data set until this process ends, if the plan or a job changes it.
+    """Lock the data folder until this process ends, if the plan or a job changes it.
 
     Processes that write nothing there, such as trainings on finished data, run side by side.
     """

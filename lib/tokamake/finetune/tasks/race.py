@@ -1,6 +1,6 @@
 """RACE (arXiv 1704.04683): which of four options answers a question about an article?
 
-Files are those of the data set: in each line of a *.txt, an article with its questions.
+Files as published: each line of a *.txt is an article with its questions.
 """
 
 from collections.abc import Iterator, Mapping
