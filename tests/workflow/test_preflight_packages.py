@@ -35,7 +35,7 @@ def check(monkeypatch: pytest.MonkeyPatch, rule: str, **resources: str) -> None:
         Preflight(config, snakemake).train(run, [])
     else:
         config = SimpleNamespace(finetuned=config.runs)
-        Preflight(config, snakemake).finetune(run)
+        Preflight(config, snakemake).finetune(run, [])
 
 
 @pytest.mark.parametrize("rule", ["train", "finetune"])

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.support.finetune_workspaces import make_finetune_workspace
 from tests.support.paths import ROOT
 from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import CONFIG
+from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.report import (
     ENCODER_FIGURES,
     FIGURES,
@@ -86,6 +89,19 @@ def test_runs_that_the_next_report_leaves_out_are_named_once(
     assert messages() == [line] * is_main
     path.write_text(json.dumps({**CONFIG, "runs": "gone.tsv"}))
     assert messages() == []
+
+
+def test_a_run_that_finetunes_is_in_the_next_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(make_finetune_workspace(tmp_path))
+    sections = yaml.safe_load(Path("my.yaml").read_text())
+    snakemake: Any = SimpleNamespace(is_main_process=True, main_config=sections)
+    config = read_workflow_config(sections, ["my.yaml"], is_main_process=False)
+    Path("results").mkdir()
+    Path("results/config.json").write_text(json.dumps(sections))
+    ReportRules(config, snakemake).config_text(wildcards())
+    assert "shows" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("workspace_here")

@@ -430,22 +430,44 @@ def test_records_leave_out_the_plan(recorded: Path) -> None:
     assert not reasons(recorded, "y")
 
 
-def test_a_record_with_the_plan_as_a_param_reruns_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("param", "command", "now"),
+    [
+        ("plan='results/data/plan.json'", "{params.plan:q}", "{input.plan:q}"),
+        ("ranks=lambda _: []", "{input.run:q} {params.ranks:q} --output", "{input.run:q} --output"),
+    ],
+)
+def test_a_record_with_a_param_of_earlier_versions_reruns_nothing(
+    tmp_path: Path, param: str, command: str, now: str
+) -> None:
     (tmp_path / "results/data").mkdir(parents=True)
     (tmp_path / "results/data/plan.json").touch()
+    (tmp_path / "run.yaml").touch()
     rule = """
 SNAKEMAKE.keep_records_beside_outputs()
 rule make:
-    input: plan="results/data/plan.json"
+    input: plan="results/data/plan.json", run="run.yaml"
     output: "results/mine/a.txt"
     params: PARAMS
     shell: "touch {output}; : COMMAND"
 """
-    before = rule.replace("PARAMS", "'x', plan='results/data/plan.json'")
-    assert run(tmp_path, before.replace("COMMAND", "{params.plan:q}")).returncode == 0
-    now = rule.replace("COMMAND", "{input.plan:q}")
-    assert "Nothing to be done" in run(tmp_path, now.replace("PARAMS", "'x'"), "-n").stdout
-    assert "'x' -> 'y'" in run(tmp_path, now.replace("PARAMS", "'y'"), "-n").stdout
+    before = rule.replace("PARAMS", f"'x', {param}").replace("COMMAND", command)
+    assert run(tmp_path, before).returncode == 0
+    after = rule.replace("COMMAND", now)
+    assert "Nothing to be done" in run(tmp_path, after.replace("PARAMS", "'x'"), "-n").stdout
+    assert "'x' -> 'y'" in run(tmp_path, after.replace("PARAMS", "'y'"), "-n").stdout
+
+
+def test_the_command_of_another_rule_with_this_param_stays(tmp_path: Path) -> None:
+    report = """
+SNAKEMAKE.keep_records_beside_outputs()
+rule report:
+    output: "results/report.html"
+    params: ranks=lambda wildcards: []
+    shell: "touch {output}; : {params.ranks:q} --report {output:q}"
+"""
+    assert run(tmp_path, report).returncode == 0
+    assert "Nothing to be done" in run(tmp_path, report, "-n").stdout
 
 
 def test_a_job_without_metadata_is_complete(tmp_path: Path) -> None:

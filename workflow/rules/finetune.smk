@@ -55,13 +55,13 @@ if finetune_rules.names:
             nodes=1,
             tasks=1,
         params:
-            ranks=preflight.finetune,  # an empty list: the shell command stays as it was
+            checked=preflight.finetune,
         # A signal goes to all processes at once. It must not end the shell while ranks save.
         shell:
             "trap : TERM INT USR1;"
             " {resources.launch} {resources.nodes} {resources.tasks}"
-            " tokamake finetune --config {input.run:q} {params.ranks:q} --output {output.scores:q}"
-            " --model {output.model:q} 2>&1 | (trap '' TERM INT USR1; exec tee {log:q})"
+            " tokamake finetune --config {input.run:q} --output {output.scores:q} --model {output.model:q}"
+            " 2>&1 | (trap '' TERM INT USR1; exec tee {log:q})"
 
     rule export_finetuned:
         "Convert the best finetuned checkpoint to Hugging Face's format, with its tokenizer."

@@ -76,7 +76,7 @@ class Preflight:
         return []
 
     @exit_on_user_error()
-    def finetune(self, wildcards: Any) -> list[str]:
+    def finetune(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
         """Check packages and ranks of a run that finetunes."""
         name = wildcards.run
         is_finetuned = Path(RUN.format(run=name), "finetune.json").exists()

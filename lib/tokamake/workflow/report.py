@@ -125,7 +125,7 @@ class ReportRules:
             return
         with suppress(UserError):  # of another version, or its table of runs is gone
             shown = read_runs(files.read_json(path, "remove it"), str(path))
-            if lost := [run for run in shown if run not in self._config.runs]:
+            if lost := [run for run in shown if run not in self._config.all_runs]:
                 print(
                     f"tokamake: {folder}/report.html: shows {', '.join(lost)} now; the next report "
                     "has only the runs of this config. `tokamake compare` compares any runs",

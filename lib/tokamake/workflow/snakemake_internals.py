@@ -29,6 +29,12 @@ from tokamake.workflow.paths import is_plan, record_path
 
 _MAX_VALUE = 100
 """Characters of a changed param that a message shows."""
+_FORMER_PARAMS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+    ("{params.plan:q}", "{input.plan:q}", lambda value: is_plan(value.strip("'"))),
+    ("run:q} {params.ranks:q}", "run:q}", lambda value: value == "[]"),
+)
+"""Params of commands of earlier versions: former text, its text now, and whether a recorded value
+is this param."""
 
 
 class Snakemake:
@@ -288,11 +294,11 @@ class _Records(FilePersistence):
 
     def _read_record(self, key: str) -> MetadataRecord | None:
         record = super()._read_record(key)
-        if record and record.code and record.params and "{params.plan:q}" in record.code:
-            # An earlier version made the output: its commands read the plan as a param.
-            record = record.model_copy()
-            record.code = record.code.replace("{params.plan:q}", "{input.plan:q}")
-            record.params = [each for each in record.params if not is_plan(str(each).strip("'"))]
+        for former, now, is_former in _FORMER_PARAMS:
+            if record and record.code and record.params and former in record.code:
+                record = record.model_copy()
+                record.code = record.code.replace(former, now)
+                record.params = [each for each in record.params if not is_former(str(each))]
         return record
 
     def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
