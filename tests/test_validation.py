@@ -68,7 +68,7 @@ def test_each_mistake_is_a_line_with_its_place(value: Any, lines: list[str]) -> 
     ("name", "switch"),
     [
         ("evaluation_interval", "evaluation_steps: 0 turns them off"),
-        ("save_interval", "train_steps turns others off"),
+        ("save_interval", "train_steps turns off all but the last"),
         ("log_interval", "train_steps turns off all but the first"),
     ],
 )

@@ -13,7 +13,7 @@ struct AttentionShape {
   int64_t width;   // of a head, even
 };
 
-// Keys and values of earlier tokens. Those of a row and a group are contiguous.
+// Keys and values of earlier tokens, contiguous for each row and group.
 struct CacheView {
   float* keys;
   float* values;

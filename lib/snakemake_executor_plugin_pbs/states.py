@@ -1,6 +1,6 @@
 """Status of a PBS job as a table: job_state, substate and Exit_status give a state and a message.
 
-Measured on OpenPBS 23.06.06. Negative exit statuses are those of its job.h.
+Measured on OpenPBS 23.06.06. Negative exit statuses are defined in its job.h.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ def _options(name: str, output: Path) -> tuple[str, ...]:
 
 
 def avoid(arguments: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Options with which a job does not get some hosts, nor those that the user leaves out.
+    """Options that exclude hosts, besides the hosts that the user excludes.
 
     sbatch obeys only the last --exclude.
     """

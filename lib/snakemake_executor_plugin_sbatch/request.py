@@ -16,7 +16,7 @@ from snakemake_executor_plugin_pbs.base.user_file import UserFile, personal_valu
 # Values of a user: the user file may set them for all rules, and for each rule.
 _OPTIONS = ("account", "partition", "qos", "constraint", "reservation")  # have the name of sbatch
 PERSONAL = (*_OPTIONS, "gpus_per_node", "container", "slurm_extra")
-# Names of their resources, if they differ: those of snakemake-executor-plugin-slurm.
+# Resources with other names, as in snakemake-executor-plugin-slurm.
 RESOURCES = {"account": "slurm_account", "partition": "slurm_partition"}
 _CONFLICTS = {
     "mem_mb": ("mem_mb_per_cpu",),

@@ -73,7 +73,7 @@ def read(job: Mapping[str, Any]) -> JobStatus | None:
     if state is JobState.WAITING and "held" in reason.lower():
         return JobStatus(JobState.HELD, f"held ({reason})")
     if name == "RUNNING" and _has_lost_its_script(job):
-        return JobStatus(JobState.NEVER, "lost the node of its script; Slurm would keep the others")
+        return JobStatus(JobState.NEVER, "lost the node of its script; Slurm would keep the rest")
     if name == "FAILED":
         return JobStatus(state, _exit_message(str(job.get("exit_code", ""))))
     return JobStatus(state, message)

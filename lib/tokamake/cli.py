@@ -32,9 +32,9 @@ SEVERAL_FILES = {
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
 ONLINE = {"fetch", "fetch-batch", "fetch-task", "plan", "push", "train"}
-"""Subcommands that may use the Hugging Face Hub; `train` is here for its trackers. In all others,
-HF_HUB_OFFLINE is set: libraries would ask for files that they have, and compute nodes have no
-network."""
+"""Subcommands that may use the Hugging Face Hub; `train` is here for its trackers. In all other
+subcommands, HF_HUB_OFFLINE is set: libraries would ask for files that they have, and compute
+nodes have no network."""
 
 _ADDRESS = re.compile(r"([\w.-]+=)?(hf|https?)://")
 """Beginning of an argument, or of an option's value, that is an address."""

@@ -1,4 +1,4 @@
-"""What is written is published only if its logits are those of the source."""
+"""A converted checkpoint is published only if its logits equal the source's."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_an_export_has_the_logits_of_its_source(
         monkeypatch.setattr(compare_logits, "find_spec", lambda _: None)
     target = tmp_path / "export"
     convert(source=native, target=target, format="hf", dtype=dtype, compare_logits=True)
-    assert f"logits: as those of the source, by {reader} (" in capsys.readouterr().out
+    assert f"logits: equal to the source, by {reader} (" in capsys.readouterr().out
     assert (target / "config.json").exists()
 
 

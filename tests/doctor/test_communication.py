@@ -89,7 +89,7 @@ def test_a_host_is_slow_if_all_its_ranks_are() -> None:
     assert hosts.slow_hosts(times, 2.0) == pytest.approx({"n3": 3.0 / 1.1})
     assert hosts.slow_hosts([("n1", 1.0)], 2.0) == {}
     result = hosts.slowness_result("links", "1 GB/s", slow={"n3": 2.7})
-    assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as others")
+    assert result.line.startswith("warning  links: 1 GB/s; n3 takes 2.7 times as long as other")
 
 
 def test_slow_and_wrong_measurements_are_reported() -> None:

@@ -184,7 +184,7 @@ def test_an_export_is_uploaded_once(
     assert jobs(snakemake(home, "-n", *MINE, "all"))["push"] == 1
     result = snakemake(home, *MINE, "all")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "logits: as those of the source" in (home / "logs/smoke/export_hf.log").read_text()
+    assert "logits: equal to the source" in (home / "logs/smoke/export_hf.log").read_text()
     export = home / "results/smoke/export"
     assert {"README.md", "config.json", "tokenizer.json"} <= {
         path.name for path in export.iterdir()

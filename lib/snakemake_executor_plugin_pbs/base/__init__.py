@@ -1,4 +1,4 @@
-"""The executors of all batch systems: what they share.
+"""The base of the executors of all batch systems.
 
 `executor` adds Snakemake's jobs to `tracker`, which runs the commands of the batch system
 (`commands`) and keeps records on disk (`records`). A step of the tracker: `polling` asks the batch

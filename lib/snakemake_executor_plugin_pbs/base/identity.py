@@ -58,7 +58,7 @@ def fingerprint(job: Any) -> str:
 
 
 def _input_states(inputs: Iterable[Any], own_outputs: Container[str]) -> Iterable[str]:
-    """Path, size and time of each input file; the path alone if the others do not count."""
+    """Path, size and time of each input file; the path alone if size and time do not count."""
     for path in inputs:
         internal = str(Path(str(path)).absolute()) in own_outputs
         if is_ancient(path) or internal or not Path(str(path)).is_file():

@@ -45,7 +45,7 @@ def _was_deleted(session: Session, task: Task) -> bool:
 
 
 def _reason(session: Session, task: Task, message: str) -> str:
-    """Message about a failed job that also says what the server does not know."""
+    """Message about a failed job, with reasons that the server does not know."""
     assert task.record
     records, record = session.records, task.record
     if not _was_deleted(session, task):

@@ -15,7 +15,7 @@ NAME_LENGTH = 200  # PBS allows 236
 class SubmitRequest:
     """Options of the submit command for one job."""
 
-    arguments: tuple[str, ...]  # without those that the submission adds
+    arguments: tuple[str, ...]  # without the submission's own
     queue: str  # empty: the server's default queue
     seconds: int | None = None  # walltime; None: the queue's default
     container: str = ""  # image that the job has as JOB_CONTAINER

@@ -59,10 +59,10 @@ class Task:
     record: Record | None = None
     evidence: Evidence = field(default_factory=Evidence)
     not_before: float = 0.0  # time of the next attempt to submit or find it
-    warnings: set[str] = field(default_factory=set)  # those that were shown
+    warnings: set[str] = field(default_factory=set)  # already shown
     blockers: set[str] = field(default_factory=set)  # keys of other submissions of its files
     deletion_sent: bool = False
-    confirmed: bool = False  # whether the server said that the id is that of this submission
+    confirmed: bool = False  # whether the server knows the id by this submission's name
 
 
 class EventKind(Enum):
@@ -94,7 +94,7 @@ class Limits:
         interval: time between two status calls.
         patience: time for which one source of evidence alone is not believed.
         settling: time after which a submission without an id is given up.
-        chunk: jobs in one status call; those with the oldest answers come first.
+        chunk: jobs in one status call; the oldest answers come first.
         queued: queue to the number of jobs that may wait in it; * is any other queue. If only
             one may wait, ready tasks of the same rule and request share a job.
     """

@@ -22,7 +22,7 @@ class Submitter:
 
     def __init__(self, session: Session, queues: Queues) -> None:
         self.session, self.queues = session, queues
-        self._warned_queues: set[str] = set()  # those that have not taken a job since
+        self._warned_queues: set[str] = set()  # they have not taken a job since
 
     def submit_ready(self, until: float) -> None:
         """Submit ready tasks; after `until` at most one, so that the status call is not late."""

@@ -70,7 +70,7 @@ class Tracker:
         self.session.avoided[task.key] = record.avoided
 
     def step(self) -> list[Event]:
-        """Do what is due: poll the server once per interval, look up unknown ids, submit."""
+        """Poll the server if the interval has passed, look up unknown ids, submit."""
         session = self.session
         session.events = []
         tasks, now = self._poller.poll(), session.clock()
@@ -102,7 +102,7 @@ class Tracker:
         ids = [
             *dict.fromkeys(each.job_id for each, confirmed in records if each.job_id and confirmed)
         ]
-        # Ids of earlier controllers that the server has not confirmed can be those of other jobs.
+        # An unconfirmed id of an earlier controller can belong to another job.
         errors += [
             f"job {record.job_id} of an earlier run was not yet looked up"
             for record, confirmed in records

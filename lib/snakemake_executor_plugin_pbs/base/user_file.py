@@ -81,7 +81,7 @@ def required_names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def misspelled_rules(user: UserFile, known: Collection[str]) -> list[str]:
-    """Warnings about rules in the user file whose names are close to those of the workflow.
+    """Warnings about rules in the user file whose names are close to rules of the workflow.
 
     Other unknown names are no mistake: the file may serve several workflows.
     """

@@ -20,7 +20,7 @@ _SEQUENCES, _LENGTH = 2, 64
 _TOLERANCES = {None: 1e-3, "fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
 """Largest difference, relative to the largest logit, by the dtype of a cast."""
 _NEEDED = 2.5
-"""Memory for both models and what they compute, in models in fp32."""
+"""Memory for both models and their activations, in sizes of the fp32 model."""
 
 
 def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -> str:
@@ -42,11 +42,11 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     # Not `>`: a NaN must not pass. A source whose own logits are not finite is reported elsewhere.
     if expected.isfinite().all() and not difference <= _TOLERANCES[dtype]:
         raise UserError(
-            f"{folder.name}: its logits, as {reader} computes them, differ from those of "
+            f"{folder.name}: its logits, as {reader} computes them, differ from "
             f"{checkpoint.path} by {difference:.2g} of the largest; nothing is published: report "
             "this, or convert without --compare-logits"
         )
-    return f"logits: as those of the source, by {reader} (difference {difference:.1g})"
+    return f"logits: equal to the source, by {reader} (difference {difference:.1g})"
 
 
 def _load(folder: Path, *, has_decoder: bool) -> tuple[str, "nn.Module"]:

@@ -86,9 +86,9 @@ def convert(
             of the embedding are padding, which is removed. By default all rows are tokens then.
         take_first_copy: If replicated tensors differ between ranks, such as norms that drifted
             apart in training, take the first rank's; by default that is an error.
-        compare_logits: With format hf, compare the logits of the written model with those of the
-            source before the target gets its name. transformers loads it if it is installed.
-            Without enough memory for both models, this is said and left out.
+        compare_logits: With format hf, compare the logits of the written model with the
+            source model before the target gets its name. transformers loads it if it is installed.
+            Without enough memory for both models, a line says that this is skipped.
         workers: Threads; 0: one a core, at most 4. The output does not depend on it.
     """
     from tokamake.checkpoint import detect
@@ -161,7 +161,7 @@ class _LogitsCheck:
     """Check of a written folder, for `writer.write`.
 
     Attributes:
-        result: what was compared, in a line.
+        result: line about the comparison.
     """
 
     def __init__(self, checkpoint: "Checkpoint", dtype: str | None) -> None:
@@ -258,7 +258,7 @@ def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
 def _print_side_files(
     checkpoint: "Checkpoint", target: "Target", *, config: str, left: list[str]
 ) -> None:
-    """Print what was written beside the weights, and what was left behind.
+    """Print which parts were written beside the weights, and which were left out.
 
     `config`: file that should name the end-of-text token; empty if the format has none.
     """

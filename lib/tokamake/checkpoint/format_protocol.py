@@ -33,7 +33,7 @@ class CheckpointFormat(Protocol):
     POINTER: file in a root folder that names the folder of a step.
     NUMBERED_FOLDER: name of the folder if the pointer file holds only a number: iter_{:07d}.
     NEAR_MISSES: patterns of files that a folder of a related, unsupported kind has, all of them,
-        and what is wrong, for the message that no format is known.
+        and the reason, for the message that no format is known.
     list_files(path): the files of a checkpoint that `find` accepts, by name alone, which the
         workflow takes as inputs of its rules; by default, `latest.pointed_files`.
     complete(folder): called when all tensors are in the files.

@@ -142,7 +142,7 @@ def _of_deepspeed(paths: list[str]) -> dict[str, list[str]]:
 
 
 def _settings(flags: dict[str, list[str]]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Settings by path, Megatron's arguments of the model, and what is not carried over."""
+    """Settings by path, Megatron's arguments of the model, and lines about arguments left out."""
     settings, notes, unknown = _derived(flags), [], {**flags}
     for names, targets, default, reason in flag_table():
         given = [name for name in flags if name in names.replace("_", "-").split()]
@@ -202,7 +202,7 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
     if flags.get("load") == flags.get("save", ()):
         del flags["load"]
     if "train-tokens" in flags and flags.keys() & {"train-iters", "train-samples"}:
-        del flags["train-tokens"]  # Megatron-DeepSpeed's scripts derive the others from it
+        del flags["train-tokens"]  # Megatron-DeepSpeed's scripts derive the other lengths
     if "deepspeed.train-batch-size" not in flags:
         flags.setdefault("global-batch-size", flags.get("micro-batch-size", ["1"]))
     for unit, setting in (("iters", "steps"), ("samples", "samples")):

@@ -122,5 +122,5 @@ def unsupported_file(path: Path) -> str | None:
 
 
 def unsupported_model(name: str) -> str | None:
-    """Describe what a tensor belongs to that no plain model has, with the remedy."""
+    """Describe the module of a tensor that no plain model has, with the remedy."""
     return next((text for pattern, text in _TENSORS.items() if re.fullmatch(pattern, name)), None)

@@ -38,7 +38,7 @@ SCALING = {
 _KIND = "models/*/model"
 _SETTINGS_FOLLOW = r":(?=\w+=)"
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
-"""Fields that follow from others if they are empty."""
+"""Fields that follow from other fields if they are empty."""
 
 
 class RopeScaling(Settings):

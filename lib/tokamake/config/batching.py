@@ -31,7 +31,7 @@ class BatchSizes:
     rampup: Rampup | None = None
     """None: full size from the first step."""
     first_step: int = 0
-    """Step from which on steps have these sizes; earlier ones had others."""
+    """First step with these sizes; earlier steps had other sizes."""
     first_sample: int = 0
     """Samples that the steps before `first_step` consumed."""
 

@@ -18,7 +18,7 @@ TRAIN_SETTINGS = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers"),
     *("init_timeout_seconds", "train_timeout_seconds"),
 )
-"""Settings of `train` that finetuning uses; the others are about pretraining."""
+"""Settings of `train` that finetuning uses; the other settings are about pretraining."""
 
 
 class FinetuneTask(PlugInSettings):

@@ -1,4 +1,4 @@
-"""Objectives by name: their settings, and what they need of data and of the model.
+"""Objectives by name: their settings, and their demands on data and model.
 
 An objective is a folder in `train/objectives/`. Its module `data`, without torch, has a class
 `Data`, derived from `ObjectiveData`.

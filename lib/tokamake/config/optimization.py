@@ -23,7 +23,7 @@ _FP32_BYTES = 4
 
 
 class OptimizerFacts(NamedTuple):
-    """Facts of an optimizer, by which others treat it: literals of its file, in upper case.
+    """Facts of an optimizer for callers: literals of its file, in upper case.
 
     A file states ELEMENTWISE and STATE, and other facts only if they differ from the default.
     """

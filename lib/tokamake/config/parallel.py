@@ -140,7 +140,7 @@ class ParallelSettings(Settings):
             )
 
     def _load(self, stage: int) -> tuple[int, int]:
-        """Sort key of stages: those with little work besides their layers come first."""
+        """Sort key of stages: stages with little work besides their layers come first."""
         extra_work = {0: 1, self.num_stages - 1: 2}  # Embedding, output layer and loss.
         return extra_work.get(stage, 0), stage
 

@@ -1,4 +1,4 @@
-"""Section `evaluate.tasks`: what a model is scored on besides its held-out documents."""
+"""Section `evaluate.tasks`: tasks that score a model, besides its held-out documents."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -137,8 +137,8 @@ class TrainFields(Settings):
     the model. cpu: in host memory."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Further settings of DeepSpeed, as in its JSON file: sizes of buckets, prefetching, pinned
-    memory, wall_clock_breakdown. Those that have a setting of their own here are refused, as are
-    those without effect and those that would break a promise of another setting."""
+    memory, wall_clock_breakdown. A setting is refused if
+    tokamake has its own, if it has no effect, or if it would break another setting."""
     offload_param: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps the weights that zero_stage 3 shards. none: on the device. cpu: in host
     memory until a layer needs them."""
@@ -170,7 +170,7 @@ class TrainFields(Settings):
     its logs. metrics.jsonl is the same. As in Megatron-LM, a line has the learning rate of the next
     step; TensorBoard has the rate of the step."""
     log_settings: bool = False
-    """Print all settings of training as a job begins; by default those that are changed."""
+    """Print all settings of training as a job begins; by default, the changed settings."""
     trackers: TrackerSettings = TrackerSettings()
     """Trackers such as Weights & Biases."""
     log_layer_norms: bool = False
@@ -189,7 +189,7 @@ class TrainFields(Settings):
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement of the validation loss; 0 turns validation off."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
-    """Steps between checkpoints. The last step always saves one; train_steps turns others off."""
+    """Steps between checkpoints, besides the last step; train_steps turns off all but the last."""
     keep_last: Annotated[int, Field(ge=2)] | None = None
     """Number of newest checkpoints to keep; older ones are deleted once a new one is complete. At
     least 2, because training goes back to the one before if the newest is damaged. Ends of segments

@@ -31,7 +31,7 @@ class FimSettings(Settings):
     rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of documents to rearrange; 0 turns fill-in-the-middle off."""
     spm_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the rearranged documents in the order suffix, prefix, middle (SPM). The others have
+    """Share of the rearranged documents in the order suffix, prefix, middle (SPM). The rest has
     the order prefix, suffix, middle (PSM)."""
     split_token: str = ""
     """Special token between fragments of a document, for example between files of a repository.

@@ -145,6 +145,6 @@ def slowness_result(title: str, value: str, *, slow: Mapping[str, float]) -> Res
     if not slow:
         return ok(title, value)
     worst = sorted(slow.items(), key=lambda item: -item[1])
-    hosts = [f"{host} takes {times:.1f} times as long as others" for host, times in worst]
+    hosts = [f"{host} takes {times:.1f} times as long as other hosts" for host, times in worst]
     remedy = "measure again; if they stay slow, exclude these hosts and report them to your site"
     return warning(title, f"{value}; {shortened(hosts)}", remedy)

@@ -52,7 +52,7 @@ def test_numbers_beyond_the_range_of_a_dtype_are_refused(
     known = weights(architecture, torch.float32)
     known["model.norm.bias"][3] = number
     hf_folder.write(tmp_path / "hf", architecture, known)
-    match = rf"model\.norm\.bias: has numbers beyond those of {dtype}; use --dtype {wider}$"
+    match = rf"model\.norm\.bias: has numbers beyond {dtype}'s range; use --dtype {wider}$"
     with pytest.raises(UserError, match=match):
         convert(source=tmp_path / "hf", target=tmp_path / "a", format="mds", dtype=dtype)
     assert not (tmp_path / "a").exists()

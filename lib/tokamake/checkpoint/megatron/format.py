@@ -2,8 +2,8 @@
 
 iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt holds the weights of the rank's pipeline stage in
 `model`, or virtual stages in `model0`, `model1`, ... Each stage numbers its layers
-from 0. `optimizer` holds the optimizer states (`optimizer_reader`); those of the distributed
-optimizer, ZeRO stage 1 here, are in distrib_optim.pt.
+from 0. `optimizer` holds the optimizer states (`optimizer_reader`); states of the
+distributed optimizer, ZeRO stage 1 here, are in distrib_optim.pt.
 """
 
 import re

@@ -99,10 +99,10 @@ def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
     argument = next(
         name for name, value in nearest.items() if not _matches(args, name, value=value)
     )
-    others = " and ".join(f"{name} {value}" for name, value in nearest.items() if name != argument)
+    rest = " and ".join(f"{name} {value}" for name, value in nearest.items() if name != argument)
     raise UserError(
         f"{file}: args.{argument}: {getattr(args, argument, None)!r}: no family of tokamake "
-        f"combines this with {others}; give a checkpoint of a model with {nearest[argument]}"
+        f"combines this with {rest}; give a checkpoint of a model with {nearest[argument]}"
     )
 
 

@@ -26,7 +26,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 ROOT = "language_model"
-"""Name of the module that holds the others; DeepSpeed's pipelines lack it."""
+"""Name of the module that holds all other modules; DeepSpeed's pipelines lack it."""
 ROW_PER_TOKEN = ("word_embeddings.weight", "output_layer.weight", "lm_head.weight")
 """Ends of the names of the embedding and the output layer, also in DeepSpeed's pipelines."""
 _OLD_NAMES = (

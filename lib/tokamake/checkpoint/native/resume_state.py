@@ -48,7 +48,7 @@ class GuardState(NamedTuple):
         return {"skipped": skipped, "rate_factor": self.rate_factor} if changed else {}
 
     def until(self, step: int) -> "GuardState":
-        """The state without skipped steps that lie ahead: the journal knows them, too."""
+        """The state without skipped steps after `step`: the journal knows them, too."""
         return self._replace(skipped=tuple(number for number in self.skipped if number <= step))
 
     def after_good(self, loss: float, grad_norm: float, *, window: int) -> "GuardState":
@@ -175,7 +175,7 @@ def newest_state(output: Path) -> tuple[ResumeState | None, str]:
     """State of the checkpoint that `latest` names in a folder, or of the newest readable one.
 
     Returns:
-        The state, and a line about what is damaged, or an empty text. None: there is no checkpoint.
+        The state, and a line about damage, or an empty text. None: there is no checkpoint.
 
     Raises:
         UserError: no state can be read in place of a missing or damaged one.

@@ -144,7 +144,7 @@ def room(
     shape: tuple[int, ...], dtype: torch.dtype, parameter: Tensor, optimizer: torch.optim.Optimizer
 ) -> Tensor:
     """Return zeros for a state of a parameter, on the device where the optimizer keeps it."""
-    # torch's fused optimizers keep step counts on the device, all others on the CPU.
+    # torch's fused optimizers keep step counts on the device, all other optimizers on the CPU.
     is_cpu_count = not shape and not optimizer.defaults.get("fused")
     device = torch.device("cpu") if is_cpu_count else parameter.device
     return torch.zeros(shape, dtype=dtype, device=device)

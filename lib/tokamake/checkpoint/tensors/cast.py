@@ -20,7 +20,7 @@ _INFINITY = {
     "float16": 0x7C00,
     "bfloat16": 0x7F80,
 }
-"""Bits of infinity as an integer. Those of NaN are larger, apart from the sign."""
+"""Bits of infinity as an integer. Bits of NaN are larger, apart from the sign."""
 
 
 def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
@@ -42,7 +42,7 @@ def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
 
 
 def values(raw: Array, dtype: Dtype) -> Array:
-    """Return elements as numbers of numpy: fp64, fp32 and fp16 as they are, all others as fp32."""
+    """Return elements as numbers of numpy: fp64, fp32 and fp16 unchanged, other dtypes as fp32."""
     if dtype.name not in _FLOATS:
         return converted(raw, dtype, target=FLOAT32).view("<f4")
     numbers = raw.view(_FLOATS[dtype.name])

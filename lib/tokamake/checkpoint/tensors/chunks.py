@@ -105,7 +105,7 @@ class ChunkReader:
     """Reads slices of a whole tensor.
 
     Args:
-        dtype: of what is read; chunks of other dtypes are cast.
+        dtype: dtype of the result; chunks of other dtypes are cast.
         map_once: whether a chunk is mapped once for all reads. It pays where the slices of a read
             are scattered over a chunk, as in a transposed one.
     """

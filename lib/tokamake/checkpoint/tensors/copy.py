@@ -228,7 +228,7 @@ def _check_range(
     before, after = cast.values(elements, source), cast.values(content, target)
     if (np.isfinite(before) & ~np.isfinite(after)).any():
         wider = "bf16 or fp32" if target.name == "float16" else "fp32"
-        raise UserError(f"{key}: has numbers beyond those of {target.short}; use --dtype {wider}")
+        raise UserError(f"{key}: has numbers beyond {target.short}'s range; use --dtype {wider}")
 
 
 def _long_ranges(file_chunks: Iterable[FileChunk], target: FileChunk) -> list[_ByteRange]:

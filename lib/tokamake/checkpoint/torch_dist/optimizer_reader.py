@@ -57,7 +57,7 @@ _ORDERS = (
     ("self_attention.dense", "input_layernorm", "self_attention.query_key_value"),
     ("input_layernorm", "self_attention.dense", "self_attention.query_key_value"),
 )
-"""Orders in which megatron.core makes the first modules of a layer; then come all others."""
+"""Orders in which megatron.core makes the first modules of a layer; then come all other modules."""
 
 
 class _UnreadError(Exception):

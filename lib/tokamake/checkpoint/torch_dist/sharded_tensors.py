@@ -54,7 +54,7 @@ _CORE_DECODER_NAMES = (
     (_DECODER + r"post_inter_attention_layernorm\.", r"\1mlp.linear_fc1.layer_norm_"),
     (r"^language_model\.decoder\.", "decoder."),
 )
-"""Those of a decoder beside an encoder; they come first."""
+"""Names of a decoder beside an encoder; they come first."""
 COMMON_FILE = "common.pt"
 """File of the common state. Megatron-LM since August 2026 keeps it in an archive instead."""
 _COMMON_KEY = "common_state/shard_0_1"

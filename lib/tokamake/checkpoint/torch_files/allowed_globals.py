@@ -75,7 +75,7 @@ class StandIn(metaclass=_Kind):
         self._state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # Subclasses of dict are pickled this way; those of list with append and extend.
+        # Subclasses of dict are pickled this way; subclasses of list with append and extend.
         self.extend((key, value))
 
     def append(self, value: Any) -> None:
