@@ -119,7 +119,7 @@ def _unlink(paths: Iterable[Path]) -> None:
 
 def _stream(path: Path) -> BinaryIO | None:
     """Open standard output, a device or a pipe; None: `path` is a file or does not exist."""
-    # /dev/stdout may be a file: opening it again would overwrite what is in it already.
+    # /dev/stdout may be a file: opening it again would overwrite its content.
     for descriptor in (1, 2):
         if _names(path, descriptor):
             return os.fdopen(os.dup(descriptor), "wb")
@@ -148,7 +148,7 @@ def _names(path: Path, descriptor: int) -> bool:
 
 
 def _target(path: Path) -> Path:
-    """The file or folder to replace: `path`, or what the link there names. Make its parent."""
+    """The file or folder to replace: `path`, or the target of the link there. Make its parent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 

@@ -1,4 +1,4 @@
-"""Watchdog: kill a process that waits for others for too long.
+"""Watchdog: kill a process that waits for other ranks for too long.
 
 A second process watches the first one, because MPI and network libraries can block while no Python
 thread runs. It is forked, so start it before torch or MPI are imported.

@@ -25,7 +25,7 @@ def finetune(*, config: Path, output: Path, model: Path, minutes: float | None =
         config: The run, as `tokamake prepare-finetune` writes it.
         output: JSON file to write: scores of each epoch, and the best one.
         model: Folder to write, with the checkpoint of the best epoch.
-        minutes: How long this may take; by default what the scheduler gives the job.
+        minutes: Time limit; by default, the scheduler's limit for the job.
     """
     from tokamake.finetune.finetune_run import read_finetune_run
     from tokamake.runtime.process_group import joined
@@ -49,7 +49,7 @@ def finetune_run(
     model: Path,
     minutes: float | None = None,
 ) -> int:
-    """Train a run, all ranks in one process group; the arguments are those of `finetune`.
+    """Train a run, all ranks in one process group; arguments as in `finetune`.
 
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.

@@ -17,8 +17,8 @@ def prepare_finetune(
 ) -> None:
     """Put the head of a task on a pretrained model, and write all settings of the run.
 
-    Prints a table of the tensors that are new, and so random, and of those that are dropped, such
-    as the head for masked tokens. Optimizer states and steps of the checkpoint are not used.
+    Prints a table of the new tensors, which are random, and of the dropped tensors, such as the
+    head for masked tokens. Optimizer states and steps of the checkpoint are not used.
 
     Args:
         checkpoint: Pretrained checkpoint of any format: its folder, or one whose `latest` names it.

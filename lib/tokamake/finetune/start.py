@@ -78,7 +78,7 @@ def starting_point(
 
 
 def _changes(record: Path, settings: dict[str, Any]) -> str:
-    """Settings that differ from those of a record, in words."""
+    """Settings that differ from a record, in words."""
     if not record.is_file():
         return "its settings are not known"
     before, after = dotted(files.read_json(record, "remove it")), dotted(settings)

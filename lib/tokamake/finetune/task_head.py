@@ -1,4 +1,4 @@
-"""The start of a finetuned model: pretrained weights, and a new head in place of others."""
+"""The start of a finetuned model: pretrained weights, and a new head."""
 
 from collections.abc import Iterable
 from dataclasses import replace

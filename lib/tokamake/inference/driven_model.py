@@ -157,7 +157,7 @@ class DrivenModel:
         return numbers[:length]
 
     def _follow(self) -> None:
-        """Do what the first rank does, until its context ends."""
+        """Replay the first rank's calls, until its context ends."""
         while True:
             call, *numbers = self._received()
             if call == ModelCall.END:

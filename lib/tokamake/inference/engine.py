@@ -193,7 +193,7 @@ class InferenceEngine:
         return self._ended + self._in_pass
 
     def drop_pass(self, error: Exception) -> list[Generation]:
-        """End sequences of a step that has failed for want of memory; the others can go on.
+        """End sequences of a step that ran out of memory; the remaining sequences can continue.
 
         Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
         Returns the sequences that ended, also before the pass.

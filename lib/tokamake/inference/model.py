@@ -159,7 +159,7 @@ class InferenceModel:
         return logits
 
     def _forward(self, tokens_BL: Tensor, cache: KeyValueCache | None = None) -> Tensor | None:
-        """Logits, on ranks of the last stage; None on others."""
+        """Logits, on ranks of the last stage; None on other ranks."""
         x = self._receive(tokens_BL)
         y: Tensor = self._module(x, cache)
         if self._module.is_last:

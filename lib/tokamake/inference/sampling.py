@@ -73,7 +73,7 @@ class Sampling:
         )
 
     def top_p_of(self, num_new: int) -> float:
-        """`top_p` of the token that follows `num_new` others."""
+        """`top_p` of the token after `num_new` new tokens."""
         return max(self.top_p * self.top_p_decay**num_new, self.top_p_bound)
 
 

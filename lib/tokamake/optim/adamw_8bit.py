@@ -33,8 +33,9 @@ def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParam
     class Optimizer(AdamW8bit):
         """AdamW8bit that accepts rates as numbers and saves moments as plain tensors.
 
-        torchao refuses some numbers as rates, and compiles the step again for others. Checkpoints
-        hold plain tensors because blocks depend on the layout; loading rounds to 8 bits again.
+        torchao refuses some numbers as rates, and compiles the step again for each new one.
+        Checkpoints hold plain tensors because blocks depend on the layout; loading rounds to 8
+        bits again.
         """
 
         def plain(self, value: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,8 @@ Site = Literal[
     "cross_attention_output",
     "task_head",
 ]
-"""Where numbers are dropped. In a layer: weights of attention, and what is added to the residual
-stream. Decoders of encoder-decoders have further ones. task_head: the input of a task's head."""
+"""Where numbers are dropped. In a layer: weights of attention, and additions to the residual
+stream. Decoders of encoder-decoders have further sites. task_head: the input of a task's head."""
 
 _BITS = 24
 """Bits of a hash that are compared with the rate."""
@@ -70,7 +70,7 @@ class Dropout(NamedTuple):
     # torch 2.13 compiles these integers wrongly for CPUs.
     @not_compiled
     def states(self, x_BLD: Tensor, site: Site, *, layer: Any = None) -> Tensor:
-        """Drop numbers of states, and scale the others so that the mean stays.
+        """Drop numbers of states, and scale the rest so that the mean stays.
 
         Args:
             layer: module whose `number` is the layer's in the whole model; None: 0. A number
@@ -91,7 +91,7 @@ class Dropout(NamedTuple):
     def weights(
         self, weights_BHSS: Tensor, axis: Axis, *, layer: Any, site: Site = "attention"
     ) -> Tensor:
-        """Drop weights of attention, and scale the others.
+        """Drop weights of attention, and scale the rest.
 
         Args:
             weights_BHSS: (B, H, S, S) of all tokens of each row, of queries and of keys.

@@ -122,8 +122,8 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: in
 class _CrossEntropy(torch.autograd.Function):
     """Cross entropy that keeps only the logits and computes the softmax in chunks, twice.
 
-    torch's own keeps the fp32 softmax, its gradient and that of the loss, each of the size of fp32
-    logits. With a vocabulary of 128,000, that is more than the activations of all layers.
+    torch's own keeps the fp32 softmax, its gradient and the loss's gradient, each of the size of
+    fp32 logits. With a vocabulary of 128,000, that is more than the activations of all layers.
     """
 
     @staticmethod

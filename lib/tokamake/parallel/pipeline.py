@@ -75,8 +75,8 @@ class Pipeline:
             rest: keyword arguments of the `forward` of every stage, with N rows each.
 
         Returns:
-            Sum of the losses of all micro batches, fp32, on the rank of the last stage; 0 on the
-            others.
+            Sum of the losses of all micro batches, fp32, on the rank of the last stage; 0 on
+            other ranks.
         """
         losses: list[Tensor] = []
         arguments = (inputs_NL,) if 0 in self._modules else ()

@@ -33,7 +33,7 @@ def file_workers() -> int:
 
 
 def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield items; a thread computes the next one ahead of the caller."""
+    """Yield items; a thread computes the next item in advance."""
     end = object()
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(next, items, end)

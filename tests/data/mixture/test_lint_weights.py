@@ -156,7 +156,7 @@ TABLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "corpus files epochs weight\na x 1 \nb x  1\n": (
         {},
-        [" corpora.tsv: some corpora state epochs and others do not"],
+        [" corpora.tsv: some corpora state epochs and some do not"],
     ),
     "corpus files epochs\na x 4\nb x 2\nd x 1\n": (
         {"train_tokens": 220},

@@ -66,7 +66,7 @@ def test_epochs_must_fit_the_length_of_the_training() -> None:
         "epochs or train longer"
     )
     assert refused(*mixed) == (
-        "corpora.tsv: some corpora state epochs and others do not, so shares depend on how long "
+        "corpora.tsv: some corpora state epochs and some do not, so shares depend on how long "
         "the training is; give --train-tokens, or epochs to all"
     )
 

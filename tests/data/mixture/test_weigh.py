@@ -252,7 +252,7 @@ EPOCHS = {"a": {"epochs": 2}, "b": {"epochs": 0.5}, "c": {"epochs": 1}}
         (
             EPOCHS | {"c": {"weight": 1}},
             {},
-            r"corpora\.tsv: some corpora state epochs and others do not.* give --train-tokens",
+            r"corpora\.tsv: some corpora state epochs and some do not.* give --train-tokens",
         ),
         (EPOCHS, {"train_tokens": 2375}, "its epochs need 2,400 tokens, the training has 2,375"),
         (EPOCHS, {"train_tokens": 0}, "--train-tokens: 0: give a number of tokens, 1 or more"),

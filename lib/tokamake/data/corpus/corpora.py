@@ -55,7 +55,7 @@ class ListedDataset(NamedTuple):
     weight: float
     """Share of training samples, relative to all other datasets; above 0."""
     part: FractionRange | None
-    """Documents to train on, as shares of all; None: those that the split decides."""
+    """Documents to train on, as shares of all; None: the split decides."""
     where: str
     """File and line, for messages."""
 
@@ -127,7 +127,7 @@ class Corpus(Settings):
         if _LIKE_NUMBER.search(self.corpus):
             raise ValueError(
                 f"corpus: {self.corpus!r}: a number of four digits before an underscore would "
-                "count as that of a merged dataset; rename it"
+                "be taken for the number of a merged dataset; rename it"
             )
         return self
 

@@ -1,6 +1,6 @@
 """Files with rows for the documents of many shards: hashes, or ordinals of exact duplicates.
 
-`hash_documents` writes a file of hashes per job batch; `find_duplicates` compares those of a corpus
+`hash_documents` writes a file of hashes per job batch; `find_duplicates` compares a corpus's hashes
 and writes a file of ordinals; `tokenize` reads it. Format: all rows, little-endian; JSON with the
 table [[shard, rows], ...] and a CRC-32 of the rows and the table (in earlier versions the table
 alone); the size of the JSON as u64; a magic. With the table at the end, the rows can be written as
@@ -35,7 +35,7 @@ class RowsWriter:
         self._crc = 0
 
     def add(self, shard: str, rows: npt.NDArray) -> None:
-        """Append rows of a shard; all rows of a shard must come before those of the next one."""
+        """Append rows of a shard; all rows of a shard must come before the next shard."""
         if not self._table or self._table[-1][0] != shard:
             self._table.append((shard, 0))
         self._table[-1] = shard, self._table[-1][1] + len(rows)

@@ -1,4 +1,4 @@
-"""Tool `plan`: decide which raw files make a shard, which shards are merged, and what a job writes.
+"""Tool `plan`: decide which raw files make a shard, which shards are merged, and by which job.
 
 The plan follows from file sizes alone, so every job is known before one has run. The workflow calls
 `make_plan` each time it is read, and writes plan.json when it starts. A new plan extends the
@@ -227,7 +227,7 @@ def _plan_merges(
 
 
 def _plan_links(corpus: Corpus, previous: Plan | None) -> list[PlannedMerge]:
-    """Plan a merged dataset for each existing one; those of an earlier plan keep their names."""
+    """Plan a merged dataset for each existing one; names of an earlier plan stay."""
     old = [merge for merge in previous.merged if merge.corpus == corpus.corpus] if previous else []
     known = {merge.dataset: merge for merge in old if merge.dataset}
     merged, number = [], _next_number(old)
@@ -298,7 +298,7 @@ def _next_number(items: Iterable[PlannedShard | PlannedMerge | JobBatch]) -> int
 def _plan_tokenizer(
     corpora: list[Corpus], files: Mapping[str, list[RawFile]], *, previous: Plan | None
 ) -> tuple[tuple[TokenizerCorpus, ...], str]:
-    """Return what a tokenizer is trained on, and its stamp; see `Plan`.
+    """Return the files that a tokenizer is trained on, and their stamp; see `Plan`.
 
     With an earlier plan, a tokenizer may exist and shards may depend on it. Therefore new files are
     left out, and removed files do not change the stamp. Another format, key or template does.

@@ -97,7 +97,7 @@ class Plan(NamedTuple):
     settings: dict[str, Any]
     """Sizes of the plan; other sizes need a plan from scratch."""
     tokenizer_stamp: str
-    """Hash of what a tokenizer is trained on; it does not change with files that come or go."""
+    """Hash of the tokenizer's training files; it does not change with files that come or go."""
     tokenizer: tuple[TokenizerCorpus, ...]
     """Files that a tokenizer is trained on; later files must not change finished tokens."""
     tokenize_batches: tuple[JobBatch, ...]

@@ -26,7 +26,7 @@ def sample_corpus(*, settings: str, output: Path) -> None:
     """Write small corpora from the installed Python standard library.
 
     Documents are {"text", "src", "id"}. A hash of the source shuffles them, so that the last
-    documents of a file, which are held out, are like the others.
+    documents of a file, which are held out, are a random sample.
 
     Args:
         settings: the config's `sample_corpus` section as JSON: num_files and file_bytes for code

@@ -26,7 +26,7 @@ def split(texts: list[str], language: str) -> tuple[list[str], npt.NDArray[np.in
     """Split texts into sentences.
 
     Args:
-        language: ISO 639 code. If sentencex has no rules for a language, it uses those of a
+        language: ISO 639 code. If sentencex has no rules for a language, it uses the rules of a
             related language or English.
 
     Returns:
@@ -80,7 +80,7 @@ def _sentence_lengths(text: str, language: str) -> list[int]:
     try:
         parts = sentencex.segment(language, text)
     except BaseException as error:  # a panic in Rust is no Exception
-        failure(error)  # raises again what is not a panic, such as KeyboardInterrupt
+        failure(error)  # raises other errors again, such as KeyboardInterrupt
         return [len(text)]
     # Lengths are offsets into the original text, so no character may be lost.
     return [len(part) for part in parts] if "".join(parts) == text else [len(text)]

@@ -1,6 +1,6 @@
 """Splits: the training, validation and test documents of an indexed dataset.
 
-Either shares such as 949,50,1 divide every dataset by a rule, that of Megatron-core or of older
+Either shares such as 949,50,1 divide every dataset by the rule of Megatron-core or of older
 forks; or a part of a dataset is named directly: 0.95:1.
 """
 

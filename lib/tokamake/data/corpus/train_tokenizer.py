@@ -54,7 +54,7 @@ def train_tokenizer(
             needed, and text is token ids separated by spaces.
         vocab_size: number of entries, special tokens included.
         eod: end-of-document token of the kind ids; by default the last.
-        special_tokens: special tokens in addition to those of the kind, such as <fim_prefix>. Each
+        special_tokens: special tokens besides the kind's own, such as <fim_prefix>. Each
             gets an entry, and is one token in text.
         train_bytes: maximum size of the training text, taken evenly from the beginnings of all
             files.

@@ -142,7 +142,7 @@ class _FilterError(Exception):
 
 
 def _verdict(loaded: LoadedFilter, document: Document, *, text: str) -> Drop | None:
-    """Apply a filter, and check what it returns: it may be anybody's code."""
+    """Apply a filter, and check its result: it may be anybody's code."""
     try:
         verdict = loaded.filter.apply(document)
         if document.text is not text:

@@ -30,7 +30,7 @@ class Filter(DocumentFilter):
     replace: Pattern | None = None
     """Replace each text that this expression finds by `replacement`."""
     replacement: str = ""
-    """Text for `replace`; \\1 is the first group. Empty: delete what was found."""
+    """Text for `replace`; \\1 is the first group. Empty: delete the match."""
     field: str = ""
     """Field of the raw record to search instead of the text, such as url or meta.language."""
     ignore_case: bool = False

@@ -1,6 +1,6 @@
 """Concatenate token files: the kernel copies them, other threads hash them as they arrive.
 
-`merge` writes a merged .bin file with it. The threads hash what was written, read back from the
+`merge` writes a merged .bin file with it. The threads hash the written bytes, read back from the
 page cache. Each input has its own hash, so several inputs are hashed in parallel;
 `manifest.joined_sha256` combines the hashes.
 """

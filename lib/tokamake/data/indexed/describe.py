@@ -1,4 +1,4 @@
-"""Stage `describe`: check indexed datasets completely; print what they hold, or write metadata.
+"""Stage `describe`: check indexed datasets completely; print or write their metadata.
 
 docs/reference/metadata.md explains the keys of the metadata.
 """
@@ -34,7 +34,7 @@ def describe(
     plan: Path | None = None,
     input: Path | None = None,
 ) -> None:
-    """Check indexed datasets completely and print what they hold, or write their metadata.
+    """Check indexed datasets completely; print their content, or write their metadata.
 
     The check covers sizes, lengths, pointers and document bounds. If a dataset has a manifest, it
     also covers the counts in the manifest, the hash of each file, and that no token is outside the

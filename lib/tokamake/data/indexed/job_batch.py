@@ -43,7 +43,7 @@ def make_each(
 
 
 def finished(prefixes: Iterable[Path], request: str) -> bool:
-    """Whether all datasets are intact and `request` is the digest of what they were made from."""
+    """Whether all datasets are intact and were made from the inputs with the digest `request`."""
     return all(
         find_fault(prefix) is None and read_manifest(prefix).get("request") == request
         for prefix in prefixes

@@ -36,7 +36,7 @@ def merge(
 ) -> None:
     """Merge indexed datasets in the order given into one, or into several of limited size.
 
-    The bytes are those that Megatron's merge_datasets.py writes. Datasets of other programs need no
+    Megatron's merge_datasets.py writes the same bytes. Datasets of other programs need no
     manifest: `merge` reads MMIDIDX of any Megatron, and converts TNTIDX (cached, lazy) to MMIDIDX
     and floating-point tokens to integers. It checks all indexes before it copies anything, and
     compares the files with their manifest. The manifest of the merged dataset has the size and hash

@@ -32,7 +32,7 @@ def merge_batch(
     tokenizer: Path | None = None,
     append_eod: bool = True,
 ) -> None:
-    """Make the merged datasets of a job batch; those that are complete are kept.
+    """Make the merged datasets of a job batch; complete ones are kept.
 
     Shards are merged. If the plan says so, they are deleted after the merged dataset is verified.
     A dataset of a corpus with the format indexed, which exists already, is checked: its index, its

@@ -1,4 +1,4 @@
-"""Tool `lint_weights`: list all problems of a weighting file, and what it draws."""
+"""Tool `lint_weights`: list all problems of a weighting file, and its mixture."""
 
 import math
 import os
@@ -47,7 +47,7 @@ def lint_weights(
     corpora: Path | None = None,
     temperature: float | None = None,
 ) -> None:
-    """Check a weighting file of any form, and print what it draws from each corpus.
+    """Check a weighting file of any form, and print the share of each corpus.
 
     Each problem is a line FILE:LINE: what; remedy. Errors end with exit status 2, warnings do not.
     If a line names no corpus, the corpus is the last path component of the prefix up to its
@@ -61,7 +61,7 @@ def lint_weights(
             training documents; without it whole datasets, or the parts that lines name.
         train_tokens: tokens that the whole training sees, to print realized epochs.
         corpora: table of corpora. It is an error if the epochs of a corpus differ by more than 1 %
-            from those that the table asks for.
+            from the epochs in the table.
         temperature: temperature of corpora for which the table states nothing.
     """
     check_options(train_tokens, temperature)

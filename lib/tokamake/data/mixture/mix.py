@@ -46,7 +46,7 @@ def mix(
         parts: WEIGHT FILE WEIGHT FILE ...; the weights are relative to each other.
         output: weighting file to write.
         data_root: folder that the prefixes of all files are relative to; default: the environment
-            variable TOKAMAKE_DATA_ROOT, else the folder of each file, and that of the output.
+            variable TOKAMAKE_DATA_ROOT, else the folder of each file, and the output's folder.
         columns: columns of a line. Three are `weight prefix corpus`, which tokamake, blendcorpus
             and Argonne's Megatron-DeepSpeed read. Two are `weight prefix`, which Megatron-LM takes
             as its data paths, if you start it in the folder that the prefixes are relative to.

@@ -93,7 +93,7 @@ def _remaining_tokens(
         return Fraction(1)  # no epochs: the length of the training does not matter
     if train_tokens is None:
         raise UserError(
-            f"{table}: some corpora state epochs and others do not, so shares depend on how long "
+            f"{table}: some corpora state epochs and some do not, so shares depend on how long "
             "the training is; give --train-tokens, or epochs to all"
         )
     if needed > train_tokens:

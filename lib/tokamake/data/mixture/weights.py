@@ -29,7 +29,7 @@ class WeightedPrefix(NamedTuple):
     prefix: str
     corpus: str
     part: FractionRange | None = None
-    """Documents to draw from, as shares of all; None: those that the split decides."""
+    """Documents to draw from, as shares of all; None: the split decides."""
 
 
 class Line(NamedTuple):

@@ -32,7 +32,7 @@ _UNSUPPORTED = {
 }
 _PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype html|html|error)\b", re.IGNORECASE)
 """Beginning of an HTML page, or of an object store's error."""
-# UTF-32 first: its little-endian byte order mark begins with that of UTF-16.
+# UTF-32 first: its little-endian byte order mark begins with UTF-16's.
 _WIDE_BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
@@ -167,6 +167,6 @@ def parse_json_line(line: bytes) -> Any:
 
 
 def content_suffix(path: Path) -> str:
-    """Return the lower-case suffix without that of a compression: .jsonl for A.JSONL.gz."""
+    """Return the lower-case suffix without the suffix of a compression: .jsonl for A.JSONL.gz."""
     plain = path.with_suffix("") if path.suffix.lower() in SUFFIXES else path
     return plain.suffix.lower()

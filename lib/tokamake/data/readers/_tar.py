@@ -40,7 +40,7 @@ class TarStream:
             content = self._content(info.size if has_content else 0)
             if not info.isdir():
                 yield TarMember(name, info.isreg() and not is_sparse, content)
-            for _ in content:  # what the caller did not read
+            for _ in content:  # the rest, which the caller did not read
                 pass
         end = self._position
         while chunk := self._next(CHUNK_BYTES):

@@ -220,7 +220,7 @@ def _ends_of_first_sample(raw: Input) -> set[str]:
     """Return the ends of the names of the first members that share the beginning of their names."""
     ends: set[str] = set()
     beginning: str | None = None
-    # Another input, because each counts what it reads.
+    # Another input, because an input counts the bytes that it reads.
     again = Input(raw.path, raw.format, compression=raw.compression, head=raw.head)
     for name, _ in _tar_members(again):
         start, end = _split_name(name)

@@ -37,7 +37,7 @@ _MAX_ROWS = 1 << 16
 
 
 def accepts(head: bytes, path: Path) -> bool:
-    """Accept JSON that is not jsonl, unless the name is that of a text or a table."""
+    """Accept JSON that is not jsonl, unless it is named like a text or a table."""
     return content_suffix(path) not in {*TEXT_NAMES, *TABLE_NAMES} and is_json(head)
 
 
@@ -112,7 +112,7 @@ def _values_leniently(raw: Input, data: bytes, *, keys: tuple[str, ...]) -> list
             value, position = decoder.raw_decode(text, position)
             values += value if isinstance(value, list) else [value]
     except UnicodeDecodeError as error:
-        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
+        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or from its encoding"
         raise UserError(f"{raw.path}: {utf8_fault(error)}; {remedy}") from None
     except RecursionError:
         raise UserError(f"{raw.path}: its values are nested too deep; fix the file") from None

@@ -48,5 +48,5 @@ def _record(data: bytes, key: str) -> dict[str, Any] | BadRecord:
     try:
         return {key: data.removeprefix(BOM_UTF8).decode()}
     except UnicodeDecodeError as error:
-        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or what it is in"
+        remedy = "convert it: iconv -f LATIN1 -t UTF-8, or from its encoding"
         return BadRecord(f"{utf8_fault(error)}; {remedy}")

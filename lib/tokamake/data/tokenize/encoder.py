@@ -126,7 +126,7 @@ class Encoder:
         return range(start, self._num_characters)
 
     def __call__(self, texts: Sequence[str], position: range | None = None) -> Encoded:
-        """Encode texts in order; special tokens in a text become what the reference makes of them.
+        """Encode texts in order, and special tokens in a text as the reference encodes them.
 
         `position` is a stream position from `reserve`, of these texts or of the documents that they
         were made from; None: they come next. It decides which texts are checked. Mismatch: the fast
@@ -150,7 +150,7 @@ class Encoder:
         """Lend a fast encoder to this thread, for this many characters; None if it cannot load."""
         with self._borrowing:
             self._cached_characters += num_characters if self._fast_class is Gigatoken else 0
-            # Drop all caches at once: loading an encoder while others are full peaks in memory.
+            # Drop all caches at once: loading an encoder beside full caches peaks in memory.
             while self._cached_characters > _CACHE_LIMIT * self.threads and self._num_borrowed:
                 self._borrowing.wait()
             if self._cached_characters > _CACHE_LIMIT * self.threads:

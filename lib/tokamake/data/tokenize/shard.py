@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class ShardWriter:
-    """Writes the indexed datasets of a shard; see `ShardReader` for what it leaves out."""
+    """Writes the indexed datasets of a shard; see `ShardReader` for documents that are left out."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ShardWriter:
     def _encode_ahead(
         self, reader: ShardReader
     ) -> Generator[tuple[DocumentBatch, list[EncodedBatch]], None, None]:
-        """Encode batches in threads and yield them in order; threads work ahead of the consumer."""
+        """Encode batches in threads, some in advance, and yield them in order."""
         pending: deque[tuple[DocumentBatch, list[Future[EncodedBatch]]]] = deque()
         pool = ThreadPoolExecutor(self._encoder.threads)
         try:

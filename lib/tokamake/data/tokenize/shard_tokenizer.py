@@ -1,4 +1,4 @@
-"""Write shards one after another: skip what is complete and up to date, load the encoder once.
+"""Write shards one after another: skip shards that are up to date, load the encoder once.
 
 If the fast encoder is wrong, a shard is encoded again with the reference tokenizer.
 """

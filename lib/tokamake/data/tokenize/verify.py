@@ -22,7 +22,7 @@ def verify(prefixes: list[Path], /) -> None:
     """Check that raw files still have the content that was tokenized.
 
     Reads the raw files of datasets again, or the byte ranges that were tokenized, and compares
-    their hashes with the manifests. Paths of raw files are those that `tokenize` was given:
+    their hashes with the manifests. Raw files have the paths that `tokenize` was given:
     relative ones start at the working directory, so run it in the same folder as the workflow.
     `describe` checks the datasets themselves.
 

@@ -72,8 +72,7 @@ class Tokenizer:
     fingerprint: str = ""
     """sha256 of the tokenizer's files."""
     base: str = ""
-    """Fingerprint of the tokenizer that this one extends by tokens after all others; empty: none.
-    """
+    """Fingerprint of the tokenizer that this one extends by further tokens; empty: none."""
     chat_template: str = ""
     """Jinja template that turns messages into a prompt; empty if there is none."""
     special_texts: Mapping[str, str] = field(default_factory=dict)

@@ -123,7 +123,7 @@ def add_tokens(
     Args:
         defaults: special tokens by name that count if the files name no other, and if the
             vocabulary has them (transformers would add them to any vocabulary).
-        pieces: further tokens of the vocabulary to find in text, if the files list no others.
+        pieces: further tokens of the vocabulary to find in text, if the files list no added tokens.
     """
     stated, config = settings(paths), settings([path for path in paths if path.name != CONFIGS[1]])
     used = config if "added_tokens_decoder" in config else stated

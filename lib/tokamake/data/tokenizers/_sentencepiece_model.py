@@ -1,6 +1,6 @@
 """Parser of SentencePiece .model files (protocol buffers), limited to what determines the tokens.
 
-Field numbers are those of sentencepiece_model.proto.
+Field numbers are from sentencepiece_model.proto.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Tokens of T5 that are appended to a tokenizer: [BOS], [EOS] and sentinels.
 
 All other tokens keep their ids, so datasets of the tokenizer stay valid: the extended one names it
-by its fingerprint. Without the appended tokens, its definition is that of the tokenizer again.
+by its fingerprint. Without the appended tokens, its definition equals the tokenizer's.
 """
 
 import json
@@ -25,7 +25,7 @@ def appended_texts(num_sentinels: int) -> list[str]:
 
 
 def decoder_tokens(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Ids of [BOS] and [EOS], which begin and end what a decoder writes; None if there are none."""
+    """Ids of [BOS] and [EOS], which begin and end a decoder's tokens; None if there are none."""
     if tokenizer.package != "tokenizers":
         return None
     added = json.loads(tokenizer.definition())["added_tokens"]

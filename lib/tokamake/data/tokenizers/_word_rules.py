@@ -31,7 +31,7 @@ class WordRules(NamedTuple):
 
 
 def word_rules(fast: "tokenizers.Tokenizer") -> WordRules | None:
-    """Return the rules for a tokenizer, or None if the tokens of a word may depend on others."""
+    """Return the rules for a tokenizer; None if tokens of a word may depend on other words."""
     definition = json.loads(fast.to_str())
     normalizer = definition["normalizer"] or {}
     if (

@@ -1,7 +1,7 @@
 """SentencePiece models (e.g. Llama-2's). Documents end with the model's eos piece, without bos.
 
 If tokenizer_config.json beside a BPE model has the class LlamaTokenizer, texts are encoded as
-transformers does, also with added tokens. All others are encoded by the package sentencepiece.
+transformers does, also with added tokens. The package sentencepiece encodes for all other models.
 """
 
 from pathlib import Path

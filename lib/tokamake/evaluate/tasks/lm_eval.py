@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def check(settings: "TaskSettings") -> None:
-    """Check what is known without lm-eval.
+    """Check settings, as far as possible without lm-eval.
 
     Raises:
         UserError: no task is named, the folder does not exist, or lm-eval is not installed.

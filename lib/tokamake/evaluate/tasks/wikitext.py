@@ -42,7 +42,7 @@ _REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"\{\s*([^}]*?)\s*\}", r"{\1}"),
     (r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
     (r"'\s*([^']*?)\s*'", r"'\1'"),
-    # Headings and others.
+    # Headings and signs.
     (r"= = = =", "===="),
     (r"= = =", "==="),
     (r"= =", "=="),

@@ -37,7 +37,7 @@ class TextTable:
     """Whether lines with other numbers of columns are left out. Otherwise, they are an error."""
 
     def read(self, path: Path, settings: Mapping[str, Any]) -> Iterator[Example]:  # noqa: ARG002
-        """Read a file; `settings` are those of the task."""
+        """Read a file; `settings`: settings of the task."""
         rows = _json_rows(path) if path.suffix in _JSON else self._table_rows(path)
         for where, cells in rows:
             texts = [self._text(cells, name, where=where) for name in self._text_columns]

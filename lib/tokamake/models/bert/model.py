@@ -45,8 +45,8 @@ SETTINGS = {
 """Its own: head_act is the activation in the head of masked tokens. Megatron's is gelu, while its
 MLPs have gelu_new unless bias_gelu_fusion is off. type_vocab_size is the number of token types, 0
 for none. sentence_order_head: whether there are a pooler and a head for the order of sentences.
-task_head: head of a finetuned model, in place of the others: num_classes logits of a text, of
-which a regression has one, or one logit for each option of a choice."""
+task_head: a finetuned model's only head: num_classes logits of a text (one in a regression), or
+one logit for each option of a choice."""
 
 
 class MaskedTokenHead(nn.Module):

@@ -69,7 +69,7 @@ class HFFormat:
     layers: str = "layers"
     """Name of the list of layers."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names of modules that differ from ours, by ours. Those of a layer may begin with its stack,
+    """Our names of modules → other names in the format. A layer's modules may begin with its stack,
     such as `decoder.mlp.up_proj`. A name with `{}` is of a module that stacks modules along its
     first dimension, such as experts: each is stored by itself, with its number there."""
     heads: Mapping[str, str] = field(default_factory=dict)

@@ -206,7 +206,7 @@ class LanguageModel(nn.Module):
             inputs: `position_ids`: (B, L) positions, or (L,) for all rows; None: places in the row.
                 `document_ids`: (B, L) numbers; a token sees only tokens with its own number.
                 `sample_numbers`: (samples,) int64 number of each sample in the run, from which the
-                masks of dropout follow; None: nothing is dropped. Encoders have others.
+                masks of dropout follow; None: nothing is dropped. Encoders take more arguments.
 
         Returns:
             (B, L, V) logits in the dtype of the weights; from an earlier stage, (B, L, D) states.

@@ -23,7 +23,7 @@ class MegatronModule(NamedTuple):
     """In Megatron's layer. With `{}`, our tensors are stacks along their first dimension, such as
     experts; Megatron has a module for each, with its number there."""
     ours: tuple[str, ...]
-    """In a layer of Hugging Face's Llama. Those that an architecture lacks are left out."""
+    """In a layer of Hugging Face's Llama. Modules that an architecture lacks are left out."""
     split: Literal["copied", "rows", "columns", "heads", "vocabulary"] = "copied"
     """How tensor-parallel ranks share it: each has all of it, some outputs, some inputs, some key
     and value heads with their query heads, or some tokens of the padded vocabulary."""

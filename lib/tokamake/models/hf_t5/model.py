@@ -66,7 +66,7 @@ class RelativePositions(nn.Module):
             distances_LL = offsets_LL.abs()
         else:
             distances_LL = (-offsets_LL).clamp(min=0)
-        # Half of the buckets are of one distance each, the others of growing ranges.
+        # Half of the buckets hold one distance each, the other half growing ranges.
         exact = size // 2
         logarithm = (distances_LL.float() / exact).log() / math.log(self._max_distance / exact)
         ranges_LL = (exact + (logarithm * (size - exact)).long()).clamp(max=size - 1)
