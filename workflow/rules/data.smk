@@ -166,7 +166,9 @@ rule tokenize:
         shards=data_rules.filtered_shards_digest,
         corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
-        options=options(CONFIG.shared.tokenize, leave_out=("deduplicate", "filters")),
+        options=options(
+            CONFIG.shared.tokenize, leave_out=("deduplicate", "filters", "filter_seconds")
+        ),
         folder=f"{DATA}/shards",
     shell:
         "tokamake tokenize-batch --plan {input.plan:q} --batch {wildcards.batch:q}"

@@ -114,8 +114,8 @@ class TokenizeSettings(Settings):
     """Documents without tokens. skip: drop them. keep: write documents without a sequence, as
     Megatron-LM does. The manifest counts them in both cases."""
     on_bad_document: Literal["stop", "quarantine"] = "stop"
-    """Action on a document that cannot be read. stop: fail the job. quarantine: write it to
-    <shard>.quarantine.jsonl and continue."""
+    """Action on a document that cannot be read, or on which a filter fails. stop: fail the job.
+    quarantine: write it to <shard>.quarantine.jsonl with the reason and continue."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Maximum share of documents in quarantine, of a shard and of each of its raw files. The job
     fails above it. A raw file without good documents fails it in any case."""
@@ -125,3 +125,6 @@ class TokenizeSettings(Settings):
     """Filters of documents, in order: name of a filter and its options, such as length:
     {min_characters: 200}. A filter is built in (docs/howto/filter-documents.md), an entry point, or
     the path of a Python file. A corpus with filters of its own has these instead."""
+    filter_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
+    """Time limit of the filters of a document, in seconds. A document that takes longer, such as in
+    an endless search of a regular expression, is a bad document. 0: no limit."""

@@ -173,7 +173,10 @@ class DataRules:
     def tokenize_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read and filtered."""
         filters = self._filters(wildcards.batch)
-        options = [f"--filters={json.dumps(filters)}"] if filters else []
+        if not filters:
+            return self.corpus_options(wildcards)
+        seconds = self._config.shared.tokenize.filter_seconds
+        options = [f"--filters={json.dumps(filters)}", f"--filter-seconds={seconds:g}"]
         return [*self.corpus_options(wildcards), *options]
 
     def _filters(self, batch: str) -> tuple[dict[str, Any], ...]:

@@ -1,6 +1,7 @@
 """Complete shards are kept; a wrong fast encoder is replaced; no raw file is overwritten."""
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_the_policy_for_bad_documents_keeps_shards_that_it_allows(
     with pytest.raises(UserError, match=r"some/1\.jsonl:10: not valid JSON"):
         written_shards(planned, capsys, on_bad_document="stop")
     assert written_shards(planned, capsys) == ""
+
+
+def test_more_time_for_filters_writes_shards_again_that_lacked_it(
+    planned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"text": text}) for text in ("a b", "a" * 60 + "!")]
+    (planned / "some/1.jsonl").write_text("\n".join(lines))
+    make_new_plan(planned)
+    endless = "regex: {drop: '^(a+)+$'}"
+    for seconds, written in ((0.1, "012"), (0.1, ""), (0.05, ""), (0.2, "1")):
+        options = {"filters": endless, "filter_seconds": seconds}
+        assert written_shards(planned, capsys, **options) == written
 
 
 def test_a_shard_with_other_duplicates_is_written_again(

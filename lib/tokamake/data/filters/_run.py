@@ -1,5 +1,6 @@
 """Run filters on blocks of documents, and count their verdicts."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,8 +9,11 @@ from numpy.typing import NDArray
 
 from tokamake.config.filters import check_packages, filter_class, source_digest
 from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
 from tokamake.data.readers import RecordBlock, select_texts, value_of
-from tokamake.errors import UserError
+
+TIME_LIMIT = "time limit"
+"""Kind of the failures of a filter that was interrupted, in its counts."""
 
 
 class LoadedFilter(NamedTuple):
@@ -55,11 +59,22 @@ class _Metadata(Mapping[str, Any]):
         return record
 
 
+class _FilterError(Exception):
+    """A filter failed on a document; the message has no place."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """Class of the error, or `TIME_LIMIT`."""
+
+
 class FilterRun:
     """Filters of a shard, with the counts of their verdicts."""
 
-    def __init__(self, filters: Sequence[LoadedFilter]) -> None:
+    def __init__(self, filters: Sequence[LoadedFilter], *, seconds: float = 0) -> None:
+        """Prepare to run; `seconds`: time limit of a document, or 0."""
         self._filters = filters
+        self._limit = TimeLimit(seconds)
         self._counts: list[dict[str, Any]] = [
             {
                 "filter": loaded.name,
@@ -86,44 +101,53 @@ class FilterRun:
         block: RecordBlock,
         *,
         indices: NDArray[np.int64],
-        place: Callable[[int], str],
+        on_failure: Callable[[int, str], None],
     ) -> tuple[tuple[Sequence[str], ...], NDArray[np.int64]]:
         """Filter the documents of a block that have the given indices in it.
 
-        Returns the texts of the kept documents, and their indices. `place` names a document by its
-        index, for messages.
+        Returns the texts of the kept documents, and their indices. `on_failure` gets the index of a
+        document on which a filter failed, and the reason with its remedy.
         """
         kept: list[int] = []
         changed: list[dict[int, str]] = [{} for _ in columns]
+        num_failed = 0
         rows = zip(indices.tolist(), zip(*columns, strict=True), strict=True)
-        for position, (index, before) in enumerate(rows):
-            texts = [*before]
-            try:
-                is_kept = self._pass(texts, _Metadata(block.records, index))
-            except _FilterError as error:
-                raise UserError(f"{place(index)}: {error}") from None
-            if not is_kept:
-                continue
-            kept.append(position)
-            for changes, text, old in zip(changed, texts, before, strict=True):
-                if text is not old:
-                    changes[position] = text
-        self.dropped += len(indices) - len(kept)
+        with self._limit.watch():
+            for position, (index, before) in enumerate(rows):
+                texts = [*before]
+                try:
+                    is_kept = self._pass(texts, _Metadata(block.records, index), number=position)
+                except _FilterError as error:
+                    num_failed += 1
+                    on_failure(index, str(error))
+                    continue
+                if not is_kept:
+                    continue
+                kept.append(position)
+                for changes, text, old in zip(changed, texts, before, strict=True):
+                    if text is not old:
+                        changes[position] = text
+        self.dropped += len(indices) - len(kept) - num_failed
         filtered = (
             select_texts(column, kept, changed=changes)
             for column, changes in zip(columns, changed, strict=True)
         )
         return tuple(filtered), indices[kept]
 
-    def _pass(self, texts: list[str], metadata: Mapping[str, Any]) -> bool:
+    def _pass(self, texts: list[str], metadata: Mapping[str, Any], *, number: int) -> bool:
         """Whether all filters keep a document; replaces its changed texts."""
         for loaded, counts in zip(self._filters, self._counts, strict=True):
             counts["documents"] += 1
             num_characters = sum(map(len, texts))
             is_changed = False
-            for number, text in enumerate(texts):
+            for column, text in enumerate(texts):
                 document = Document(text, metadata)
-                verdict = _verdict(loaded, document, text=text)
+                try:
+                    verdict = self._verdict(loaded, document, number=number)
+                except _FilterError as error:
+                    failures = counts.setdefault("quarantined", {})
+                    _add(failures.setdefault(error.kind, {}), characters=num_characters)
+                    raise
                 for metric, value in document.metrics.items():
                     _add(counts["metrics"].setdefault(metric, {}), value=value)
                 if verdict is not None:
@@ -131,31 +155,53 @@ class FilterRun:
                     _add(sums, characters=num_characters, value=verdict.value)
                     return False
                 if document.text is not text and document.text != text:
-                    texts[number], is_changed = document.text, True
+                    texts[column], is_changed = document.text, True
             if is_changed:
                 _add(counts["changed"], characters=num_characters - sum(map(len, texts)))
         return True
 
+    def _verdict(self, loaded: LoadedFilter, document: Document, *, number: int) -> Drop | None:
+        """Apply a filter, and check its result: it may be anybody's code."""
+        text = document.text
+        try:
+            self._limit.running = number
+            try:
+                verdict = loaded.filter.apply(document)
+            finally:
+                self._limit.running = -1
+            if document.text is not text:
+                document.text.encode()  # a text without lone surrogates
+            document.metrics = {_utf8(k): _finite(v) for k, v in document.metrics.items()}
+            if verdict is None:
+                return None
+            value = None if verdict.value is None else _finite(verdict.value)
+            return Drop(_utf8(verdict.reason), value)
+        except TimeLimitExceeded:
+            raise _FilterError(
+                f"filter {loaded.name} ran longer than filter_seconds {self._limit.seconds:g}; fix "
+                "the filter or raise filter_seconds",
+                TIME_LIMIT,
+            ) from None
+        except MemoryError:
+            raise  # the machine's fault, not the document's
+        except Exception as error:
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            raise _FilterError(
+                f"filter {loaded.name} failed ({message.removesuffix(':')}); fix the filter",
+                type(error).__name__,
+            ) from None
 
-class _FilterError(Exception):
-    """A filter failed; the message has no place."""
+
+def _utf8(text: str) -> str:
+    str.encode(text)
+    return text
 
 
-def _verdict(loaded: LoadedFilter, document: Document, *, text: str) -> Drop | None:
-    """Apply a filter, and check its result: it may be anybody's code."""
-    try:
-        verdict = loaded.filter.apply(document)
-        if document.text is not text:
-            document.text.encode()  # a text without lone surrogates
-        if verdict is not None:
-            _, _ = str.encode(verdict.reason), float(verdict.value or 0)
-        for metric, value in document.metrics.items():
-            _, _ = str.encode(metric), float(value)
-    except Exception as error:
-        raise _FilterError(
-            f"filter {loaded.name} failed ({type(error).__name__}: {error}); fix the filter"
-        ) from None
-    return verdict
+def _finite(value: float) -> float:
+    """Return a number that JSON has; numbers of numpy become Python's."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number to count")
+    return value if isinstance(value, int | float) else float(value)
 
 
 def _add(sums: dict[str, Any], **numbers: float | None) -> None:

@@ -204,6 +204,8 @@ class ShardWriter:
         options = asdict(self._options)
         del options["fields"]  # text_key and template stand for it
         del options["megatron_names"], options["filters"]
+        if not self._filters:
+            del options["filter_seconds"]
         return {
             "tokamake": __version__,
             "request": request,

@@ -1,5 +1,6 @@
 """Options of a shard, and the names of its files, which depend on them."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class ShardOptions:
     megatron_names: bool = False
     filters: tuple[Mapping[str, Any], ...] = ()
     """Name of each filter → its options, as in the config."""
+    filter_seconds: float = 60
+    """Time limit of the filters of a document; 0: none."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z]{2,3}", self.language):
@@ -38,6 +41,10 @@ class ShardOptions:
         if not 0 <= self.max_bad_fraction <= 1:
             raise UserError(
                 f"--max-bad-fraction {self.max_bad_fraction:g}: give a fraction from 0 to 1"
+            )
+        if not 0 <= self.filter_seconds < math.inf:
+            raise UserError(
+                f"--filter-seconds {self.filter_seconds:g}: give seconds, or 0 for no limit"
             )
         names = self.fields.names
         if (len(names) > 1 or self.megatron_names) and any("/" in name for name in names):

@@ -1,9 +1,9 @@
 """Read the documents of a shard: the good ones that are no duplicates and pass the filters.
 
-Bad documents go to PREFIX.quarantine.jsonl. An entry has "file", "line" or "row", "byte" (first
-byte of the line, in uncompressed files), "reason", and "raw" (the original line) or "raw_base64" if
-it is not UTF-8. In a byte range that begins far into a file, "line_in_range" replaces "line" and
-counts from the start of the range.
+Bad documents, and documents on which a filter fails, go to PREFIX.quarantine.jsonl. An entry has
+"file", "line" or "row", "byte" (first byte of the line, in uncompressed files), "reason", and "raw"
+(the original line) or "raw_base64" if it is not UTF-8. In a byte range that begins far into a file,
+"line_in_range" replaces "line" and counts from the start of the range.
 """
 
 import base64
@@ -173,7 +173,7 @@ class ShardReader:
         if filters:
             from tokamake.data.filters import _run  # imports pydantic, which takes 0.25 s
 
-            self._filters = _run.FilterRun(filters)
+            self._filters = _run.FilterRun(filters, seconds=options.filter_seconds)
         self._quarantine = quarantine
         self._num_read = self._num_duplicates = 0
         self._opened: list[Input] = []
@@ -195,19 +195,16 @@ class ShardReader:
         for block in source.blocks(fields.read_keys, metadata_keys):
             texts = documents.texts(block, fields)
             is_kept = self._is_not_duplicate(texts.kept)
+            set_aside = partial(self._set_aside, source, block)
             for index, reason in texts.bad:
-                if self._options.on_bad_document == "stop":
-                    place = documents.place(source, block, index)
-                    raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
-                self._quarantine.add(source, block, index, reason)
+                set_aside(index, reason)
             self._num_read += len(block.records)
             kept = is_kept.nonzero()[0].tolist()
             columns = tuple(select_texts(column, kept) for column in texts.columns)
             indices = texts.kept[is_kept]
             if self._filters:
-                place_of = partial(documents.place, source, block)
                 columns, indices = self._filters.apply(
-                    columns, block, indices=indices, place=place_of
+                    columns, block, indices=indices, on_failure=set_aside
                 )
             yield DocumentBatch(
                 columns,
@@ -215,6 +212,13 @@ class ShardReader:
                 block.numbers[indices],
                 block.offsets[indices],
             )
+
+    def _set_aside(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
+        """Put document `index` of a block into quarantine, or stop at it."""
+        if self._options.on_bad_document == "stop":
+            place = documents.place(source, block, index)
+            raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
+        self._quarantine.add(source, block, index, reason)
 
     def place(self, batch: DocumentBatch, index: int) -> str:
         source = self._opened[batch.inputs[index]]
@@ -252,9 +256,12 @@ class ShardReader:
         if source.format == "text" or not (num_bad := quarantine.documents_of(source)):
             return
         if num_bad == source.documents and not source.start and source.end is None:
+            cause = "it is damaged, or its text_key or format is wrong"
+            if self._filters:
+                cause = "it is damaged, its text_key or format is wrong, or a filter fails on each"
             raise UserError(
-                f"{quarantine.first}; no document of the file is good: it is damaged, or its "
-                "text_key or format is wrong; fetch it again or leave it out"
+                f"{quarantine.first}; no document of the file is good: {cause}; fetch it again or "
+                "leave it out"
             )
         self._check_bad_fraction(num_bad, num_documents=source.documents, where=" of the file")
 

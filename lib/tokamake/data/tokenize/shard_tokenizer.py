@@ -3,8 +3,10 @@
 If the fast encoder is wrong, a shard is encoded again with the reference tokenizer.
 """
 
+import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,22 +136,31 @@ class ShardTokenizer:
         num_bad, limit = manifest["quarantined_documents"], self.options.max_bad_fraction
         if self.options.on_bad_document == "stop":
             return num_bad == 0
+        if self._had_less_time(manifest):
+            return False
         return num_bad <= limit * manifest["documents_in"] and all(
             file["format"] == "text" or file.get("quarantined", 0) <= limit * file["documents"]
             for file in manifest["inputs"]
         )
 
+    def _had_less_time(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether filters were interrupted that may run longer now."""
+        seconds = self.options.filter_seconds or math.inf
+        return manifest.get("filter_seconds", seconds) < seconds and any(
+            "time limit" in counts.get("quarantined", ()) for counts in manifest["filters"]
+        )
+
     def _request_digest(self, shard: ShardRequest) -> str:
         """Digest of everything that decides the content of a shard.
 
-        It excludes the policy for bad documents: a user who turns to quarantine at the first bad
-        document keeps all shards that have none.
+        It excludes the policy for bad documents and the time limit of filters: a user who turns to
+        quarantine at the first bad document keeps all shards that have none.
         """
         options = asdict(self.options)
         del options["on_bad_document"], options["max_bad_fraction"], options["megatron_names"]
         if options["special_tokens_in_text"] == "special":
             del options["special_tokens_in_text"]  # so that shards of earlier versions stay valid
-        del options["filters"]
+        del options["filters"], options["filter_seconds"]
         if self._filters:
             options["filters"] = [[*loaded[:3]] for loaded in self._filters]
         return digest(

@@ -30,6 +30,7 @@ def tokenize(
     on_bad_document: Literal["stop", "quarantine"] = "stop",
     max_bad_fraction: float = 0.01,
     filters: str = "",
+    filter_seconds: float = 60,
     byte_range: str = "",
     megatron_names: bool = False,
     corpora: Path | None = None,
@@ -62,12 +63,14 @@ def tokenize(
         split_sentences: make each sentence a sequence.
         language: language of the text (ISO 639 code), for the sentence boundaries.
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
-        on_bad_document: stop at a document that cannot be read, or write it to
-            PREFIX.quarantine.jsonl with the reason and continue.
+        on_bad_document: stop at a document that cannot be read or on which a filter fails, or
+            write it to PREFIX.quarantine.jsonl with the reason and continue.
         max_bad_fraction: largest fraction of all documents, and of each file, that may be
             quarantined. A file without good documents is always an error.
         filters: filters of the documents, in order, as in the table of corpora: `length:
             {min_characters: 200}, regex: {drop: lorem ipsum}`.
+        filter_seconds: time limit of the filters of a document, in seconds; a document that takes
+            longer is a bad one. 0: no limit.
         byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
             empty.
         megatron_names: name the datasets as Megatron's preprocess_data.py does:
@@ -114,6 +117,7 @@ def tokenize(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
         filters=tuple(chosen),
+        filter_seconds=filter_seconds,
         megatron_names=megatron_names,
     )
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)

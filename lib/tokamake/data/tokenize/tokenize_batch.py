@@ -26,6 +26,7 @@ def tokenize_batch(
     on_bad_document: Literal["stop", "quarantine"] = "stop",
     max_bad_fraction: float = 0.01,
     filters: str = "",
+    filter_seconds: float = 60,
     duplicates: Path | None = None,
     workers: int = 0,
 ) -> None:
@@ -51,12 +52,14 @@ def tokenize_batch(
         split_sentences: make each sentence a sequence.
         language: language of the text (ISO 639 code), for the sentence boundaries.
         empty_documents: skip documents without tokens, or keep them as Megatron-LM does.
-        on_bad_document: stop at a document that cannot be read, or write it to
-            SHARD.quarantine.jsonl with the reason and continue.
+        on_bad_document: stop at a document that cannot be read or on which a filter fails, or
+            write it to SHARD.quarantine.jsonl with the reason and continue.
         max_bad_fraction: largest fraction of a shard's documents, and of each file's, that
             may be quarantined.
         filters: filters of the documents, in order, as in the table of corpora: `length:
             {min_characters: 200}, regex: {drop: lorem ipsum}`.
+        filter_seconds: time limit of the filters of a document, in seconds; a document that takes
+            longer is a bad one. 0: no limit.
         duplicates: file of `find-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
     """
@@ -87,6 +90,7 @@ def tokenize_batch(
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
         filters=chosen,
+        filter_seconds=filter_seconds,
     )
     if duplicates is not None:
         read_table(duplicates, verify=True)
