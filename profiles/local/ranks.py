@@ -1,8 +1,8 @@
 """Starts the ranks of a job on this machine: `ranks.py NUMBER COMMAND...`
 
 Ranks get the variables that torchrun sets. Unlike torchrun, this program does not import torch, so
-ranks start seconds earlier, and its exit status is that of the first rank that failed: a user's
-mistake (2) and a run that saved and stopped differ from a crash. When a rank fails, the others are
+ranks start seconds earlier, and it exits with the status of the first rank that failed: a user's
+mistake (2) and a run that saved and stopped differ from a crash. When a rank fails, all ranks are
 asked to stop, and killed after 30 s. SIGTERM, SIGUSR1 and Ctrl-C are passed on to the ranks, which
 have ten minutes to save; a second Ctrl-C kills them.
 """
@@ -73,7 +73,7 @@ class LocalRanks:
         return self.status()
 
     def note_failure(self) -> None:
-        """Note the first rank that failed, and end the others."""
+        """Note the first rank that failed, and end all ranks."""
         codes = [process.poll() for process in self.processes]
         if self.failed is None and any(codes):
             self.failed = next(rank for rank, code in enumerate(codes) if code)

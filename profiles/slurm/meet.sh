@@ -14,7 +14,7 @@ if [ -z "${MASTER_ADDR:-}" ] && [ -n "$first" ] && [ "$first" = "${SLURMD_NODENA
     if ! getent hosts "$first" >/dev/null; then
         first=$(scontrol --oneliner show node "$first" | sed 's/.* NodeAddr=\([^ ]*\) .*/\1/')
     fi
-    # `python` may be that of a module that was loaded later, without tokamake.
+    # `python` may come from a module that was loaded later, without tokamake.
     python=$(dirname "$(command -v tokamake)")/python
     [ -x "$python" ] || python=python
     MASTER_PORT=$("$python" -c 'from tokamake.runtime.process_group import free_port as p; print(p())')

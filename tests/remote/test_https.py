@@ -72,7 +72,7 @@ def test_a_cut_download_continues_where_it_was_cut(server: Server) -> None:
 def test_an_interrupted_process_leaves_what_the_next_one_continues(server: Server) -> None:
     file = listed(server)
     server.cuts = [1000] + [0] * 6
-    with pytest.raises(UserError, match=r"6 times in a row; what has arrived is kept: run again"):
+    with pytest.raises(UserError, match=r"6 times in a row; the received part is kept: run again"):
         download(file)
     assert not Path(file.path).exists()
     download(file)
@@ -247,7 +247,7 @@ def test_a_range_that_does_not_continue_the_listed_version_is_not_appended(
 def test_a_server_that_never_continues_is_given_up(server: Server) -> None:
     file = listed(server)
     server.cuts, server.stated = [1000] * 20, [{}, {"Content-Range": "bytes 0-1/2"}] * 20
-    with pytest.raises(UserError, match=r"6 times in a row; what has arrived is kept"):
+    with pytest.raises(UserError, match=r"6 times in a row; the received part is kept"):
         download(file)
 
 

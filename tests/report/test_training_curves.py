@@ -127,7 +127,7 @@ def test_very_many_corpora_share_a_bar() -> None:
         axes = training_curves.mixture(many).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert len(names) == 30
-    assert names[-1] == "71 others"
+    assert names[-1] == "71 other corpora"
     assert axes.containers[0][-1].get_width() == pytest.approx(0.71)
     assert total(many)["epochs"].tolist() == pytest.approx([1.0])
 
@@ -138,7 +138,7 @@ def test_the_largest_corpora_stay_and_the_others_are_summed() -> None:
     assert largest(many, 4) is many
     *kept, others = largest(many, 3).itertuples()
     assert [row.corpus for row in kept] == ["b", "d"]
-    assert (others.corpus, others.tokens, others.share_of_tokens) == ("2 others", 20, 0.5)
+    assert (others.corpus, others.tokens, others.share_of_tokens) == ("2 other corpora", 20, 0.5)
     assert (others.share_of_samples, others.epochs) == pytest.approx((0.2, 0.4))
 
 
@@ -177,7 +177,7 @@ def test_lengths_figure_accepts_empty_and_very_many_corpora() -> None:
         panels = lengths(many, 2048).axes
         assert lengths(corpora({}), 2048).axes == []
     assert len(panels) == 12
-    assert panels[-1].get_title(loc="left") == "89 others"
+    assert panels[-1].get_title(loc="left") == "89 other corpora"
     assert panels[-1].get_title(loc="right").startswith("267 documents")
     assert bars(panels[-1], "share of documents") == pytest.approx(
         {-1: 1 / 3, 0: 1 / 3, 1: 0, 2: 1 / 3}

@@ -177,7 +177,7 @@ rule tokenize:
 
 
 rule merge:
-    "Merge shards, or check and link existing indexed datasets, into those of a job batch."
+    "Merge shards, or check and link existing indexed datasets: the merged datasets of a job batch."
     input:
         shards=data_rules.merge_inputs,
         tokenizer=data_rules.links_tokenizer,

@@ -254,8 +254,8 @@ def dataset_lines(
         prefixes: dict[str, list[str]] = {}
         for prefix in sorted(corpus_of):
             prefixes.setdefault(corpus_of[prefix], []).append(prefix)
-        for corpus, (first, *others) in prefixes.items():
-            more = f" and {len(others)} more" if others else ""
+        for corpus, (first, *rest) in prefixes.items():
+            more = f" and {len(rest)} more" if rest else ""
             yield f"corpus {corpus}: {verb} {first}{more}"
 
 
@@ -269,10 +269,10 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
         on_change: `train.on_change` of the run.
     """
     trained = f"{counted(state.step, 'step')} {'is' if state.step == 1 else 'are'} trained"
-    others = "undo the change, or give the run another name"
+    remedy = "undo the change, or give the run another name"
     reasons = "; ".join(changes.obstacles)
     if changes.obstacles and all(reason.startswith(_LENGTH) for reason in changes.obstacles):
-        others = f"or to 'continue' with train_steps above {state.step:,}, {others}"
+        remedy = f"or to 'continue' with train_steps above {state.step:,}, {remedy}"
     end = (
         f", and ends at step {changes.last_step:,}, with as many samples as before"
         if changes.last_step
@@ -292,10 +292,10 @@ def decision(on_change: OnChange, changes: Changes, *, state: ResumeState, outpu
     if reasons:
         raise UserError(
             f"{problem}, but the run cannot continue ({reasons}): set train.on_change to 'restart' "
-            f"(starts at step 0), {others}"
+            f"(starts at step 0), {remedy}"
         )
     raise UserError(
-        f"{problem}: set it to 'continue' (keeps them) or to 'restart' (starts at step 0), {others}"
+        f"{problem}: set it to 'continue' (keeps them) or to 'restart' (starts at step 0), {remedy}"
     )
 
 

@@ -116,9 +116,9 @@ def _check_states(start: Checkpoint, settings: OptimizerSettings) -> None:
         (actual - expected, f"{name} does not use its"),
     ):
         if keys:
-            others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise UserError(
-                f"{start.path}: {problem} {min(keys)}{others}, so its optimizer was not {name}; "
+                f"{start.path}: {problem} {min(keys)}{more}, so its optimizer was not {name}; "
                 f"set train.optimizer.name as it was, or {_OPTIMIZER_REMEDY}"
             )
 

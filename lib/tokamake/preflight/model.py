@@ -27,8 +27,8 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
     if train.objective in known:
         objective_data(train.objective).check_model(train, architecture)
         return
-    others = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
-    choice = f", or choose a model of family {' or '.join(others)}" if others else ""
+    families = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
+    choice = f", or choose a model of family {' or '.join(families)}" if families else ""
     raise UserError(
         f"train.objective: {train.objective}: family {architecture.family} learns "
         f"{' or '.join(known)}; set it to {known[0]}{choice}"

@@ -82,7 +82,7 @@ def step_of_samples(run: Run, samples: int) -> int:
 
 
 def check_updated(run: Run, *, step: int, updates: int | None) -> None:
-    """Check that the weights of a finished run are not those that it began with.
+    """Check that a finished run has changed its initial weights.
 
     Args:
         updates: steps that have updated the weights; None if that is not known.
@@ -139,7 +139,7 @@ def check_precision(train: TrainSettings) -> None:
 
 
 def check_backend(run: Run, device: "torch.device | None" = None) -> None:
-    """Refuse what the back end cannot do, or would do wrongly.
+    """Refuse settings that the back end cannot apply, or would apply wrongly.
 
     Args:
         device: device of this rank; None where it is not known yet.

@@ -169,8 +169,8 @@ def _by_shards(data: list[str]) -> dict[str, list[str]]:
         if match := _SHARD.fullmatch(name):
             splits.setdefault(match[1], []).append(name)
     known = [split for split in _SPLIT_WORDS if split in splits]
-    others = sorted(splits.keys() - {*known})
-    return {split: splits[split] for split in [*known, *others]}
+    rest = sorted(splits.keys() - {*known})
+    return {split: splits[split] for split in [*known, *rest]}
 
 
 def _by_words(data: list[str], pattern: str) -> dict[str, list[str]]:

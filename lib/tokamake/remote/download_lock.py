@@ -1,4 +1,4 @@
-"""Lock of a download: one thread of one process writes it, and others wait.
+"""Lock of a download: one thread of one process writes it, and all other threads wait.
 
 `flock` does not work on all parallel file systems; hard links do. The lock is a file that names its
 owner. It is taken over when its owner is dead, or has written nothing for an hour.

@@ -343,7 +343,7 @@ def _with_retries(
                 failures, wait, most = 0, _FIRST_WAIT, stream.tell()
             failures += 1
             if failures == _ATTEMPTS:
-                remedy = "what has arrived is kept: run again" if stream else "check the network"
+                remedy = "the received part is kept: run again" if stream else "check the network"
                 raise UserError(f"{url}: {error}, {_ATTEMPTS} times in a row; {remedy}") from None
             seconds = min(_MAX_WAIT, wait if error.wait is None else error.wait)
             print(f"{url}: {error}; trying again in {seconds:g} s", file=sys.stderr, flush=True)

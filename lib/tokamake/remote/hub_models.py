@@ -50,10 +50,10 @@ def list_model(address: str, *, tokenizer_only: bool) -> list[RemoteFile]:
         return listed
     weights = matching(_SAFETENSORS, "model*.safetensors.index.json")
     weights = weights or matching(_PICKLED, "pytorch_model.bin.index.json")
-    if weights and not (others := matching(*_MODEL)):
+    if weights and not (configs := matching(*_MODEL)):
         raise UserError(f"{address}: has no config.json and no tokenizer; name files by a pattern")
     if weights:
-        return [*others, *weights]
+        return [*configs, *weights]
     if path:
         return files
     raise UserError(
@@ -175,7 +175,7 @@ def _write_list(parsed: HubAddress, files: list[RemoteFile], *, tokenizer_only: 
 def _read_list(path: Path, *, tokenizer_only: bool) -> list[RemoteFile]:
     """Files that were listed for a path; none: it was not listed.
 
-    A model has its tokenizer in its list, and each file that is listed with others is known.
+    A model has its tokenizer in its list, and a file in a list is known by itself.
     """
     if len(path.parts) < len(_MODELS.parts) + 3 or not path.is_relative_to(_MODELS):
         return []

@@ -13,7 +13,7 @@ from tokamake.remote.download import download
 from tokamake.remote.hub_models import fetched_path, pin, unfetched
 
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Files that may lie beside a tokenizer, unless its name says that others share its folder."""
+"""Files beside a tokenizer, unless its name says that other tokenizers share its folder."""
 
 
 def local_copy(address: str, *, tokenizer_only: bool, online: bool = True) -> Path:

@@ -43,9 +43,9 @@ def _check_finished(runs: tuple[Path, ...]) -> None:
 
     for folder in runs:
         if not folder.is_dir():
-            others = sorted(path.parent.name for path in folder.parent.glob("*/evaluate.json"))
-            finished = f"; finished runs in {folder.parent} are {', '.join(others)}"
-            choices = finished if others else ""
+            names = sorted(path.parent.name for path in folder.parent.glob("*/evaluate.json"))
+            finished = f"; finished runs in {folder.parent} are {', '.join(names)}"
+            choices = finished if names else ""
             raise UserError(f"{folder}: no such run{choices}; fix the path")
         for name, stage in _FILES.items():
             if not (folder / name).is_file():

@@ -188,5 +188,5 @@ def largest(corpora: pd.DataFrame, max_rows: int) -> pd.DataFrame:
         return corpora
     ordered = corpora.sort_values(["share_of_samples", "corpus"], ascending=[False, True])
     small = ordered[max_rows - 1 :]
-    others = total(small).assign(corpus=f"{len(small)} others")
-    return pd.concat([ordered[: max_rows - 1], others], ignore_index=True)
+    rest = total(small).assign(corpus=f"{len(small)} other corpora")
+    return pd.concat([ordered[: max_rows - 1], rest], ignore_index=True)

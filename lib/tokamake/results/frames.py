@@ -39,7 +39,7 @@ def pick(values: Any, columns: Mapping[str, str], *, where: str, remedy: str) ->
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:
-    """The folders that have a run.yaml: those given, or the ones in them, sorted by name."""
+    """Folders that have a run.yaml: the given folders, or folders in them, sorted by name."""
     found: dict[Path, None] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():

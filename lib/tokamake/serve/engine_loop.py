@@ -22,8 +22,8 @@ from tokamake.serve.served_model import ServedModel
 from tokamake.serve.server_metrics import ServerMetrics
 
 _NO_MEMORY = (
-    "the device has too little memory for this request beside the others; ask for less, or start "
-    "the server with a smaller --batch-size or --max-length"
+    "the device has too little memory for this request beside the running ones; ask for less, or "
+    "start the server with a smaller --batch-size or --max-length"
 )
 
 

@@ -42,7 +42,7 @@ class TrainingProgress(NamedTuple):
     silent_seconds: float
     """Seconds since the last line."""
     slow_ranks: list[str]
-    """Ranks that are slower than the others, with host and reason."""
+    """Slow ranks, with host and reason."""
 
 
 def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:

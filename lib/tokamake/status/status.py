@@ -82,15 +82,15 @@ def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[
 
 
 def _origin_lines(origin: "Origin | None") -> list[str]:
-    """Return lines about what a run was made from, if there is more to say than the default."""
+    """Return lines about the origin of a run, unless all is the default."""
     if origin is None:
         return []
     lines = [f"  starts from run {origin.parent}"] if origin.parent else []
     if origin.data_set != DEFAULT:
         lines.append(f"  data folder {origin.data_set}")
     if origin.replaced:
-        first, *others = origin.replaced
-        more = f" and {len(others):,} more" if others else ""
+        first, *rest = origin.replaced
+        more = f" and {len(rest):,} more" if rest else ""
         lines.append(f"  replaced since it was indexed: {first}{more}")
     return lines
 

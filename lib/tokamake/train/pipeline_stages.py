@@ -54,10 +54,10 @@ class PipelineStages:
         chunks: this rank's part of each parameter.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
-        objective: what the model learns.
+        objective: the run's objective.
         sample_losses: (2,) sum of the losses of whole samples, and their number, for each micro
             batch since `take_sample_loss`; without gradients.
-        measured: (metrics, 2) what `ObjectiveBase.measure` returns, for each micro batch of a
+        measured: (metrics, 2) results of `ObjectiveBase.measure`, for each micro batch of a
             validation since `take_measured`.
 
     Args:
@@ -196,7 +196,7 @@ class PipelineStages:
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
     def take_measured(self) -> Tensor:
-        """(metrics, 2) sums of what was measured since the last call."""
+        """(metrics, 2) sums of the measurements since the last call."""
         measured, self.measured = self.measured, []
         if measured:
             return torch.stack(measured).sum(0)

@@ -149,7 +149,7 @@ class Trainer:
         return self.state
 
     def _save_and_validate(self, *, stop: bool) -> None:
-        """Do what is due after a step; a `stop` is asked for."""
+        """Save and validate after a step if they are due; `stop`: the job ends after this step."""
         is_validated = self._due(self.run.train.evaluation_interval)
         is_saved = stop or self.state.step == self.last_step
         is_saved |= is_validated and self.sampler.saves_validated

@@ -75,7 +75,7 @@ class CheckpointRules:
         return folder
 
     def _files_of(self, run: str) -> list[str]:
-        """Files of the checkpoint that a run starts from, also those that are to be downloaded."""
+        """Files of the checkpoint that a run starts from, also files to download."""
         checkpoint = self._folder(run)
         existing = list_files(checkpoint) or [checkpoint / "config.json"]
         missing = (Path(file.path) for file in self._weights[self._name[run]])

@@ -75,7 +75,7 @@ def read_workflow_config(
 
     Args:
         config_files: where it comes from, for messages.
-        is_main_process: whether Snakemake plans jobs here; a job only reads what was planned.
+        is_main_process: whether Snakemake plans jobs here; a job only reads the plan.
         num_ranks: of a training, for `global_batch_size: null`.
     """
     # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
@@ -213,6 +213,6 @@ def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
         if "test" not in names:
             use = f"evaluation uses the split {names[0]}" if names else "there is no evaluation"
             by_use.setdefault(use, []).append(run)
-    for use, (first, *others) in by_use.items():
-        more = f" and {counted(len(others), 'other run')}" if others else ""
+    for use, (first, *rest) in by_use.items():
+        more = f" and {counted(len(rest), 'other run')}" if rest else ""
         print(f"tokamake: run {first}{more}: no test split: {use}", file=sys.stderr)

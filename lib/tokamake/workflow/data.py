@@ -196,7 +196,7 @@ class DataRules:
         return files.digest([shards, *sources]) if sources else shards
 
     def merges_digest(self, wildcards: Any) -> str:
-        """Digest of what the merged datasets of a job batch are made from."""
+        """Digest of the inputs of a job batch's merged datasets."""
         names = self._config.merge_batches[wildcards.batch]
         merged = [self._config.merged[name] for name in names]
         return files.digest([merge if merge.dataset else merge[:4] for merge in merged])
@@ -222,11 +222,11 @@ class DataRules:
         run = self._config.runs[wildcards.run]
         files = {"corpora": run.corpus_table, "weights": run.weights, "data-root": run.data_root}
         own = {corpus.corpus for corpus in self._config.tables[wildcards.run]}
-        others = sorted(self._config.corpora.keys() - own)
+        unused = sorted(self._config.corpora.keys() - own)
         return [
             *(f"--{name}={path}" for name, path in files.items() if path),
             *([f"--plan={self._data_set.plan}"] if run.weights else []),
-            *(f"--leave-out={corpus}" for corpus in others),
+            *(f"--leave-out={corpus}" for corpus in unused),
         ]
 
     def weights_plan(self, wildcards: Any) -> list[str]:
@@ -263,7 +263,7 @@ class DataRules:
     def objective_options(self, wildcards: Any) -> list[str]:
         """Objective, masking and tokenizer; none for the default objective.
 
-        Options of earlier versions stay what they are: else Snakemake would run `index` again.
+        Options of earlier versions stay unchanged: else Snakemake would run `index` again.
         """
         train = self._config.runs[wildcards.run].train
         if train.objective == DEFAULT:

@@ -103,7 +103,7 @@ class ReportRules:
     def config_text(self, wildcards: Any) -> str:  # noqa: ARG002
         """The whole config, so that Snakemake reads the same workflow again for its report.
 
-        Snakemake calls this only if the report is part of what it builds.
+        Snakemake calls this only if it builds the report.
         """
         if not self._is_checked:
             self._is_checked = True

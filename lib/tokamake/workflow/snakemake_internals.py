@@ -251,14 +251,14 @@ class _Records(FilePersistence):
     _num_jobs: int | None = None
 
     def has_metadata(self, job: Any) -> bool:
-        """Whether all outputs have records; note the others."""
+        """Whether all outputs have records; note outputs without one."""
         for output in map(self._get_key, job.output):
             if record_path(output) and Path(output).exists() and not self._read_record(output):
                 self.unrecorded[output] = job.rule.name
         return bool(super().has_metadata(job))
 
     def started(self, job: Any, external_jobid: str | None = None) -> None:
-        """Record what a job will make; its old outputs count as incomplete from now on."""
+        """Record a job's inputs and params; its old outputs count as incomplete from now on."""
         super().started(job, external_jobid)
         if self.dag.workflow.exec_mode == ExecMode.DEFAULT:
             record = MetadataRecord(

@@ -135,18 +135,18 @@ def raw_downloads(config: WorkflowConfig) -> list[RemoteFile]:
 
 
 def report_downloads(files: Iterable[RemoteFile]) -> None:
-    """Say what jobs will download; with HF_HUB_OFFLINE, name what is not in the cache."""
+    """Name files that jobs will download; with HF_HUB_OFFLINE, files that are not in the cache."""
     missing = [file for file in files if not (is_offline() and is_cached(file))]
     if not missing:
         return
     size = in_bytes(sum(file.size for file in missing))
     text = f"tokamake: {counted(len(missing), 'file')} behind addresses, {size}, "
     if is_offline():
-        num_others = len(missing) - _MAX_ADDRESSES
-        others = f" and {num_others:,} more" if num_others > 0 else ""
+        num_more = len(missing) - _MAX_ADDRESSES
+        more = f" and {num_more:,} more" if num_more > 0 else ""
         text += (
             f"not in {cache_folder()}, and HF_HUB_OFFLINE is set: "
-            f"{', '.join(file.url for file in missing[:_MAX_ADDRESSES])}{others}; start once on a "
+            f"{', '.join(file.url for file in missing[:_MAX_ADDRESSES])}{more}; start once on a "
             "node with a network, without HF_HUB_OFFLINE"
         )
     else:

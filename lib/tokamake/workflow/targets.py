@@ -23,7 +23,7 @@ from tokamake.workflow.tasks import TaskRules
 
 @dataclass(frozen=True)
 class Targets:
-    """Turns what a user asks for into what Snakemake can build."""
+    """Turns the targets of a user into targets that Snakemake can build."""
 
     config: WorkflowConfig
     snakemake: Snakemake
@@ -74,7 +74,7 @@ class Targets:
         return [output.format(run=run, segment="") for output in outputs for run in runs]
 
     def _check(self, target: str) -> None:
-        """Exit with one line if no rule makes what a user asks for."""
+        """Exit with one line if no rule makes a target."""
         if target in FINETUNE_RULES:
             exit_with(f"{target}: no run of this config finetunes; give one the section finetune")
         path = os.path.relpath(target)

@@ -24,7 +24,7 @@ class TaskRules:
         """Keys of tasks whose data the login node downloads."""
 
     def check(self) -> None:
-        """Check what is known of tasks before a model exists."""
+        """Check tasks, as far as possible before a model exists."""
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
                 setting = f"run {name}: evaluate.tasks.{key}"

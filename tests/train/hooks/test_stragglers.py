@@ -26,7 +26,7 @@ HOSTS = ("n1", "n1", "n2")
 def test_a_rank_that_waits_for_samples_is_slow() -> None:
     times = [RankTimes(0.01, 0.002), RankTimes(0.5, 0.002), RankTimes(0.02, 0.002)]
     assert slow_ranks(times, 1.0) == {
-        1: "waits 0.500 s a step for samples, others 0.020 s of 1.000 s"
+        1: "waits 0.500 s a step for samples, other ranks 0.020 s of 1.000 s"
     }
 
 
@@ -59,7 +59,7 @@ def looked_at(folder: Path) -> list[list[str]]:
 
 @pytest.mark.ranks
 def test_a_rank_is_named_once_it_was_slow_twice(tmp_path: Path) -> None:
-    reason = "waits 0.500 s a step for samples, others 0.000 s of 1.000 s"
+    reason = "waits 0.500 s a step for samples, other ranks 0.000 s of 1.000 s"
     first, *others = spawn(looked_at, 3, tmp_path)
     assert first == [[], [f"rank 2 on n2 is slow: {reason}"], [], [], []]
     assert others == [[[]] * 5] * 2

@@ -230,15 +230,15 @@ class EngineBase(ABC):
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
-        total, square, num_stops, num_saved, *others = of_ranks.tolist()
+        total, square, num_stops, num_saved, *rest = of_ranks.tolist()
         all_saved = num_saved == self._ranks.world_size
         num_layers = 0 if layers is None else len(layers)
-        norms = tuple(math.sqrt(each) / scale for each in others[:num_layers])
+        norms = tuple(math.sqrt(each) / scale for each in rest[:num_layers])
         sample_loss = None
         if samples is not None:
-            *others, of_samples, num_samples = others
+            *rest, of_samples, num_samples = rest
             sample_loss = of_samples / max(1, num_samples)
-        of_corpora = (*zip(others[num_layers::2], others[num_layers + 1 :: 2], strict=True),)
+        of_corpora = (*zip(rest[num_layers::2], rest[num_layers + 1 :: 2], strict=True),)
         return StepResult(
             total / scale,
             math.sqrt(square) / scale,

@@ -115,7 +115,7 @@ def take_shared(
             first_value = first.setdefault((fragment.flat, kind), loaded[key])
             if not torch.equal(first_value, loaded[key]):
                 raise UserError(
-                    f"{folder}: {key} differs from those of other parameters, which share it "
+                    f"{folder}: {key} differs from its values of other parameters, which share it "
                     "under ZeRO; set train.zero_stage to 0 or train.backend to native"
                 )
             value.copy_(first_value)

@@ -138,7 +138,7 @@ def settings(run: Run, data_parallel_size: int) -> dict[str, Any]:
 
 
 def _merged(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Add settings to others, section by section; those that are given replace others."""
+    """Add given settings to `values`, section by section; given settings win."""
     sections = {
         name: _merged(values[name], value)
         for name, value in given.items()

@@ -120,8 +120,8 @@ class Engine(EngineBase):
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
-        # If these gradients overflow in fp16, those of the step most likely do, too. Then the step
-        # is skipped, and both are computed again at a lower scale.
+        # If these gradients overflow in fp16, the step's gradients most likely do, too. Then the
+        # step is skipped, and both are computed again at a lower scale.
         if not math.isfinite(squares.item()):
             return None
         sharding.scale(self._chunks, 1 / loss_scale)
@@ -168,7 +168,7 @@ class Engine(EngineBase):
         )
 
     def _parameters(self, *, copies: bool) -> list[ParameterChunk]:
-        """This rank's parameters: copies of a tied embedding, or all others."""
+        """This rank's parameters: copies of a tied embedding, or all other parameters."""
         return [chunk for chunk in self._chunks if chunk.is_tied_output == copies]
 
     def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:

@@ -219,13 +219,13 @@ def load_newest_whole(
     All ranks call this together, and load the same checkpoint.
 
     Args:
-        load: loads a checkpoint and verifies what it reads; each call replaces what it has loaded.
+        load: loads a checkpoint and verifies it; each call replaces all loaded state.
     """
     newest_problem = ""
     while start.resumed:
         try:
             with raise_on_all_ranks():
-                if ranks.rank == 0:  # what is not whole must not come into the model
+                if ranks.rank == 0:  # a damaged file must not come into the model
                     check_files(start.resumed)
             with raise_on_all_ranks():
                 load(start.resumed)

@@ -1,7 +1,7 @@
 """Delete old checkpoints of a run, and make room for the next one; rank 0 alone does it.
 
 A checkpoint is renamed into the folder `DELETING` before its files are removed: after a kill, the
-next job removes what is left there. Deletions run in a thread beside training.
+next job removes the rest. Deletions run in a thread beside training.
 """
 
 import os
@@ -55,7 +55,7 @@ class Retention:
         verified: bool = False,
     ) -> None:
         self._run, self._start, self.current, self._losses = run, state, state.step, losses
-        # Training went back before these steps: they are no checkpoints of what it does now.
+        # Training went back before these steps: they are no checkpoints of the current weights.
         self._abandoned = {step for step in self._steps() if step > state.step}
         self._verified = state.step if verified else None
         # Reading metadata and YAML takes time from the steps of this process: do it once.
@@ -69,7 +69,7 @@ class Retention:
     def make_room(self, step: int, estimate: float) -> None:
         """Check that the next checkpoint fits on the disk; delete earlier ones if this helps.
 
-        The newest checkpoint stays, and others go only if all its checksums are right.
+        The newest checkpoint stays. Older ones are deleted only if all its checksums are right.
 
         Args:
             estimate: its size in bytes, if the run has none yet.

@@ -1,6 +1,6 @@
 """A watch over the ranks of a run: if they hang, it says which of them lag, and ends the run.
 
-Each rank notes in its memory what it does; a thread beside it looks at the note. While ranks wait
+Each rank notes its phase in memory; a thread beside it looks at the note. While ranks wait
 for each other, a rank that hangs soon stops them all. When nothing has changed for the time-out of
 the run, each rank writes its note and the stacks of its threads into a folder that all hosts see.
 One of them reads these files and prints which ranks lag; all exit with `HUNG`, so that the run
@@ -33,7 +33,7 @@ FOLDER = "hangs"
 """Folder in the output folder of a run, with a folder for each job that hung."""
 _GROUP_MARGIN_SECONDS = 300.0
 """Process groups time out so much later: their errors do not say which rank lags. It is longer than
-ranks wait for the files of others, three times `_MAX_GRACE_SECONDS`."""
+ranks wait for each other's files, three times `_MAX_GRACE_SECONDS`."""
 _MAX_INTERVAL_SECONDS = 5.0
 _MAX_GRACE_SECONDS = 60.0
 """How long to wait for files of other ranks: hosts may see them late."""
@@ -111,7 +111,7 @@ class Heartbeat(Hook):
         """Note that a step is finished. Later ones are faster, so their time-out is shorter."""
         self.beat("ends a step", finished.state.step)
         if not self._is_prepared:
-            # All groups exist now, and what is compiled is compiled.
+            # All groups exist now, and all modules are compiled.
             self._is_prepared = True
             self.set_group_timeouts()
 
@@ -149,7 +149,7 @@ class Heartbeat(Hook):
         grace = min(self._seconds, _MAX_GRACE_SECONDS)
         if rank == 0:
             _wait(grace, lambda: len(read_reports(self._folder)) == world_size)
-        # If rank 0 itself hangs, the first of the others prints.
+        # If rank 0 itself hangs, the first other rank prints.
         elif _wait(2 * grace, (self._folder / _PRINTED).exists):
             return
         reports = read_reports(self._folder)
@@ -249,7 +249,7 @@ def _parse(text: str) -> Report:
 def describe(
     reports: dict[int, Report], hosts: Sequence[str], *, folder: Path, timeout: str
 ) -> str:
-    """Say which ranks lag: those without a report, else those with the fewest notes.
+    """Say which ranks lag: ranks without a report, else ranks with the fewest notes.
 
     Ranks with the same note are told apart by the call that they are in.
     """
@@ -263,7 +263,7 @@ def describe(
     for rank, report in sorted(reports.items()):
         groups[report.beat, report.call].append(rank)
     most = max(report.beat.number for report in reports.values())
-    # Those that lag come first; among ranks with the same note, the exception.
+    # Lagging ranks come first; among ranks with the same note, the exception.
     ordered = sorted(groups.items(), key=lambda group: (group[0][0].number, len(group[1])))
     for (beat, call), members in ordered:
         title = "lags" if beat.number < most else "waits"

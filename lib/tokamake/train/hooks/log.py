@@ -240,8 +240,8 @@ def _parts_of_loss(result: StepResult) -> Record:
 
 
 def _layer_norms(result: StepResult) -> Record:
-    """Gradient norms of layers, if they are measured; those that are not finite are left out."""
-    *layers, others = result.layer_norms or [math.nan]
+    """Finite gradient norms of layers, if they are measured."""
+    *layers, rest = result.layer_norms or [math.nan]
     names = [*(f"layers.{number}" for number in range(len(layers))), "others"]
-    norms = zip(names, [*layers, others], strict=True)
+    norms = zip(names, [*layers, rest], strict=True)
     return {f"grad_norm/{name}": norm for name, norm in norms if math.isfinite(norm)}

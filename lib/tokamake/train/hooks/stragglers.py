@@ -1,8 +1,8 @@
-"""Ranks that are slower than the others, by host.
+"""Ranks that are slower than other ranks, by host.
 
-Ranks wait for each other in each step, so that all of them take the time of the slowest. What a
-rank does alone tells them apart: how long it waits for its samples in a step, and how long its
-device takes for a small matrix product, right after a step and without communication.
+Ranks wait for each other in each step, so that all of them take the time of the slowest. Two
+times of a rank alone tell which one is slow: the wait for its samples in a step, and the time of
+its device for a small matrix product, right after a step and without communication.
 
 `tokamake status` imports this module, so functions import torch.
 """
@@ -34,7 +34,7 @@ _SLOW_READING = 0.1
 
 
 class RankTimes(NamedTuple):
-    """Times of a rank that do not depend on others, in seconds."""
+    """Times of a rank that do not depend on other ranks, in seconds."""
 
     reading: float
     """Waiting for samples, mean of the last steps."""
@@ -136,7 +136,7 @@ def slow_ranks(times: Sequence[RankTimes], step_seconds: float) -> dict[int, str
     for rank, own in enumerate(times):
         if own.reading > reading + _SLOW_READING * step_seconds:
             reasons[rank] = (
-                f"waits {own.reading:.3f} s a step for samples, others {reading:.3f} s "
+                f"waits {own.reading:.3f} s a step for samples, other ranks {reading:.3f} s "
                 f"of {step_seconds:.3f} s"
             )
         elif own.product > _SLOW_PRODUCT * product:

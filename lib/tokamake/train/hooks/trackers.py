@@ -23,7 +23,7 @@ from tokamake.train.trackers._base import FollowedRun, Tracker
 FILE = "trackers.json"
 """Name of the file in the output folder of a run."""
 CLOSE_SECONDS = 20.0
-"""Time that trackers have at the end of a job to send what is left."""
+"""Time that trackers have at the end of a job to send the rest."""
 
 
 class Tracking(Hook):
@@ -50,7 +50,7 @@ class Tracking(Hook):
             files.write_json(self._path, _read(self._path) | states)
 
     def close(self) -> None:
-        """Let the trackers send what is left, for a limited time."""
+        """Let the trackers send the rest, for a limited time."""
         for sender in self._senders:
             sender.end()
         for sender in self._senders:

@@ -1,7 +1,7 @@
-"""The journal of bad steps, events.jsonl: what happened, on which ranks, with which documents.
+"""The journal of bad steps, events.jsonl: fault, ranks and documents.
 
-It is also what a job knows about the bad steps of earlier jobs: those that used up the budget, and
-those that training has gone back before.
+From it, a job knows the bad steps of earlier jobs: steps that used up the budget, and steps that
+training has gone back before.
 """
 
 import math

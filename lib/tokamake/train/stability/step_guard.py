@@ -21,7 +21,7 @@ class StepGuard:
     """Guard of a run's steps; all ranks call its methods together.
 
     Attributes:
-        state: what the next checkpoint keeps.
+        state: state of the guard for the next checkpoint.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StepGuard:
         return find_fault(self._settings, self.state.recent, loss=loss, grad_norm=grad_norm)
 
     def note(self, step: int, result: StepResult) -> None:
-        """Keep what a step has measured, or that it had no update."""
+        """Keep loss and gradient norm of a step, or that it had no update."""
         if result.bad and result.bad.action == "lower_rate":
             factor = self.state.rate_factor * self._settings.rate_factor
             self.state = self.state._replace(rate_factor=factor)

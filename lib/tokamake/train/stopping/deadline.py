@@ -57,7 +57,7 @@ class Deadline:
 
     @classmethod
     def of_job(cls, output: Path, ranks: Ranks, *, minutes: float | None) -> "Deadline":
-        """Deadline in `minutes`, or by the scheduler; only rank 0 knows it and tells the others."""
+        """Deadline in `minutes`, or by the scheduler; rank 0 reads it and sends it to all ranks."""
         end = end_of_job(minutes) if ranks.rank == 0 else None
         if end:
             ranks.print_once(f"this job ends at {time.ctime(end)}; training saves before")
@@ -89,7 +89,7 @@ class Deadline:
 
 
 def read_durations(path: Path, world_size: int) -> Durations:
-    """Read what the previous job measured; zeros if it had another number of ranks.
+    """Read the previous job's durations; zeros if it had another number of ranks.
 
     A missing or damaged file gives zeros, too.
     """

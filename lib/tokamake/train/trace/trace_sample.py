@@ -40,7 +40,7 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     parts = trained_spans(settings)
     _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
     part = next(part for part in parts if step <= part.last_step)
-    if part.samples == "others":
+    if part.samples == "changed":
         raise UserError(
             f"{run}: step {step}: trained before the data changed, at step {part.last_step}: its "
             f"samples came from an index that is gone; give a step after {part.last_step}"
@@ -56,10 +56,10 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     _check(run, name="token", value=token or 0, choices=range(settings.train.sequence_length + 1))
     samples = training_samples(settings)
     sample = consumed + row
-    if part.samples == "perhaps others":
+    if part.samples == "perhaps changed":
         print(
             f"step {step}: trained before the length of the run changed, at step {part.last_step}: "
-            "its samples may have been others"
+            "its samples may have been different"
         )
     print(f"step {step}, row {row}: sample {sample}, of corpus {samples.corpus_of(sample)}")
     traced, spans = _trace(samples, sample), samples.spans(sample)

@@ -40,15 +40,18 @@ def trace_steps(run: Path, prefix: str, document: int, /) -> None:
     numbers = numbers[numbers < parts[-1].num_samples]
     print(f"document {document} of {prefix}: {counted(len(numbers), 'sample')}")
     for part in parts:
-        if part.samples == "others":
+        if part.samples == "changed":
             print(f"steps up to {part.last_step} had other data, which the index does not know")
-        elif part.samples == "perhaps others":
-            print(f"steps up to {part.last_step} may have had others: the run had another length")
+        elif part.samples == "perhaps changed":
+            print(
+                f"steps up to {part.last_step} may have had other samples: "
+                "the run had another length"
+            )
         elif part.sizes is None:
             print(f"steps up to {part.last_step}: no checkpoint with their batch size is left")
     for sample in numbers.tolist():
         part = next(part for part in parts if sample < part.num_samples)
-        if part.sizes is None or part.samples == "others":
+        if part.sizes is None or part.samples == "changed":
             continue
         step, row = part.sizes.step_and_row(sample)
         print(f"step {step + 1}, row {row}")

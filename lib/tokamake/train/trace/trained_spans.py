@@ -21,9 +21,9 @@ class TrainedSpan(NamedTuple):
     """Samples that the run has consumed after the last step."""
     sizes: BatchSizes | None
     """Samples of each step; None: no checkpoint of the part is left."""
-    samples: Literal["same", "perhaps others", "others"] = "same"
-    """Whether the run's index has the same samples: "perhaps others" if the length of the run has
-    changed, which may change their order."""
+    samples: Literal["same", "perhaps changed", "changed"] = "same"
+    """Whether the run's index has the same samples: "perhaps changed" if the length of the run
+    has changed, which may change their order."""
 
 
 def trained_spans(run: Run) -> list[TrainedSpan]:
@@ -44,10 +44,10 @@ def trained_spans(run: Run) -> list[TrainedSpan]:
 
 def _compare_samples(
     recorded: RunRecord | None, run: Run
-) -> Literal["same", "perhaps others", "others"]:
+) -> Literal["same", "perhaps changed", "changed"]:
     if recorded is None:
-        return "perhaps others"
+        return "perhaps changed"
     earlier, current = recorded["index"], training_index(read_index(run.index))
     if earlier == current:
         return "same"
-    return "others" if any(data_lines(earlier, current, has_settings=True)) else "perhaps others"
+    return "changed" if any(data_lines(earlier, current, has_settings=True)) else "perhaps changed"

@@ -35,4 +35,4 @@ class Tracker(Protocol):
         """Add a record; several may have the same step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining records."""

@@ -160,7 +160,7 @@ def utilization(
 ) -> Measurements:
     """FLOP/s of a rank, and their share of the peak (MFU), which is looked up or measured if None.
 
-    Counts what the model needs; recomputation does not count. All ranks call this together.
+    Counts the model's operations, without recomputation. All ranks call this together.
     """
     per_token = model_flops_per_token(run)
     computed = measured["tokens_per_second_per_rank"] * measured["rows_per_sample"]

@@ -142,7 +142,7 @@ class LabeledRows:
 
     @property
     def by_length(self) -> npt.NDArray[np.int64]:
-        """(rows,) numbers of the rows, those with the longest sequences first."""
+        """(rows,) numbers of the rows, longest sequences first."""
         lengths = np.array([len(tokens) for tokens in self._tokens])
         return np.argsort(-lengths.reshape(len(self), -1).max(-1), kind="stable")
 

@@ -103,8 +103,7 @@ def row_logits(
 ) -> npt.NDArray[np.float32]:
     """Return (N, classes or options) fp32 logits, on all ranks of the process group.
 
-    Ranks with fewer rows than others fill up their micro batches; such rows have no part in the
-    result.
+    Ranks with fewer rows fill up their micro batches; the result leaves these rows out.
     """
     axis, size = batches.axis, batches.size
     order = rows.by_length
