@@ -2,10 +2,12 @@
 
 import ast
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from tests.support.paths import EXECUTOR, MODULES, ROOT, RULES, SNAKEFILE, name_of
 
@@ -16,6 +18,22 @@ PACKAGES = {
 INTERNALS = [path for path in MODULES + EXECUTOR if path.stem.endswith("_internals")]
 STANDARD = {"_replace", "_asdict", "_fields", "_field_defaults", "_exit"}
 """Names of the standard library that begin with an underscore but are public."""
+SNAKEMAKE = [
+    ROOT / "lib/tokamake/workflow/snakemake_internals.py",
+    ROOT / "lib/snakemake_executor_plugin_pbs/base/snakemake_internals.py",
+]
+"""Modules whose names of Snakemake docs/explanation/workflow.md lists."""
+DOCUMENTED = {
+    *("workflow", "rules", "rule", "input", "output", "params", "log", "resources"),
+    *("ancient", "report", "io"),
+}
+"""Names of Snakemake that Snakefiles may use, and a module that has some of them."""
+NOT_SNAKEMAKE = {
+    name
+    for each in (str, dict, list, set, Path, BaseModel, ThreadPoolExecutor, Future, cache(str))
+    for name in dir(each)
+}
+"""Attributes of objects that Snakemake does not define."""
 
 
 @cache
@@ -36,7 +54,7 @@ def is_private(name: object) -> bool:
 
 def root_of(node: ast.AST) -> str | None:
     """First name of an expression such as `torch.ops.aten` or `tokenizers.Tokenizer().model`."""
-    while isinstance(node, ast.Attribute | ast.Call):
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else None
 
@@ -112,3 +130,59 @@ def test_internals_modules_have_tests_and_name_the_version_of_their_package(path
     assert pinned
     assert pinned[1] in (ast.get_docstring(ast.parse(path.read_text())) or "")
     assert [*(ROOT / "tests").rglob(f"test_{name}.py")]
+
+
+def names_of_snakemake(tree: ast.AST) -> set[str]:
+    """Names of Snakemake that a module imports, uses or overrides, documented ones too."""
+    theirs, others, own, holders = set(), set(), set(), {"self"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            is_theirs = isinstance(node, ast.ImportFrom) and "snakemake" in (node.module or "")
+            (theirs if is_theirs else others).update(a.asname or a.name for a in node.names)
+        if isinstance(node, ast.ClassDef):
+            holders.add(node.name)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            own.add(node.name)
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    used = {*theirs}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and {root_of(base) for base in node.bases} & theirs:
+            methods = {each.name for each in node.body if hasattr(each, "name")}
+            used |= {name for name in methods if not name.endswith("__")}
+        if isinstance(node, ast.Attribute) and root_of(node) not in others:
+            is_own = ast.unparse(node.value) in holders and node.attr in own
+            used |= set() if is_own else {node.attr}
+        if isinstance(node, ast.Constant) and re.fullmatch(r"_[a-z]\w+", str(node.value)):
+            used.add(node.value)  # for setattr
+    return used - NOT_SNAKEMAKE
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("from snakemake.io import flag\nflag(1)", {"flag"}),
+        ("from snakemake import io\nimport os\nio.flag(os.getcwd())", {"io", "flag"}),
+        ("class A:\n def f(self, dag): self.a = dag.b.c; self.f(self.a.d)", {"b", "c", "d"}),
+        ("from snakemake.x import X\nclass A(X):\n def _f(self): pass", {"X", "_f"}),
+        ("def f(workflow): setattr(workflow, '_onstart', 'text'.strip())", {"_onstart"}),
+    ],
+)
+def test_names_of_snakemake_are_recognized(code: str, names: set[str]) -> None:
+    assert names_of_snakemake(ast.parse(code)) == names
+
+
+def test_the_page_about_the_workflow_lists_names_of_snakemake_and_their_tests() -> None:
+    page = (ROOT / "docs/explanation/workflow.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    listed = {
+        word for row in rows for word in re.findall(r"\w+", " ".join(row[0].split("`")[1::2]))
+    }
+    used = set().union(*(names_of_snakemake(ast.parse(path.read_text())) for path in SNAKEMAKE))
+    assert used - DOCUMENTED - listed == set(), "not in the page"
+    assert listed - used - DOCUMENTED == set(), "not used any more"
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_snakemake_inter*.py"))
+    for name, _, row_tests in rows:
+        named = re.findall(r"`(test_\w+)`", row_tests)
+        assert named, name
+        assert [test for test in named if f"def {test}(" not in tests] == []

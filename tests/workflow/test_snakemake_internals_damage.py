@@ -31,14 +31,14 @@ def test_a_damaged_record_is_read(
     monkeypatch.chdir(tmp_path)
     records = object.__new__(_Records)
     vars(records).update(_metadata_path=str(tmp_path / "metadata"), _max_len=255)
-    written = MetadataRecord.model_validate(RECORD).model_dump(mode="json")
     for output in (OUTPUT, "results/mine/other.json"):
-        records._io_write(records._metadata_path, {**written, "rule": output}, output)
+        records._write_record(output, MetadataRecord.model_validate({**RECORD, "rule": output}))
     (path,) = Path("results/mine/.made_from").glob("train*")
 
     def read() -> Any:
-        value = records._io_read(records._metadata_path, OUTPUT)
-        return value and MetadataRecord.model_validate(value).model_dump()
+        records._clear_cache()
+        record = records._read_record(OUTPUT)
+        return record and record.model_dump()
 
     expected = read()
     assert expected["params"] == RECORD["params"]

@@ -1,7 +1,7 @@
 """The only place that touches names of Snakemake beyond its interface for executors.
 
-tests/pbs_executor/test_snakemake_internals.py has a test for each function, so that a version of
-Snakemake that changes one of them fails there by name. Checked with Snakemake 9.27.
+docs/explanation/workflow.md lists the names. A version of Snakemake that changes one fails by name
+in tests/pbs_executor/base/test_snakemake_internals.py. Checked with Snakemake 9.27.
 """
 
 from collections.abc import Callable, Iterable

@@ -10,15 +10,15 @@ import atexit
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from snakemake.io import IOFile, contains_wildcard, flag, report, strip_wildcard_constraints
+from snakemake import io
 from snakemake.persistence import RECORD_FORMAT_VERSION, MetadataRecord, ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.resources import Resource
 from snakemake.settings.types import DeploymentMethod
-from snakemake_interface_executor_plugins.settings import ExecMode
 
 from tokamake import files
 from tokamake.config.fields import dotted
@@ -120,7 +120,7 @@ class Snakemake:
     def outputs(self, rule: str) -> tuple[set[str], list[str]]:
         """Names of a rule's wildcards, and its outputs as format strings."""
         declared = self._workflow.get_rule(rule)
-        outputs = [str(strip_wildcard_constraints(output)) for output in declared.output]
+        outputs = [str(io.strip_wildcard_constraints(output)) for output in declared.output]
         return set(declared.wildcard_names), outputs
 
     def rule_resources(self, rule: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Snakemake:
 
     def recorded_inputs(self, path: str) -> list[str]:
         """Inputs that a file was made from, as Snakemake recorded them; none without a record."""
-        return list(self._workflow.persistence.input(IOFile(path)) or [])
+        return list(self._workflow.persistence.input(io.IOFile(path)) or [])
 
     def keep_records_beside_outputs(self) -> None:
         """Let Snakemake keep its records of finished jobs in `results/`; it opens them later."""
@@ -260,7 +260,7 @@ class _Records(FilePersistence):
     def started(self, job: Any, external_jobid: str | None = None) -> None:
         """Record a job's inputs and params; its old outputs count as incomplete from now on."""
         super().started(job, external_jobid)
-        if self.dag.workflow.exec_mode == ExecMode.DEFAULT:
+        if self.dag.workflow.is_main_process:
             record = MetadataRecord(
                 record_format_version=RECORD_FORMAT_VERSION,
                 rule=job.rule.name,
@@ -293,7 +293,8 @@ class _Records(FilePersistence):
         return [path for path in super()._input(job) if not is_plan(path)]
 
     def _read_record(self, key: str) -> MetadataRecord | None:
-        record = super()._read_record(key)
+        path = record_path(key)
+        record = (_read_record_file(path) if path else None) or super()._read_record(key)
         for former, now, is_former in _FORMER_PARAMS:
             if record and record.code and record.params and former in record.code:
                 record = record.model_copy()
@@ -301,36 +302,39 @@ class _Records(FilePersistence):
                 record.params = [each for each in record.params if not is_former(str(each))]
         return record
 
+    def _write_record(self, key: str, record: MetadataRecord) -> None:
+        if path := record_path(key):
+            files.write_json(path, dict(record.items()))
+            super()._delete_record(key)
+        else:
+            super()._write_record(key, record)
+
+    def _delete_record(self, key: str) -> bool:
+        path = record_path(key)
+        is_beside = path is not None and path.is_file()
+        if path and is_beside:
+            path.unlink()
+        return bool(super()._delete_record(key)) or is_beside
+
+    def _clear_cache(self) -> None:
+        super()._clear_cache()
+        _read_record_file.cache_clear()
+
     def _filter_incomplete_keys(self, keys: Iterable[str]) -> set[str]:
         keys = list(keys)
         recorded = {key for key in keys if (r := self._read_record(key)) and r.incomplete}
         return recorded | super()._filter_incomplete_keys(keys)
 
-    def _io_read(self, subject: str, id: str) -> Any:
-        path = self._beside(subject, id)
-        if path and path.is_file():
-            try:
-                return MetadataRecord.model_validate(files.read_json(path, "")).model_dump()
-            except (UserError, ValueError):
-                return {"record_format_version": RECORD_FORMAT_VERSION, "params": ["damaged"]}
-        return super()._io_read(subject, id)
 
-    def _io_write(self, subject: str, json_value: Any, id: str, *mode: int) -> None:
-        if path := self._beside(subject, id):
-            files.write_json(path, json_value)
-            super()._io_delete(subject, id)
-        else:
-            super()._io_write(subject, json_value, id, *mode)
-
-    def _io_delete(self, subject: str, id: str) -> bool:
-        path = self._beside(subject, id)
-        is_beside = path is not None and path.is_file()
-        if path and is_beside:
-            path.unlink()
-        return bool(super()._io_delete(subject, id)) or is_beside
-
-    def _beside(self, subject: str, id: str) -> Path | None:
-        return record_path(id) if subject == self._metadata_path else None
+@lru_cache
+def _read_record_file(path: Path) -> MetadataRecord | None:
+    """Record in a file, if it exists. A damaged one differs from any job, so its job reruns."""
+    if not path.is_file():
+        return None
+    try:
+        return MetadataRecord.model_validate(files.read_json(path, ""))
+    except (UserError, ValueError):
+        return MetadataRecord(record_format_version=RECORD_FORMAT_VERSION, params=["damaged"])
 
 
 def _report_unrecorded() -> None:
@@ -378,19 +382,20 @@ def _cut(value: str) -> str:
 
 def ancient(paths: list[str]) -> list[str]:
     """Input files whose times rerun no job."""
-    return [flag(path, "ancient") for path in paths]
+    flagged: list[str] = io.ancient(paths)
+    return flagged
 
 
 def in_report(path: str, **options: Any) -> str:
     """An output that Snakemake's report shows."""
-    output: str = report(path, **options)
+    output: str = io.report(path, **options)
     return output
 
 
 def check_braces(paths: Iterable[Path], setting: str) -> None:
     """Refuse input files whose names have braces: Snakemake knows no escape for them."""
     for path in paths:
-        if contains_wildcard(str(path)):
+        if io.contains_wildcard(str(path)):
             raise UserError(
                 f"{setting}: {path}: braces in a path are wildcards of Snakemake; rename the file "
                 "or folder, or give a link to it"
