@@ -39,6 +39,7 @@ TESTED_THROUGH = {
     "config/test_optimization.py": [
         *("config/schedule", "config/train_fields", "config/training"),
     ],
+    "test_csrc_text_statistics.py": ["data/filters/_characters"],
     # Parts of a stage, which its test runs on small files.
     "data/corpus/test_find_duplicates.py": [
         *("data/corpus/document_rows", "data/corpus/hash_documents"),

@@ -1,4 +1,4 @@
-// Python bindings of everything but decoding, masking and the byte-level tokenizer. NumPy arrays
+// Python bindings of everything but decoding, masking, texts and their statistics. NumPy arrays
 // come in by reference, and results are new arrays. Longer work runs without Python's global
 // interpreter lock.
 #include "bindings.hpp"
@@ -361,4 +361,5 @@ PYBIND11_MODULE(_csrc, module) {
   bind_decoding(module);
   bind_masking(module);
   bind_texts(module);
+  bind_text_statistics(module);
 }

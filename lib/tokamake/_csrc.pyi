@@ -342,6 +342,100 @@ class ByteLevel:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """`encode` of (bytes,) concatenated texts in valid UTF-8, with the (texts,) end of each."""
 
+class WordStatistics:
+    """Counts of the words of a text, of its symbols and of the lines of str.splitlines."""
+
+    words: int
+    plain_words: int
+    """Words that are not only punctuation."""
+    plain_characters: int
+    """Characters of the plain words."""
+    alphabetic_words: int
+    """Words with a letter."""
+    stop_words: int
+    """Different stop words that occur."""
+    hashes: int
+    ellipses: int
+    lines: int
+    bullet_lines: int
+    ellipsis_lines: int
+
+class LineStatistics:
+    """Counts of the lines of a text that are not blank; line feeds end lines."""
+
+    characters: int
+    """Characters of the text without line feeds."""
+    words: int
+    line_feeds: int
+    lines: int
+    ended_lines: int
+    """Lines whose last character ends a sentence."""
+    short_lines: int
+    duplicate_characters: int
+    """Characters of lines that an earlier line equals."""
+
+class Repetition:
+    """Counts of repeated paragraphs, lines and n-grams of words."""
+
+    characters: int
+    paragraphs: int
+    duplicate_paragraphs: int
+    duplicate_paragraph_characters: int
+    lines: int
+    duplicate_lines: int
+    duplicate_line_characters: int
+    top: list[int]
+    """Characters of all copies of the most frequent 2-, 3- and 4-gram."""
+    repeated: list[int]
+    """Characters of 5- to 10-grams that occurred before."""
+
+class C4Rules:
+    """Rules of C4 about lines."""
+
+    def __init__(
+        self,
+        *,
+        max_word_characters: int,
+        min_words: int,
+        end_marks: bool,
+        citations: bool,
+        lorem_ipsum: bool,
+        javascript: bool,
+        curly_bracket: bool,
+        policy: list[str],
+    ) -> None:
+        """A negative `max_word_characters` allows any; `policy` has lower-case phrases."""
+
+class C4Lines:
+    """Lines of a text that the rules of C4 keep, and the number of dropped lines by rule."""
+
+    text: str
+    sentences: int
+    refused: str
+    """"lorem ipsum" or "{" if the text has it, else empty."""
+    long_words: int
+    no_end_mark: int
+    few_words: int
+    javascript: int
+    policy: int
+
+class TextStatistics:
+    """Statistics of texts, for filters. docs/reference/quality-filters.md defines words.
+
+    Methods take linear time, and release the global interpreter lock except `split_words` and
+    `sentences`.
+    """
+
+    def __init__(self, flags: npt.NDArray[np.uint8]) -> None:
+        """(0x110000,) flags of each code point, as in lib/csrc/word_splitting.hpp."""
+
+    def split_words(self, text: str) -> list[str]: ...
+    def sentences(self, line: str) -> int: ...
+    def words(self, text: str, stop_words: list[str]) -> WordStatistics: ...
+    def lines(self, text: str, *, short_characters: int) -> LineStatistics: ...
+    def repetition(self, text: str) -> Repetition: ...
+    def c4_lines(self, text: str, rules: C4Rules) -> C4Lines: ...
+
 # Tensors come in as addresses of contiguous fp32 (lengths: int64); decode.hpp has their shapes.
 def add_rms_norm(
     states: int, update: int, weight: int, eps: float, rows: int, width: int, normed: int
