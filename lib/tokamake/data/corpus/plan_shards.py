@@ -1,6 +1,8 @@
 """Divide raw files into shards of about equal size, and shards into merged datasets."""
 
+import re
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.documents import Fields, check_first_documents, split_keys
 from tokamake.data.corpus.plan_file import PlannedShard
 from tokamake.data.corpus.raw_files import RawFile, stamp, stamps
-from tokamake.data.readers import COMPRESSION_SUFFIXES, sniff
+from tokamake.data.readers import COMPRESSION_SUFFIXES, has_byte_ranges, sniff
 from tokamake.errors import UserError
 
 # Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
@@ -25,6 +27,8 @@ _EXPANSION = {
     ".parquet": 3.0,
 }
 _EXPANDED = tuple(_EXPANSION)
+_MULTISTREAM = re.compile(r"-multistream\d*\.xml(-p\d+p\d+)?\.bz2$")
+"""Names of Wikipedia's dumps that have byte ranges although they are compressed."""
 
 
 def cut_shards(
@@ -90,19 +94,33 @@ def make_shard(name: str, files: list[RawFile], *, byte_range: str, size: int) -
 
 
 def is_divisible(file: RawFile, format: str = "") -> bool:
-    """Tell whether a reader can read byte ranges of a file. Compressed files have none."""
-    if format and not _has_byte_ranges(format):
+    """Tell whether a reader can read byte ranges of a file.
+
+    Most compressed files have none, as their names tell: they are not opened.
+    """
+    if format and not plugins.constant("data/readers", format, "HAS_BYTE_RANGES", default=False):
         return False
     if file.modified is None:  # there is no content to look at yet
-        return file.path.endswith((".jsonl", ".parquet") if file.is_remote else ".jsonl")
-    if _extension(file.path) in COMPRESSION_SUFFIXES:
+        return _is_named_divisible(file)
+    extension = _extension(file.path)
+    if extension in COMPRESSION_SUFFIXES and extension not in _divisible_suffixes():
         return False
-    kind, compression = sniff(Path(file.path), format)
-    return _has_byte_ranges(kind) and not compression
+    return has_byte_ranges(Path(file.path), format)
 
 
-def _has_byte_ranges(format: str) -> bool:
-    return bool(plugins.constant("data/readers", format, "HAS_BYTE_RANGES", default=False))
+def _is_named_divisible(file: RawFile) -> bool:
+    if not file.is_remote:
+        return file.path.endswith(".jsonl")
+    return file.path.endswith((".jsonl", ".parquet")) or bool(_MULTISTREAM.search(file.path))
+
+
+@cache
+def _divisible_suffixes() -> frozenset[str]:
+    """Suffixes of compressed files that some reader can read byte ranges of."""
+    folder = "data/readers"
+    names = plugins.names(folder)
+    found = (plugins.constant(folder, name, "DIVISIBLE", default=()) for name in names)
+    return frozenset(f".{compression}" for divisible in found for compression in divisible)
 
 
 def _extension(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Tool `trace`: find the raw line that a document or token of an indexed dataset came from."""
+"""Tool `trace`: find the raw line, row or page of a document or token of an indexed dataset."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.document_sources import RawLocation, locate_document
 from tokamake.data.indexed.manifest import find_manifest, raw_inputs
-from tokamake.data.readers import open_input
+from tokamake.data.readers import open_input, value_of
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -130,6 +130,8 @@ def _raw_text(
     if raw["compression"] and raw["unit"] == "line":
         tool, name = _DECOMPRESSORS[raw["compression"]], shlex.quote(str(path))
         return f"(compressed; {tool} {name} | sed -n {location.number}p)"
+    if raw["unit"] == "page":
+        return _page(path, location, keys=keys, format=raw["format"])
     if raw["unit"] == "row":
         return _row(path, raw, location.number, keys)
     return _line(path, location)
@@ -143,6 +145,15 @@ def _line(path: Path, location: RawLocation) -> str:
         for _ in range(location.skip):
             stream.readline()
         return stream.readline().decode("utf-8", "replace").rstrip("\n")
+
+
+def _page(path: Path, location: RawLocation, *, keys: tuple[str, ...], format: str) -> str:
+    """Read the stream that holds the page, or the file from the page on."""
+    source = open_input(path, byte_range=(max(location.offset, 0), None), format=format)
+    for block in source.blocks(keys):
+        for index in np.flatnonzero(block.numbers == location.number).tolist():
+            return json.dumps({key: value_of(block.records[index], key) for key in keys})
+    return f"({path} has changed since: it has no page {location.number})"
 
 
 def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) -> str:

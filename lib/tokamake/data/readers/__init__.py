@@ -4,10 +4,12 @@ Jobs compare the stamp of a file with the plan before and after they read the fi
 version of it, byte ranges of other jobs would leave documents out or repeat them.
 
 The format is detected from the file's content. A reader module defines `UNIT` (what documents are
-counted in: line or row), `HAS_MAGIC` (whether content alone identifies the format),
+counted in: line, row or page), `HAS_MAGIC` (whether content alone identifies the format),
 `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
 `read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`; and
-`IS_NAMED_ONLY` if the format is never detected, and the content is its own affair.
+`IS_NAMED_ONLY` if the format is never detected, and the content is its own affair. If it can read
+byte ranges of compressed files, `DIVISIBLE` names the compressions, and `is_divisible(path,
+compression)` looks whether a file is one of them.
 """
 
 import re
@@ -31,6 +33,7 @@ __all__ = [
     "Utf8",
     "expand",
     "file_stamp",
+    "has_byte_ranges",
     "in_natural_order",
     "natural_key",
     "open_input",
@@ -51,7 +54,7 @@ def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str =
     """Open a raw file of any known format and compression.
 
     A `byte_range` of an uncompressed jsonl or parquet file holds the lines or row groups whose
-    first byte lies in it.
+    first byte lies in it. Of a compressed multistream dump, it holds the streams that begin in it.
     """
     kind, packing, head = look(path, format)
     raw = Input(path, kind, compression=packing, head=head)
@@ -71,8 +74,20 @@ def parse_range(text: str, paths: list[Path]) -> ByteRange | None:
     return int(match[1]), int(match[2]) if match[2] else None
 
 
+def has_byte_ranges(path: Path, format: str = "") -> bool:
+    """Tell whether byte ranges of a file can be read; of a compressed one, after a look into it."""
+    kind, packing = sniff(path, format)
+    if packing:
+        return packing in _divisible(kind) and readers()[kind].is_divisible(path, packing)
+    return bool(readers()[kind].HAS_BYTE_RANGES)
+
+
+def _divisible(format: str) -> tuple[str, ...]:
+    return getattr(readers()[format], "DIVISIBLE", ())
+
+
 def _check_range(raw: Input) -> None:
-    if raw.compression:
+    if raw.compression and raw.compression not in _divisible(raw.format):
         raise UserError(f"{raw.path}: a compressed file has no byte ranges; read the whole file")
     if not readers()[raw.format].HAS_BYTE_RANGES:
         raise UserError(f"{raw.path}: {raw.format} files have no byte ranges; read the whole file")

@@ -93,10 +93,23 @@ def unpack(chunks: Iterable[bytes], name: str, *, path: Path, block_bytes: int) 
         yield b"".join(outputs)
 
 
+def unpack_members(
+    chunks: Iterable[bytes], name: str, *, path: Path, first_byte: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield decompressed bytes, with the first byte in the file of the member that holds them.
+
+    `first_byte` is the position of the chunks in the file.
+    """
+    unpacker = _Unpacker(name, path, first_byte=first_byte)
+    for output in unpacker.unpack(chunks):
+        yield unpacker.member_start, output
+
+
 class _Unpacker:
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, *, first_byte: int = 0) -> None:
         self.name, self.path = name, path
-        self.position = 0  # of the current input in the compressed file
+        self.position = first_byte  # of the current input in the compressed file
+        self.member_start = first_byte
         self.num_complete = 0  # members that have ended
         self.padding_bytes = 0  # zero bytes since the last member
         self.has_output = False  # whether the current member has given output
@@ -113,6 +126,7 @@ class _Unpacker:
                     if not data:
                         break
                     member = _DECOMPRESSORS[self.name]()
+                    self.member_start = self.position + input_bytes - len(data)
                 output = self._decompress(member, data)
                 data = b""
                 if output:

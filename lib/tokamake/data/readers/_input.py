@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tokamake import plugins
-from tokamake.data.readers._compression import unpack
+from tokamake.data.readers._compression import unpack, unpack_members
 from tokamake.data.readers._records import RecordBlock
 from tokamake.errors import UserError
 from tokamake.runtime.cores import prefetched
@@ -36,7 +36,7 @@ class Input:
 
     path: Path
     format: str
-    """Name of the reader: jsonl, json, json_seq, parquet, arrow, csv, archive, text."""
+    """Name of the reader: jsonl, json, json_seq, parquet, arrow, csv, archive, wikipedia, text."""
     compression: str
     """gz, zst, xz, bz2, lzma, or empty."""
     head: Bytes
@@ -45,7 +45,7 @@ class Input:
     end: int | None
     """Requested byte range; None is the end of the file."""
     unit: str
-    """Unit of `RecordBlock.numbers`: line or row."""
+    """Unit of `RecordBlock.numbers`: line, row or page."""
     bytes: int
     """Bytes read from disk (before decompression): of the file, or of the range's documents."""
     first_byte: int
@@ -53,6 +53,8 @@ class Input:
     documents: int
     """Number of good and bad documents, without blank lines."""
     blank_lines: int
+    skipped: dict[str, int]
+    """Number of items that are no documents, by reason: pages of a dump that are no articles."""
     metadata_keys: tuple[str, ...]
     """Fields beside the texts that records have, if the file has them."""
 
@@ -67,6 +69,7 @@ class Input:
 
     def _reset(self) -> None:
         self.bytes = self.documents = self.blank_lines = 0
+        self.skipped = {}
         self._hash = hashlib.sha256()
 
     @property
@@ -97,8 +100,8 @@ class Input:
         In a byte range, line numbers include the lines before the range. Where counting these
         takes too long, the result is the byte position.
         """
-        if self.unit == "row":
-            return f"{self.path}: row {number}"
+        if self.unit != "line":
+            return f"{self.path}: {self.unit} {number}"
         num_before = self.lines_before()
         if num_before is None:
             return f"{self.path}: byte {offset}"
@@ -125,6 +128,12 @@ class Input:
         with reading(self.path):
             is_small = self.path.stat().st_size < _SMALL_BYTES
         return chunks if is_small else prefetched(chunks)
+
+    def members(self, start: int, end: int | None) -> Iterator[tuple[int, Bytes]]:
+        """Yield decompressed bytes in [start, end), with the first byte of their stream."""
+        chunks = self._raw_chunks(start, end)
+        name, path = self.compression, self.path
+        return prefetched(unpack_members(chunks, name, path=path, first_byte=start))
 
     def count(self) -> None:
         """Count and hash the bytes of the range, for readers that do not use `chunks`."""

@@ -1,9 +1,10 @@
 """Read the documents of a shard: the good ones that are no duplicates and pass the filters.
 
 Bad documents, and documents on which a filter fails, go to PREFIX.quarantine.jsonl. An entry has
-"file", "line" or "row", "byte" (first byte of the line, in uncompressed files), "reason", and "raw"
-(the original line) or "raw_base64" if it is not UTF-8. In a byte range that begins far into a file,
-"line_in_range" replaces "line" and counts from the start of the range.
+"file", "line", "row" or "page", "byte" (first byte of the line, in uncompressed files; first byte
+from which a page can be read), "reason", and "raw" (the original line) or "raw_base64" if it is not
+UTF-8. In a byte range that begins far into a file, "line_in_range" replaces "line" and counts from
+the start of the range.
 """
 
 import base64
@@ -286,4 +287,5 @@ def _input_entry(source: Input) -> dict[str, Any]:
         "sha256": source.sha256,
         "documents": source.documents,
         "blank_lines": source.blank_lines,
+        **({"skipped": source.skipped} if source.skipped else {}),
     }

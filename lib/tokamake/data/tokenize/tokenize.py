@@ -71,8 +71,8 @@ def tokenize(
             {min_characters: 200}, regex: {drop: lorem ipsum}`.
         filter_seconds: time limit of the filters of a document, in seconds; a document that takes
             longer is a bad one. 0: no limit.
-        byte_range: START:END in bytes of a single uncompressed jsonl or parquet file; END may be
-            empty.
+        byte_range: START:END in bytes of a single uncompressed jsonl or parquet file, or of a dump
+            of Wikipedia; END may be empty.
         megatron_names: name the datasets as Megatron's preprocess_data.py does:
             PREFIX_KEY_document, or PREFIX_KEY_sentence with `split_sentences`.
         corpora: table of corpora, such as config/corpora.tsv.

@@ -12,6 +12,7 @@ from typing import Any
 from tokamake.data.indexed.manifest import raw_inputs, read_manifest, sha256_of
 from tokamake.data.indexed.merge_inputs import expand_prefixes
 from tokamake.data.readers import reading
+from tokamake.data.readers._page_cuts import next_page
 from tokamake.data.readers.jsonl import next_line
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -56,6 +57,8 @@ def _fault(raw: dict[str, Any]) -> str | None:
     try:
         if raw["unit"] == "line":  # the first line that begins in the range
             start = next_line(path, start)
+        elif raw["unit"] == "page":
+            start = next_page(path, start, compression=raw["compression"])
         with reading(path), path.open("rb", buffering=0) as stream:
             stream.seek(start)
             sha256 = sha256_of(stream, raw["bytes"])
