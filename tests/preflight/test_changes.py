@@ -310,6 +310,15 @@ def test_skipped_steps_have_other_samples_with_another_batch_size() -> None:
     assert len(changes.compare_settings(settings, changed, step=6).lines) == 1
 
 
+def test_settings_that_were_added_or_removed_are_changes_and_hashes_are_not_shown() -> None:
+    earlier = {"seed": 1, "rate": 0.1, "momentum": 0.9, "none": None, "weights": "a" * 64}
+    current = {"seed": 1, "rate": 0.2, "nesterov": True, "weights": "b" * 64}
+    assert changes.compare_settings(earlier, current).lines == (
+        *("rate 0.1 -> 0.2", "nesterov empty -> True", "weights differs"),
+        "momentum 0.9 -> empty",
+    )
+
+
 def test_each_setting_is_one_to_continue_with_or_not() -> None:
     """A new setting must be put into one of these lists."""
     fixed = {"train.finetune", "train.load_optimizer"}

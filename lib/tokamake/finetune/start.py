@@ -11,6 +11,7 @@ from tokamake.config.finetune import TRAIN_SETTINGS
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
+from tokamake.preflight.changes import compare_settings
 from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
@@ -78,16 +79,7 @@ def starting_point(
 
 
 def _changes(record: Path, settings: dict[str, Any]) -> str:
-    """Settings that differ from a record, in words."""
+    """Changes since the settings of a record, in words."""
     if not record.is_file():
         return "its settings are not known"
-    before, after = dotted(files.read_json(record, "remove it")), dotted(settings)
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return ", ".join(
-        f"{name} differs" if _is_hash(name) else f"{name} {before.get(name)} -> {after.get(name)}"
-        for name in names
-    )
-
-
-def _is_hash(name: str) -> bool:
-    return name in ("weights", "train_rows", "validation_rows")
+    return str(compare_settings(dotted(files.read_json(record, "remove it")), dotted(settings)))

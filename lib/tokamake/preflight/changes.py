@@ -4,6 +4,7 @@
 before any job runs (`planned_changes`). This module imports no torch.
 """
 
+import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ would run the training again when it alone changes."""
 _LENGTH = "train.train_steps"
 _BATCH_SIZES = ("train.global_batch_size", "train.rampup_batch_size")
 """Settings that decide which samples a step has."""
+_HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_LINES = 6
 """Changes that a message names."""
 _OF_START = ("seed ", "step ", "architecture.", "train.finetune ")
@@ -84,6 +86,8 @@ class Known(NamedTuple):
     """Changes of the start, from the checkpoint's run, its record and the changed settings."""
     data: Callable[[RunRecord, bool], Iterable[str]]
     """Changes of the data since a record. True: settings differ, which may explain the order."""
+    unknown: Collection[str] = ()
+    """Settings and sections that are not known yet."""
     data_set: str | None = None
     """`data_set` of the config; None: it does not matter."""
 
@@ -95,7 +99,11 @@ def compare(output: Path, state: ResumeState, *, known: Known) -> Changes | None
     """
     if (trained := trained_run(output, state.digest)) is None:
         return None
-    settings = dotted(effective_settings(trained))
+    settings = {
+        name: value
+        for name, value in dotted(effective_settings(trained)).items()
+        if not _is_one_of(name, known.unknown)
+    }
     lines, obstacles, _ = compare_settings(settings, known.settings, step=state.step)
     last_step = left_until(known.train, state)
     if last_step is not None and last_step <= state.step:
@@ -144,12 +152,13 @@ def compare_resolved(run: Run, state: ResumeState, *, current: RunRecord) -> Cha
 
 
 def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: int = 0) -> Changes:
-    """Compare the settings that `current` has."""
-    differing = [name for name in current if earlier.get(name) != current[name]]
-    lines = {name: _line(name, earlier.get(name), current[name]) for name in differing}
+    """Compare settings. A line for each one that was added, removed or changed."""
+    pairs = {name: (earlier.get(name), current.get(name)) for name in {**current, **earlier}}
+    differing = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    lines = {name: _line(name, old, new) for name, (old, new) in differing.items()}
     name = "train.skip_data"
     if step and name in lines:
-        added = [each for each in current[name] if each not in (earlier.get(name) or ())]
+        added = [each for each in current.get(name) or () if each not in (earlier.get(name) or ())]
         if note := ranges_without_effect(added, step):
             lines[name] += f" ({note})"
     elif {*_BATCH_SIZES} & lines.keys() and any(last > step for _, last in current.get(name) or ()):
@@ -158,20 +167,27 @@ def compare_settings(earlier: DottedSettings, current: DottedSettings, *, step: 
         tuple(lines.values()),
         tuple(
             f"{name}: {reason}"
-            for name in differing
-            if (reason := _obstacle(name, earlier.get(name), new=current[name]))
+            for name, (old, new) in differing.items()
+            if (reason := _obstacle(name, old, new=new))
         ),
     )
 
 
+def _is_one_of(name: str, settings: Iterable[str]) -> bool:
+    """Whether a setting is one of some settings and sections."""
+    return any(name == each or name.startswith(f"{each}.") for each in settings)
+
+
 def _line(name: str, old: Any, new: Any) -> str:
+    if any(isinstance(value, str) and _HASH.fullmatch(value) for value in (old, new)):
+        return f"{name} differs"
     old_text, new_text = ("empty" if value is None else value for value in (old, new))
     return f"{name} {old_text} -> {new_text}"
 
 
 def _obstacle(name: str, old: Any, *, new: Any) -> str | None:
     for fixed, reason in _FIXED.items():
-        if name == fixed or name.startswith(f"{fixed}."):
+        if _is_one_of(name, [fixed]):
             return reason
     if name == "train.optimizer.momentum" and 0 in (old, new):
         return "with momentum 0, the optimizer has no states"

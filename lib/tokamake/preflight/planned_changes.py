@@ -80,12 +80,14 @@ def _changes(config: WorkflowConfig, name: str, *, state: ResumeState) -> Change
     run, output = config.runs[name], _output(name)
     paths = [Path(path) for path in config.tokenizer_files]
     written = record_path(output, state.digest)
+    settings, unknown = _known_settings(run)
     known = Known(
         train=run.train,
-        settings=_known_settings(run),
+        settings=settings,
         tokenizers=[fingerprint(paths)] if all(path.is_file() for path in paths) else [],
         start=lambda trained, *_: _start_lines(config, name, trained=trained),
         data=lambda record, _: _data_lines(config, name, record=record, written=written),
+        unknown=unknown,
         data_set=config.data_set.name,
     )
     changed = changes.compare(output, state, known=known)
@@ -161,20 +163,22 @@ def _token_lines(config: WorkflowConfig, prefix: str) -> Iterator[str]:
             yield f"tokenize.{name} {manifest[name]} -> {current[name]}"
 
 
-def _known_settings(config: Config) -> DottedSettings:
-    """Settings of a run by dotted names, as far as they are known before jobs have run."""
+def _known_settings(config: Config) -> tuple[DottedSettings, set[str]]:
+    """Settings of a run that are known before jobs have run, and names of the unknown ones."""
     train = config.train.model_dump(mode="json", exclude=WITHOUT_EFFECT)
     train |= {"train_steps": config.train.num_steps, "train_samples": None, "train_tokens": None}
     settings: dict[str, Any] = {"seed": config.seed, "train": train}
-    if config.model.checkpoint is None:
+    unknown = {"step"}
+    if config.model.checkpoint:
+        unknown.add("architecture")
+    else:
         architecture = read_architecture(Path(config.model.architecture or ""))
         settings["architecture"] = architecture.model_dump(mode="json")
     named = dotted(settings)
     # The data, the tokenizer and the device decide these.
-    for name in ("train.train_steps", "train.precision", "architecture.vocab_size"):
-        if named.get(name, "") is None:
-            del named[name]
-    return named
+    decided_later = ("train.train_steps", "train.precision", "architecture.vocab_size")
+    unknown |= {name for name in decided_later if name in named and named[name] is None}
+    return {name: value for name, value in named.items() if name not in unknown}, unknown
 
 
 # ---- Data of other runs ----
@@ -239,8 +243,11 @@ def write_settings(config: WorkflowConfig) -> None:
 def find_replaced(config: WorkflowConfig) -> Replaced:
     """Compare the config with the data on disk."""
     recorded, current = _on_disk(config), _current(config)
-    common = {name: value for name, value in current.items() if name in recorded}
-    lines = compare_settings(recorded, common).lines
+    common = current.keys() & recorded
+    lines = compare_settings(
+        {name: value for name, value in recorded.items() if name in common},
+        {name: value for name, value in current.items() if name in common},
+    ).lines
     names = [line.partition(" ")[0] for line in lines]
     columns = [name.removeprefix("corpora.") for name in names if name.startswith("corpora.")]
     corpora = {column.rpartition(".")[0] for column in columns}

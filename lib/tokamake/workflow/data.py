@@ -8,7 +8,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.config.filters import source_digest
-from tokamake.config.objective import DEFAULT
+from tokamake.config.objective import sample_settings
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
@@ -261,12 +261,12 @@ class DataRules:
         return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *options]
 
     def objective_options(self, wildcards: Any) -> list[str]:
-        """Objective, masking and tokenizer; none for the default objective.
+        """Objective, masking and tokenizer; none if the objective needs no index of its own.
 
         Options of earlier versions stay unchanged: else Snakemake would run `index` again.
         """
         train = self._config.runs[wildcards.run].train
-        if train.objective == DEFAULT:
+        if not sample_settings(train):
             return []
         masking = json.dumps(train.masking.model_dump(mode="json"), sort_keys=True)
         return [
@@ -277,8 +277,8 @@ class DataRules:
 
     def objective_tokenizer(self, wildcards: Any) -> list[str]:
         """Files of the tokenizer, if `index` needs it."""
-        is_default = self._config.runs[wildcards.run].train.objective == DEFAULT
-        return [] if is_default else self._config.run_tokenizer_files
+        has_own_index = bool(sample_settings(self._config.runs[wildcards.run].train))
+        return self._config.run_tokenizer_files if has_own_index else []
 
     def held_out_options(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
         """Weighting files of the splits other than the training split."""

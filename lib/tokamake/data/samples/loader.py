@@ -331,5 +331,5 @@ def check_sentences(prefix: Path, *, objective: str) -> None:
         raise UserError(
             f"{prefix}: its sequences are documents, objective {objective} needs sentences; "
             "tokenize the corpus with tokenize.split_sentences: true, or set train.objective to "
-            "causal"
+            f"{DEFAULT}"
         )
