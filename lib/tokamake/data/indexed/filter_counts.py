@@ -55,11 +55,15 @@ def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:
         changed = {"changed": entry["changed"]} if entry["changed"] else {}
         nothing = {} if changed or entry["metrics"] else {"none dropped": {"documents": 0}}
         for sums in (entry["dropped"] or nothing, changed):
-            for reason, each in sorted(sums.items(), key=lambda item: -item[1]["documents"]):
+            for reason, each in _most_frequent_first(sums):
                 listed.append(_verdict_row(name, reason, entry=entry, sums=each))
-        for metric, each in entry["metrics"].items():
+        for metric, each in _most_frequent_first(entry["metrics"]):
             listed.append(_verdict_row(name, metric, entry=entry, sums=each))
     return listed
+
+
+def _most_frequent_first(sums: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(sums.items(), key=lambda item: -item[1]["documents"])
 
 
 def _verdict_row(
