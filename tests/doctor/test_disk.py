@@ -81,7 +81,9 @@ def test_a_folder_without_permission_is_reported(
     assert "theirs/raw: no such folder, or no permission" in results[-1].line
 
 
-def test_results_in_a_home_get_a_warning_on_clusters(tmp_path: Path) -> None:
+def test_results_in_a_home_get_a_warning_on_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, project = tmp_path / "home/me", tmp_path / "project"
     (home / "work").mkdir(parents=True)
     project.mkdir()
@@ -89,7 +91,8 @@ def test_results_in_a_home_get_a_warning_on_clusters(tmp_path: Path) -> None:
     (tmp_path / "homes").symlink_to(tmp_path / "home")
 
     def checked(directory: Path, own: Path = home) -> Result | None:
-        result = disk.check_disks(directory, [], cluster=True, home=own)[-1]
+        monkeypatch.setenv("HOME", str(own))
+        result = disk.check_disks(directory, [], cluster=True)[-1]
         return result if result.name == "place" else None
 
     for inside in (home, home / "work", home / "new/folder", project / "link/work"):
@@ -100,4 +103,5 @@ def test_results_in_a_home_get_a_warning_on_clusters(tmp_path: Path) -> None:
     for elsewhere in (project, home.parent, tmp_path / "home/me2"):
         assert checked(elsewhere) is None
     assert checked(project, tmp_path / "no-home") is None
-    assert "place" not in states(disk.check_disks(home, [], cluster=False, home=home))
+    monkeypatch.setenv("HOME", str(home))
+    assert "place" not in states(disk.check_disks(home, [], cluster=False))

@@ -252,7 +252,7 @@ def test_a_placement_names_further_axes_of_the_mesh(tmp_path: Path) -> None:
     whole = torch.randn(4, 24, 8)
     spawn(save_experts, 4, tmp_path / "saved", whole)
     read = torch.zeros_like(whole)
-    training_state.fill(tmp_path / "saved", {"model.weight": read}, alone=True)
+    training_state.fill(tmp_path / "saved", {"model.weight": read})
     assert torch.equal(read, whole)
 
 

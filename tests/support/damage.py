@@ -145,7 +145,7 @@ def tensor_bytes(folder: Path) -> dict[str, bytes]:
             key: torch.empty(value.size, dtype=value.dtype.torch)
             for key, value in saved_in(folder).items()
         }
-        fill(folder, tensors, alone=True)
+        fill(folder, tensors)
         _READ[key] = {key: tensor.numpy().tobytes() for key, tensor in tensors.items()}
     return _READ[key]
 

@@ -18,6 +18,6 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
         for key, value in saved_in(folder).items()
         if key.startswith("model.")
     }
-    fill(folder, tensors, alone=True)
+    fill(folder, tensors)
     weights = {key.removeprefix("model."): value for key, value in tensors.items()}
     return architecture, weights, iteration

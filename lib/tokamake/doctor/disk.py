@@ -32,9 +32,7 @@ class Speed:
     """Reason why flock fails; empty if it works."""
 
 
-def check_disks(
-    directory: Path, data: Iterable[Path], *, cluster: bool, home: Path | None = None
-) -> list[Result]:
+def check_disks(directory: Path, data: Iterable[Path], *, cluster: bool) -> list[Result]:
     """Check the file systems of results and data, each file system once.
 
     Folders of data need not be writable. On a cluster, a home is a bad place for results.
@@ -50,7 +48,7 @@ def check_disks(
         if (device := folder.stat().st_dev) not in seen:
             seen.add(device)
             results += check_disk(f"disk of {path}", folder, writes=name == "results")
-    home = Path.home() if home is None else home
+    home = Path.home()
     if cluster and home.exists() and is_within(existing(directory), home):
         remedy = "homes are small and slow on most clusters; work in project space"
         results.append(warning("place", f"{directory.resolve()} is in your home", remedy))

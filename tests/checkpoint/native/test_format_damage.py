@@ -253,7 +253,7 @@ def refused(folder: Path, message: str) -> None:
         lambda: plug_in.open_checkpoint(folder),
         lambda: native_weights.read(folder),
         lambda: training_state.check(folder, whole),
-        lambda: training_state.fill(folder, whole, alone=True),
+        lambda: training_state.fill(folder, whole),
         lambda: training_state.load(folder, whole),
     ):
         with pytest.raises(UserError, match=message) as error:

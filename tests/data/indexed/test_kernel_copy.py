@@ -51,9 +51,10 @@ def test_each_method_copies_in_blocks_and_reports_a_short_file(tmp_path: Path) -
             pytest.MonkeyPatch.context() as patch,
         ):
             patch.setattr(kernel_copy, "METHODS", (method,))
+            patch.setattr(kernel_copy, "BLOCK", 4096)
             target.write(b"head")
             descriptors = source.fileno(), target.fileno()
-            assert sum(kernel_copy.copy(*descriptors, 100_000, block=4096)) == 100_000
+            assert sum(kernel_copy.copy(*descriptors, 100_000)) == 100_000
             with pytest.raises(EOFError):
                 list(kernel_copy.copy(*descriptors, 2))
         assert (tmp_path / "target").read_bytes() == b"head" + content

@@ -168,13 +168,13 @@ def check(folder: Path, tensors: Tensors) -> None:
             )
 
 
-def fill(folder: Path, tensors: Tensors, *, alone: bool = False) -> None:
+def fill(folder: Path, tensors: Tensors) -> None:
     """Fill tensors in place from a checkpoint of any layout; each rank reads its own parts.
 
-    `alone`: a single rank calls it. Else all do, and all raise UserError for a damaged file.
+    All ranks call it, and all raise UserError for a damaged file.
     """
     try:
-        dcp.load(tensors, storage_reader=DcpReader(folder), no_dist=alone)
+        dcp.load(tensors, storage_reader=DcpReader(folder))
     except dcp.CheckpointException as error:
         message = next((str(failure) for failure, _ in error.failures.values()), "")
         reason = message.partition("\n")[0]

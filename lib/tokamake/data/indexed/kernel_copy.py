@@ -21,7 +21,7 @@ _UNSUPPORTED = {
     errno.EBADF,
     errno.ENOTSOCK,
 }
-_BLOCK = 8 << 20
+BLOCK = 8 << 20
 _FIEMAP, _FIEMAP_SYNC = 0xC020660B, 1
 """ioctl of Linux that lists the extents of a file, and its flag to write the file out first."""
 _REQUEST, _EXTENT = struct.Struct("=QQLLLL"), struct.Struct("=QQQQQLLLL")
@@ -56,15 +56,15 @@ METHODS: tuple[CopyCall, ...] = (_copy_file_range, _sendfile, _read_and_write)
 """Ways to copy up to `size` bytes between two descriptors at their positions, fastest first."""
 
 
-def copy(source: int, target: int, size: int, *, block: int = _BLOCK) -> Iterator[int]:
+def copy(source: int, target: int, size: int) -> Iterator[int]:
     """Copy `size` bytes between two open files at their positions; both positions advance.
 
-    Yields the number of bytes of each copied block, at most `block`.
+    Yields the number of bytes of each copied block, at most `BLOCK`.
     """
     methods = list(METHODS)
     while size:
         try:
-            copied = methods[0](source, target, min(size, block))
+            copied = methods[0](source, target, min(size, BLOCK))
         except OSError as error:
             if error.errno not in _UNSUPPORTED or len(methods) == 1:
                 raise

@@ -17,6 +17,8 @@ from tokamake.errors import UserError
 if TYPE_CHECKING:
     from tokamake.train.trials.trial_steps import TrialSteps
 
+_SMOOTHING = 0.05
+"""Standard deviation of the Gaussian that smooths losses, as a share of the sweep."""
 FEWEST = 10
 """Minimum number of steps for a suggestion."""
 _MAX_ROWS = 20
@@ -108,7 +110,7 @@ def sweep(start: float, end: float, *, steps: int) -> list[float]:
     return [float(rate) for rate in np.geomspace(start, end, steps)]
 
 
-def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float = 0.05) -> float:
+def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
     """Learning rate at which the smoothed loss falls fastest.
 
     The slope is d loss / d log(rate), up to the minimum of the loss. Smoothing uses a Gaussian
@@ -116,7 +118,6 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
 
     Args:
         losses: training loss of each step; ignored from the first one that is not finite.
-        smoothing: standard deviation of the Gaussian, as a share of the sweep.
 
     Raises:
         UserError: there are too few steps, or the loss does not fall.
@@ -129,7 +130,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float], *, smoothing: float
             "more are needed: start lower or take more steps"
         )
     logs = np.log(np.asarray(rates[:count], dtype=np.float64))
-    smooth = _smooth(np.asarray(losses[:count], dtype=np.float64), smoothing * len(losses))
+    smooth = _smooth(np.asarray(losses[:count], dtype=np.float64), _SMOOTHING * len(losses))
     lowest = int(np.argmin(smooth))
     if lowest == 0:
         raise UserError(
