@@ -39,7 +39,7 @@ nodes have no network."""
 _ADDRESS = re.compile(r"([\w.-]+=)?(hf|https?)://")
 """Beginning of an argument, or of an option's value, that is an address."""
 _NEAR = 0.6
-"""Least similarity of an unknown option and the one that a message suggests."""
+"""Least similarity of an unknown option and a suggested one."""
 
 EXTRAS = {
     "serve": ("fastapi", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),

@@ -1,4 +1,4 @@
-"""Temporary names of files that are being written, and removal of what dead processes left."""
+"""Temporary names of files that are being written, and removal of dead processes' files."""
 
 import hashlib
 import os
@@ -40,9 +40,9 @@ def temporary_name(path: Path, kind: str = "tmp") -> Path:
 def _sweep(folder: Path) -> None:
     """Remove temporary files that dead processes left in a folder.
 
-    A process of our host, boot and PID namespace is dead if its PID is free. Of another place, we
-    cannot know: its files are removed once all that it left here are a week older than the last
-    change of the folder. If such a process still runs, it fails at its rename, and publishes
+    A process of our host, boot and PID namespace is dead if its PID is free. For another
+    place, we cannot know: its files are removed once all of them here are a week older than the
+    last change of the folder. If such a process still runs, it fails at its rename, and publishes
     nothing.
     """
     files_of: dict[tuple[str, int], list[Path]] = defaultdict(list)

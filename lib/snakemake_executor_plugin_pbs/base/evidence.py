@@ -76,11 +76,11 @@ class Evidence:
         return (self.status.state is JobState.SUCCEEDED) == (self.exit_status == 0)
 
     def is_insistent(self, now: float, patience: float) -> bool:
-        """Whether the server has repeated its status for long enough to be believed alone."""
+        """Whether the server has repeated its status long enough to count alone."""
         return self.repeated >= REPEATS and now - self.status_since >= patience * DOUBT
 
     def is_denied(self, now: float, patience: float) -> bool:
-        """Whether the server has denied the job for long enough to be believed alone."""
+        """Whether the server has denied the job long enough to count alone."""
         return self.denials >= REPEATS and now - self.denied_since >= patience * DOUBT
 
     def verdict(self, now: float, patience: float, *, bundled: bool = False) -> tuple[Verdict, str]:
@@ -112,7 +112,7 @@ class Evidence:
         """Decide by the file alone, unless the end of the bundle explains a failure."""
         if exit_status == 0:
             return Verdict.SUCCEEDED, "finished"
-        # What ends a bundle also ends its current job: wait for the server to report it.
+        # The end of a bundle also ends its current job: wait for the server to report it.
         if self.status and self.has_ended and self.status.state is not JobState.SUCCEEDED:
             return Verdict.FAILED, self.status.message
         if self.has_ended or now - self.exit_status_since >= patience * DOUBT:

@@ -57,7 +57,7 @@ class Poller:
             self._omissions_reported = True
             session.warn(
                 f"{command} omitted {answer.omitted} of {len(ids)} jobs that the server knows; "
-                "each omitted job is asked about once more"
+                "each omitted job is asked about again"
             )
 
     def _report_other(self, task: Task, name: str) -> None:

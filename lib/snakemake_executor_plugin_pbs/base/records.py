@@ -133,7 +133,7 @@ class Records:
         return text.strip() or "a retry would fail in the same way, so there is none"
 
     def seconds_left(self, record: Record) -> float | None:
-        """Seconds of its walltime that a job had left at its SIGTERM; None: it got none."""
+        """Seconds of its walltime that a job had left at its SIGTERM; None: no SIGTERM."""
         with suppress(ValueError):
             sent, end = map(float, (self._text(record, "term") or "").split())
             return end - sent

@@ -28,7 +28,7 @@ class Server(Protocol):
 class Phase(Enum):
     """Phases of a task."""
 
-    READY = "ready"  # to be submitted
+    READY = "ready"  # will be submitted
     FINDING = "finding"  # perhaps submitted, id unknown
     RECOVERED = "recovered"  # submitted by an earlier controller, no answer about it yet
     WATCHED = "watched"

@@ -77,8 +77,8 @@ def convert(
         dtype: Dtype of all tensors; by default each keeps its own.
         tokenizer: Folder or file of the tokenizer to copy into the target, with format hf; its
             end-of-document token becomes the model's end-of-text token, and its beginning-of-text
-            token the model's. By default the one beside the weights, or the one that the run.yaml
-            of the checkpoint names.
+            token the model's. By default, the tokenizer beside the weights, or the tokenizer
+            that the run.yaml of the checkpoint names.
         generation_config: generation_config.json to keep in the target, or its folder, such as the
             checkpoint that training started from; with format hf.
         model_card: Text to copy into the target as README.md, with format hf.

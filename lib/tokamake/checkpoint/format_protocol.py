@@ -4,8 +4,8 @@ A format is a folder with a module `format.py`. The name of the folder is the na
 the config and on the command line, its underscores are hyphens. Only the contract of layers in
 pyproject.toml names the formats, too.
 
-This module is not in `tensors/`: it describes what formats owe to `convert`, `inspect` and the
-workflow, while `tensors/` knows files and tensors, but no formats.
+This module is not in `tensors/`: it describes the duties of formats to `convert`, `inspect` and
+the workflow, while `tensors/` knows files and tensors, but no formats.
 """
 
 from collections.abc import Iterable, Mapping

@@ -30,7 +30,7 @@ def latest(folder: Path) -> Path:
 
 
 def candidates(path: Path, pointer_name: str, numbered_folder: str = "") -> list[Path]:
-    """Return the folders that may hold a checkpoint: `path`, and the one that its pointer names."""
+    """Return the folders that may hold a checkpoint: `path`, and its pointer's target."""
     if not pointer_name or not (pointer := path / pointer_name).is_file():
         return [path]
     name = _name(pointer)

@@ -66,7 +66,7 @@ def run_of(checkpoint: Checkpoint) -> "Run | None":
 
 
 def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
-    """Open a model's tokenizer: the given one, the one beside the weights, or run.yaml's."""
+    """Open a model's tokenizer: the given one, else the weights' own, else run.yaml's."""
     path = given or _stated_tokenizer(checkpoint)
     tokenizer = open_tokenizer(path)
     vocab_size = checkpoint.architecture.vocab_size or 0

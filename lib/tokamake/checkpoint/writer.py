@@ -312,7 +312,7 @@ def _fill(
 
 
 def _seal(name: str, written: list[Path], *, workers: int) -> None:
-    """Write the checksums of the archives in files of a format, then what follows from them."""
+    """Write the checksums of the archives in files of a format, then the files that need them."""
     plug_in = load_format(name)
     for file, archives in plug_in.archives(written).items():
         torch_archive.seal(file, archives, workers=workers)

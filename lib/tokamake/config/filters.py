@@ -1,7 +1,7 @@
 """Filters of documents in the config: a list of names, each with its options.
 
 A filter is a file of `data/filters`, an entry point of the group `tokamake.filters`, or the path of
-a Python file. `tokamake.data.filters` says what the file defines.
+a Python file. `tokamake.data.filters` lists the names that the file defines.
 """
 
 import hashlib

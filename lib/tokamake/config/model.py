@@ -86,7 +86,7 @@ class ModelSettings(Settings):
         Literal["from_checkpoint"] | Path | None, BeforeValidator(_as_architecture)
     ] = Path("config/models/tiny-llama.yaml")
     """Shape of the model: a file, or from_checkpoint, the default where a checkpoint is named.
-    Settings after the file's name replace those in it: FILE:num_hidden_layers=4:hidden_size=256. A
+    Settings after the file's name replace its settings: FILE:num_hidden_layers=4:hidden_size=256. A
     checkpoint must match the file. After a run of the table, rope_theta, rope_scaling and
     max_position_embeddings may differ. An empty vocab_size is the checkpoint's or the
     tokenizer's."""

@@ -41,7 +41,7 @@ class ParallelSettings(Settings):
     """Number of layers of each pipeline stage, in the order of the model. Empty: as even as
     possible."""
     data_parallel_replicate_size: Size = 1
-    """Number of data-parallel groups. Each group keeps a full copy of what zero_stage shards
+    """Number of data-parallel groups. Each group keeps a full copy of the sharded state
     (HSDP)."""
 
     @property

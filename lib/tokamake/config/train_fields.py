@@ -53,7 +53,7 @@ class TrainFields(Settings):
     masking: MaskingSettings = MaskingSettings()
     """Masking of the objectives masked and span_corruption."""
     pack_samples: bool = False
-    """Let short samples of a micro batch share rows, so that less is padding. Samples do not see
+    """Let short samples of a micro batch share rows, to reduce padding. Samples do not see
     each other, so losses stay the same. Only for the objectives masked and span_corruption; not
     with pipelines or `log_corpus_losses`."""
     sequence_length: Annotated[int, Field(ge=2)] = 512

@@ -12,7 +12,7 @@ class DropoutSettings(Settings):
     of samples: they are the same at every layout, with recomputation and after a restart."""
 
     hidden: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Rate of what attention and MLP add to the residual stream."""
+    """Rate of the outputs of attention and MLP, before they enter the residual stream."""
     attention: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Rate of the weights of attention. Attention is slower then, and its memory grows with the
     square of sequence_length."""
@@ -56,7 +56,7 @@ class MaskingSettings(Settings):
     """Most words that are masked as one. Empty: 3 for masked, where n words have a probability in
     proportion to 1 / n, and 10 for span_corruption, where it is geometric, with a mean of 4.5."""
     short_sequence_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the samples that are shorter than they could be."""
+    """Share of the samples that are shorter than possible."""
     sentence_order: bool = True
     """masked: divide each sample in two parts, and swap them in half of the samples, so that the
     model also learns the order of sentences. false: samples of one part."""

@@ -29,7 +29,7 @@ _OWN_EXECUTORS = {
     "pbs": "lib/snakemake_executor_plugin_pbs",
     "sbatch": "lib/snakemake_executor_plugin_pbs lib/snakemake_executor_plugin_sbatch",
 }
-"""Executors of this repository, which the package index does not have: what to install."""
+"""Executors of this repository, which the package index does not have, and their folders."""
 _OPEN_FILES = 1024
 LOCKED_BYTES = 2**26
 

@@ -1,4 +1,4 @@
-"""Facts about ranks and hosts, and checks for missing, different and slow ones.
+"""Facts about ranks and hosts, and checks for missing, different and slow hosts.
 
 Ranks exchange facts through a store of torch. The checks need no torch.
 """

@@ -49,8 +49,8 @@ def evaluate(
     byte (total loss in bits divided by bytes). Overall values weigh all tokens equally.
 
     Without a test split of the datasets, the model is scored on the validation split, or on the
-    first other one in `held_out`; the output names it. Without any of these, the output has no
-    scores.
+    first other split in `held_out`; the output names it. Without a held-out split, the output has
+    no scores.
 
     A model that is too large for one device is shared by several ranks: `torchrun --nproc-per-node
     4 -m tokamake evaluate --tensor-parallel-size 4 …`, or through mpiexec or srun. Scores do not
@@ -65,8 +65,8 @@ def evaluate(
         split: shares of the documents of each dataset for training, validation and test.
         split_rule: how to round shares to documents; the value of `index`.
         held_out: NAME=FILE, a weighting file of the datasets of a split, for example test=FILE.
-        tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
-            the run.yaml of the checkpoint names.
+        tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
+            tokenizer that the run.yaml of the checkpoint names.
         sequence_length: input tokens of the model; by default as in its training, else as many
             as the model sees, at most 4096.
         max_tokens: maximum tokens of each corpus or raw file; by default all.

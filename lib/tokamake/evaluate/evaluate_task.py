@@ -28,7 +28,7 @@ def evaluate_task(
 ) -> None:
     """Score a model on a task: wikitext, lambada, text, or lm_eval (any task of lm-eval).
 
-    The files of evaluate/tasks say what each measures, and which settings it has. Scores do not
+    The files of evaluate/tasks describe the measure and the settings of each task. Scores do not
     depend on the number of ranks.
 
     Args:

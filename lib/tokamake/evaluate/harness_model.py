@@ -73,7 +73,7 @@ class HarnessModel(TemplateLM):
         return [(score.log_probability, score.is_greedy) for score in scores]
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]], label: str) -> list[RowScores]:
-        """Score what follows contexts, which are cut at their beginnings if they are too long."""
+        """Score continuations of contexts; contexts that are too long are cut at the beginning."""
         rows = []
         for context, new in pairs:
             if len(new) > self.max_length:

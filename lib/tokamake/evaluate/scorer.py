@@ -84,7 +84,7 @@ class Scorer:
         """Sum of the cross-entropies of a stream of tokens (tokens,), except its first token.
 
         Windows of `sequence_length` tokens begin every `stride` tokens, or fewer. Each predicts the
-        tokens that earlier ones have not, so that a shorter stride gives more context. As in
+        tokens that no earlier window has predicted, so a shorter stride gives more context. As in
         Megatron-LM.
         """
         last, end, rows = len(tokens) - 1, 0, []

@@ -23,7 +23,7 @@ def prepare_finetune(
     Args:
         checkpoint: Pretrained checkpoint of any format: its folder, or one whose `latest` names it.
         settings: The section `finetune` of the config as JSON: task, files, epochs.
-        train: Settings of the section `train` as JSON; those about pretraining have no effect.
+        train: Settings of the section `train` as JSON; settings about pretraining have no effect.
         run: Name of the run.
         seed: Seed of the new head, of the order of rows and of dropout.
         tokenizer: Tokenizer of the model.

@@ -58,7 +58,7 @@ def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dic
 def starting_point(
     weights: str, run: FinetuneRun, *, resolved: Run, data: TaskData, ranks: Ranks
 ) -> ResumePoint:
-    """Where a run with these first weights begins; its output folder is prepared for it."""
+    """Prepare the output folder of a run with these first weights, and find where it begins."""
     settings = effective_settings(run, data, weights=weights)
     digest, record = files.digest(settings), run.output / _RECORD
 

@@ -64,11 +64,11 @@ def generate(
 
     Args:
         checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
-        tokenizer: tokenizer of the model; by default the one beside its weights, or the one that
-            the run.yaml of the checkpoint names.
+        tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
+            tokenizer that the run.yaml of the checkpoint names.
         prompts: texts to continue; repeat the option for each.
         chat: whether prompts are messages of a user, in the chat template of the tokenizer.
-        ends: what ends a continuation.
+        ends: limits that end a continuation.
         sampling: how the next token is chosen.
         beams: settings of beam search.
         batch_size: prompts that are continued at the same time.
@@ -76,8 +76,8 @@ def generate(
         logprobs: whether the output has each token and its log-probability.
         layout: how ranks share the model.
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
-            max_new_tokens, or context: the context of the model is full). Beams have a score, that
-            of the whole beam, also if its text ends at a stop.
+            max_new_tokens, or context: the context of the model is full). Beams have
+            the score of the whole beam, also if its text ends at a stop.
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import end_tokens, tokenizer_of

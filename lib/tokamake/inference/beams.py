@@ -49,7 +49,7 @@ def search(
     """The best continuations of a prompt, the best one first; the cache of the model is replaced.
 
     The context of the model may end continuations before `max_new_tokens`. `is_wanted` is called
-    before each pass; False ends the search with what there is.
+    before each pass; False ends the search with the beams so far.
     """
     num_beams, length_penalty = beams.num_beams, beams.length_penalty
     limit = model.architecture.max_position_embeddings
@@ -67,7 +67,7 @@ def search(
         logits = biased(logits, [{never[n]: -inf} if n in never else {} for n in lasts])
         totals = torch.tensor([beam.score for beam in running], device=logits.device)
         scores = (logits.log_softmax(-1)[:, :vocab_size] + totals[:, None]).flatten()
-        # Even if each beam ends with each end token, W candidates go on.
+        # Even if each beam ends with each end token, W candidates continue.
         number = max(2, 1 + len(rules.end_tokens)) * num_beams
         values, places = scores.topk(min(number, len(scores)))
         kept, sources = list[Beam](), list[int]()

@@ -29,7 +29,7 @@ def chat_prompt(
 ) -> str:
     """The text that the model continues as the assistant; the oldest message comes first.
 
-    `variables`: further ones of the template, such as enable_thinking or tools.
+    `variables`: further variables of the template, such as enable_thinking or tools.
     """
     if not tokenizer.chat_template:
         raise UserError(

@@ -2,7 +2,7 @@
 
 Generation and servers choose the next pass by the tokens before it, so only one rank decides. It
 sends each call to the other ranks in one message of integers (two, if it is long). During other
-work, such as reading the data of a task, its thread tells the other ranks to go on waiting: without
+work, such as reading the data of a task, its thread tells the other ranks to keep waiting: without
 a message, they would end with a timeout.
 Shape suffixes: B rows of a pass, L tokens of a row, N predicted tokens, V vocabulary.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from tokamake.inference.model import InferenceModel
 
 _WAIT_SECONDS = 60.0
-"""Time between messages that tell the other ranks to go on waiting."""
+"""Time between messages that tell the other ranks to keep waiting."""
 _MESSAGE = 64
 """Integers of a message; the rest of a longer one follows in another."""
 
@@ -80,7 +80,7 @@ class DrivenModel:
             self._send(ModelCall.END)
 
     def _keep_waiting(self, is_over: threading.Event) -> None:
-        """Tell the other ranks to go on waiting, between calls, until an event."""
+        """Tell the other ranks to keep waiting, between calls, until an event."""
         while not is_over.wait(_WAIT_SECONDS):
             with suppress(RuntimeError):  # if a rank has failed, the next call says so
                 self._call(ModelCall.WAIT)

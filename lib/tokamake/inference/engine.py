@@ -21,7 +21,7 @@ from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.sampling import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
-"""Why a sequence ended: an end token, the caller's `accept`, a limit, nobody wants it, or an error.
+"""Why a sequence ended: an end token, the caller's `accept`, a limit, no reader left, or an error.
 """
 
 _PREFILL_TOKENS = 4096
@@ -195,7 +195,7 @@ class InferenceEngine:
     def drop_pass(self, error: Exception) -> list[Generation]:
         """End sequences of a step that ran out of memory; the remaining sequences can continue.
 
-        Of sequences that each were to get a token, the longest one ends: it makes the cache grow.
+        In a pass of one token each, the longest sequence ends: it makes the cache grow.
         Returns the sequences that ended, also before the pass.
         """
         left = [each for each in self._in_pass if each.finish is None]

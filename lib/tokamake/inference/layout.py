@@ -35,7 +35,7 @@ class InferenceLayout:
     """Dtype of weights and computation. Losses and probabilities are computed in fp32."""
 
     def check(self, architecture: "Architecture", *, world_size: int) -> None:
-        """Check that the ranks can share a model so."""
+        """Check that the ranks can share a model in this layout."""
         if not architecture.is_causal:
             kind = "an encoder-decoder" if architecture.has_decoder else "an encoder"
             raise UserError(

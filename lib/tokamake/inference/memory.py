@@ -1,4 +1,4 @@
-"""Memory that a rank needs for inference, against what its device has.
+"""Memory that a rank needs for inference, and memory of its device.
 
 Parameters are counted on torch's `meta` device, which allocates nothing.
 """

@@ -29,7 +29,7 @@ class TextStream:
         self.text, self.is_stopped = "", False
         self._decode, self._stops = decode, tuple(stops)
         self._tokens = [*prompt[-_CONTEXT:]]
-        # Tokens from `_begin` on are decoded together; those before `_end` have come out.
+        # Tokens from `_begin` on are decoded together; text of tokens before `_end` has come out.
         self._begin, self._end = 0, len(self._tokens)
         self._held = ""
 

@@ -234,7 +234,7 @@ def decide_schedule(start: Checkpoint, train: TrainSettings) -> str:
 
 
 def _differences(schedule: dict[str, Any], train: TrainSettings) -> Iterator[str]:
-    """Settings whose value in a checkpoint is another one, such as `NAME 0.001 -> 0.0003`."""
+    """Settings that differ from a checkpoint, such as `NAME 0.001 -> 0.0003`."""
     style = str(schedule["lr_decay_style"])
     if _STYLES.get(style) != train.schedule.name:
         yield f"train.schedule.name {_STYLES.get(style, style)} -> {train.schedule.name}"
@@ -276,7 +276,7 @@ def _values(train: TrainSettings, *, has_minimum: bool) -> Iterator[tuple[str, s
 
 
 def _is_close(recorded: float, value: float) -> bool:
-    # A share of the run is no whole number of steps here, and one in Megatron.
+    # Here, a share of the run need not be a whole number of steps; in Megatron, it is.
     if recorded > 1 and value > 1:
         return abs(recorded - value) < 1 or math.isclose(recorded, value, rel_tol=_REL_TOLERANCE)
     return math.isclose(recorded, value, rel_tol=_REL_TOLERANCE)

@@ -18,7 +18,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class WorkflowConfig:
-    """The checked config of all runs, and what follows from it before any job runs."""
+    """The checked config of all runs, and facts that follow from it before any job runs."""
 
     named_runs: dict[str, NamedRun]
     """Each run, by name."""
@@ -81,14 +81,14 @@ class WorkflowConfig:
 
     @cached_property
     def tokenizer_files(self) -> list[str]:
-        """Files of the tokenizer of data, the one that `tokenizer.path` may name first."""
+        """Files of the data's tokenizer; the file that `tokenizer.path` may name is first."""
         if self.given_tokenizer:
             return [str(path) for path in self.given_tokenizer]
         return [f"{self.data_set.tokenizer}/{name}" for name in _TOKENIZER_FILES]
 
     @cached_property
     def run_tokenizer_files(self) -> list[str]:
-        """Files of the tokenizer of runs, which may have sentinels; the one to name first."""
+        """Files of the runs' tokenizer, which may have sentinels; the file to name is first."""
         if not self.shared.tokenizer.sentinels:
             return self.tokenizer_files
         return [f"{self.data_set.extended_tokenizer}/{name}" for name in _TOKENIZER_FILES]

@@ -164,7 +164,7 @@ def check_packages(train: TrainSettings) -> None:
     for setting, kind, name in _plug_ins(train):
         packages = plugins.constant(kind, name, "PACKAGES", default=())
         if missing := [package for package in packages if find_spec(package) is None]:
-            # The extra has mlflow-skinny, and what that lacks, in place of mlflow.
+            # The extra has mlflow-skinny and its missing dependencies in place of mlflow.
             specs = ["tokamake[trackers]"] if kind == TRACKERS else map(_requirement, missing)
             command = "pip install " + " ".join(f"'{spec}'" for spec in specs)
             raise UserError(

@@ -30,7 +30,7 @@ FORM = (
 
 
 class RemoteFile(NamedTuple):
-    """A file at an address, as it was when it was listed."""
+    """A file at an address, in its listed version."""
 
     url: str
     """hf://datasets/ORG/NAME@COMMIT/PATH, or an https address."""
@@ -71,7 +71,7 @@ class HubAddress(NamedTuple):
 
     @property
     def fetched(self) -> Path:
-        """Path of what `tokamake fetch` has fetched for the address."""
+        """Path of the files that `tokamake fetch` has fetched for the address."""
         name = self.revision[:COMMIT_DIGITS] if self.is_commit else quote(self.revision, safe="")
         return Path(self.folder, name, self.path)
 

@@ -21,11 +21,11 @@ _SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """Names that say their split, of any name: data/SPLIT-00000-of-00001.parquet."""
 _KINDS = (
     re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|zst|xz|bz2))?$"),
-    # Beside other data, tables are statistics and the like; archives, the same data or pictures.
+    # Beside other data, tables are mostly statistics; archives are the same data or pictures.
     re.compile(r"\.(csv|tsv)(\.(gz|zst|xz|bz2))?$"),
     re.compile(r"\.(zip|tgz|tar(\.(gz|zst|xz|bz2))?)$"),
 )
-"""Ends of names of data, where nobody names the files. The first kind that there is, is taken."""
+"""Ends of names of data, if nobody names the files. The first kind with files counts."""
 _NO_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 _HIDDEN = re.compile(r"(^|/)(\.|__)")
 _MAX_STARS = 5

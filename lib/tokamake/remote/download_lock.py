@@ -28,7 +28,7 @@ def claim(path: Path, partial: Path) -> bool:
     try:
         if not _is_stale(lock, partial):
             return _link(own, lock)
-        # Of several that find it stale, one at a time looks again and removes it.
+        # If several find it stale, one at a time looks again and removes it.
         if _is_old(takeover):
             takeover.unlink(missing_ok=True)
         if not _link(own, takeover):

@@ -6,8 +6,8 @@ def fetch(addresses: list[str], /, *, tokenizer: bool = False) -> None:
 
     Downloads go to the cache (HF_HOME), where existing files are used again; the working
     directory gets links below results/raw. An interrupted download continues. The workflow
-    fetches what `tokenizer.path` and `model.checkpoint` name by itself; what you fetched before is
-    used. A branch such as main stays at the commit that it had, until you fetch it again.
+    itself fetches the files of `tokenizer.path` and `model.checkpoint`; it uses files that you have
+    fetched. A branch such as main stays at the commit that it had, until you fetch it again.
 
     Args:
         addresses: hf://ORG/NAME@REVISION for a model, hf://datasets/ORG/NAME@REVISION for a

@@ -39,7 +39,7 @@ _TIME = 946_684_800
 """Modification time of every download: the year 2000."""
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
 _COMPRESSED = (".gz", ".tgz", ".zst", ".xz", ".bz2", ".br", ".Z")
-"""Ends of names of files that are compressed themselves; some servers state that as a coding."""
+"""Ends of names of compressed files; some servers state the compression as a coding."""
 _BLOCK = 1 << 20
 _NONE: Headers = MappingProxyType({})
 
@@ -58,7 +58,7 @@ class AbsentError(UserError):
 
 
 class _RangeError(UserError):
-    """A server has not the range that was asked for."""
+    """A server lacks the requested range."""
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
@@ -137,7 +137,7 @@ def save(
     headers: Headers = _NONE,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Download a file to a path, unless it is there; continue what another process began.
+    """Download a file to a path, unless it is there; continue another process's download.
 
     `check` gets the complete file before it gets its name.
     """

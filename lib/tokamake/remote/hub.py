@@ -1,8 +1,8 @@
 """Files of repositories on the Hugging Face Hub, by huggingface_hub.
 
 An address is hf://datasets/ORG/NAME@REVISION/PATH for a dataset and hf://ORG/NAME@REVISION/PATH for
-a model. The path may be a pattern or a folder. Of a dataset without a path, the card (README.md)
-says which files belong to a configuration and a split.
+a model. The path may be a pattern or a folder. For a dataset without a path, the card
+(README.md) says which files belong to a configuration and a split.
 """
 
 import hashlib

@@ -114,5 +114,5 @@ def best_checkpoint(history: "pd.DataFrame", last: Path) -> Path:
         if math.isfinite(loss)
     }
     kept = [folder for folder in loss_of if folder.is_dir()]
-    # Of equal losses, the later step's.
+    # If losses are equal, the later step counts.
     return min(reversed(kept), key=lambda folder: loss_of[folder], default=last)

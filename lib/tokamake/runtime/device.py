@@ -35,8 +35,8 @@ _FAULTS = re.compile(
 )
 """Messages that a broken device causes, and hardly ever a program.
 
-Others, such as an illegal memory access or NCCL's "unhandled system error", may have their cause in
-the program, or on another host.
+Other messages, such as an illegal memory access or NCCL's "unhandled system error", may be caused
+by the program, or by another host.
 """
 _NOTE = "This host is noted as faulty."
 

@@ -2,7 +2,7 @@
 
 Ranks can outlive a launcher that was killed, and train on. Several clones can share `results/`.
 
-Two locks protect the folder, because neither does everywhere. `flock` ends with its process, but
+Two locks protect the folder, because neither works everywhere. `flock` ends with its process, but
 some file systems have none, or one that other hosts do not see. A file that names its owner is seen
 by all hosts, but stays when its owner is killed.
 """

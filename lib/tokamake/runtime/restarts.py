@@ -6,8 +6,8 @@ command then runs again, at most NUMBER times in a row without a new checkpoint 
 pause that grows. The job keeps its nodes and does not go back to the queue. If it has more nodes
 than its ranks need, these replace nodes that are lost (`spare_nodes`).
 
-A user's mistake, a training that has diverged, and a stop on request end it at once; so does an
-error such as a full disk, which a new job may not meet, but a restart would.
+A user's mistake, a training that has diverged, and a stop on request end it at once. So does an
+error such as a full disk: a restart would meet it again, a new job perhaps not.
 """
 
 import os

@@ -20,7 +20,7 @@ _ROUND_SECONDS = 20.0
 def in_rounds(
     work: Iterator[Item | None], ranks: Ranks, *, beat: Callable[[], object] = lambda: None
 ) -> Iterator[list[Item]]:
-    """Do each rank's work (None: a part is done); yield what all ranks have finished.
+    """Do each rank's work (None: a part is done); yield the items that all ranks have finished.
 
     All ranks call this together.
     """

@@ -134,7 +134,7 @@ class HttpThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no new requests, and end when those in flight have ended; at once if called twice.
+        """Take no new requests, and end when all requests have ended; at once if called twice.
 
         Signal handlers may call it.
         """

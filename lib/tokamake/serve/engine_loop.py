@@ -44,7 +44,7 @@ class EngineWork:
         self.loop = asyncio.get_running_loop()
 
     def fail(self, error: Exception) -> None:
-        """Note an error that ends this work alone."""
+        """Note an error that ends only this work."""
         reason = f"the model has failed: {error}"
         if isinstance(error, UserError):
             reason = str(error).removeprefix("checkpoint: ")
@@ -98,9 +98,9 @@ class Continuation(EngineWork):
 
 
 class BeamSearch(EngineWork):
-    """A beam search, which runs alone: sequences that came earlier end, later ones wait.
+    """A beam search, which runs alone: earlier sequences end first, later ones wait.
 
-    `run` searches, and asks its argument whether to go on.
+    `run` searches, and asks its argument whether to continue.
     """
 
     def __init__(self, model: ServedModel, run: Callable[[Callable[[], bool]], list[Beam]]) -> None:
@@ -143,7 +143,7 @@ class EngineLoop:
     # ---- The main thread ----
 
     def run(self) -> None:
-        """Do what requests ask for, until `stop`."""
+        """Do the work of requests, until `stop`."""
         failure = "the server stops"
         try:
             while not self._is_stopped:

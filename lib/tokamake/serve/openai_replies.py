@@ -17,7 +17,7 @@ class Choice:
     Attributes:
         is_begun: whether a part of it was sent.
         texts: gives the text that each token adds.
-        finish: why it ended, as of the latest news; None as long as it goes on.
+        finish: why it ended, as of the latest news; None as long as it continues.
         offset: characters of the tokens that were sent.
     """
 

@@ -92,7 +92,7 @@ def serve(
 
 
 def _names(checkpoints: tuple[str, ...]) -> dict[str, Path]:
-    """Folders by the names that the user gives; `#N` for those without."""
+    """Folders by the names that the user gives; `#N` for folders without a name."""
     from tokamake.remote.local_copy import bring  # its modules of the network load slowly
 
     if not checkpoints:

@@ -23,7 +23,7 @@ def status(folder: Path = Path(), *, json: bool = False) -> None:
     "running" as long as Snakemake lists it and holds the lock of the folder. Both stay when
     Snakemake is killed: check the time of the last output. After `--unlock`, a job that has written
     nothing for ten minutes is "failed". A stage stays "done" if its inputs change; `snakemake -n`
-    lists what would be built again.
+    lists the jobs that would run again.
 
     Args:
         folder: Working directory of the workflow, which contains results/ and logs/.

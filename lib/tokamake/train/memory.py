@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Most bytes at one time, without what torch itself needs."""
+        """Peak bytes, without memory of torch itself."""
         temporary = (self.gradients, self.activations)
         peak = sum(temporary) if self.together else max(temporary)
         return self.weights + self.optimizer + peak
@@ -220,7 +220,7 @@ def _logit_bytes(run: Run, setup: _Setup) -> float:
 
 
 def _growing_batches(setup: _Setup) -> int:
-    """Most micro batches of a step that has fewer of them than the pipeline has ranks."""
+    """Most micro batches of a step with fewer micro batches than pipeline ranks."""
     train, ranks = setup.train, setup.train.parallel.pipeline_parallel_size
     block = train.micro_batch_size * setup.data_parallel_size
     counts = [size // block for size in train.batch_sizes.all]

@@ -242,7 +242,7 @@ class PipelineStages:
         return total
 
     def _set_communication(self, module: FSDPModule, *, is_last: bool) -> None:
-        """Choose what FSDP2 does after the backward pass of a micro batch."""
+        """Choose FSDP2's steps after the backward pass of a micro batch."""
         module.set_is_last_backward(is_last)
         # Stages 0 and 1 keep whole gradients until the last micro batch.
         module.set_requires_gradient_sync(is_last or self._train.zero_stage >= 2)

@@ -12,7 +12,7 @@ def plan_segments(*, config: Path, segment_steps: int, output: Path) -> None:
 
     Args:
         config: The run, as `resolve` writes it.
-        segment_steps: Steps of each job; the last job has the steps that are left.
+        segment_steps: Steps of each job; the last job has the remaining steps.
         output: JSON file: `num_steps` of the whole run, and in `segments` the steps at which its
             jobs end, except the last one.
     """

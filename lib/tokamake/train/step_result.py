@@ -60,7 +60,7 @@ class Saving:
 
     Args:
         written: future that ends when this rank's files are written.
-        finish: what remains to do after that; all ranks call it.
+        finish: completes the checkpoint after that; all ranks call it.
     """
 
     def __init__(self, folder: Path, written: "Future[Any]", *, finish: Callable[[], None]) -> None:

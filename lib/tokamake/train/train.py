@@ -49,8 +49,8 @@ def train(
         until_step: Stop at this step, with a checkpoint and train.STEP.json; default: its end.
         until_samples: Stop at this number of consumed samples, rounded down to a whole step.
         until_tokens: Stop at this number of consumed tokens, rounded down to a whole step.
-        minutes: How long this may take; by default what Slurm, or the executor for PBS,
-            gives the job.
+        minutes: Time limit; by default, the limit that Slurm, or the executor for PBS, gives
+            the job.
     """
     from tokamake.config.resolved_run import read_run
     from tokamake.preflight.changes import read_decision

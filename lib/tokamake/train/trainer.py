@@ -49,7 +49,7 @@ class Trainer:
     """One rank's part of a run; all ranks call its methods together.
 
     Attributes:
-        run: the run with the steps that are left after its last change.
+        run: the run with the remaining steps after its last change.
         state: finished steps, consumed samples and training time.
         last_step: step to end at.
         stopped: why the run was asked to stop, if it was.
@@ -222,7 +222,7 @@ class Trainer:
         return self.state.step, self.state.consumed_samples
 
     def _respond(self, result: StepResult, batch: StepBatch) -> bool:
-        """Do what `train.on_bad_step` says; put a checkpoint in place if all ranks wrote it.
+        """Apply `train.on_bad_step`; put a checkpoint in place if all ranks wrote it.
 
         Return False if the loop has gone back to a checkpoint.
         """

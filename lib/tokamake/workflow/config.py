@@ -203,7 +203,7 @@ def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:
 
 
 def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
-    """Say what runs without a test split are evaluated on; runs with the same split share a line.
+    """Print the split that runs without a test split use; runs with the same split share a line.
 
     Args:
         splits: held-out splits of each run, see `held_out_splits`.

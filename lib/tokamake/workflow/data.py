@@ -95,7 +95,7 @@ class DataRules:
         return downloads
 
     def downloads_digest(self, wildcards: Any) -> str:
-        """Digest of the downloads of a job batch, or of those for the tokenizer."""
+        """Digest of the downloads of a job batch, or for the tokenizer."""
         return files.digest(self._downloads(wildcards.batch))
 
     def _downloads(self, batch: str) -> list[str]:

@@ -29,7 +29,7 @@ class DoctorRules:
 
         It is ancient: a new report trains nothing again. A product that exists keeps the report
         that it was made with, whatever the profile, since Snakemake reruns a job when its inputs
-        change. Jobs take what their controller planned.
+        change. Jobs take their controller's plan.
         """
 
         def inputs(wildcards: Any) -> list[str]:

@@ -24,7 +24,7 @@ def is_plan(path: str) -> bool:
 
 
 def record_path(output: str) -> Path | None:
-    """File that records what an output was made from; None: it is not in `results/`.
+    """File that records an output's inputs and params; None: it is not in `results/`.
 
     Records lie in the run's folder or the data folder, and move with it. Folders below are
     replaced as a whole.

@@ -32,7 +32,7 @@ class SegmentRules:
 
         Args:
             planned: gives the path of a run's segments.json, once `plan_segments` wrote it; None in
-                a job, which takes what its controller planned.
+                a job, which takes its controller's plan.
             force_job: makes Snakemake run the job that writes a file; None in a job.
         """
         self._config = config

@@ -48,7 +48,7 @@ class Snakemake:
         """
         self._workflow = workflow
         self.repository = Path(workflow.current_basedir).resolve().parent
-        """Folder above the one of this file."""
+        """Parent of this file's folder."""
         # `use rule * from tokamake as tokamake_*` renames rules.
         self._renamed = workflow.modifier.modify_rulename
 
@@ -142,7 +142,7 @@ class Snakemake:
         """Let a profile's launch script be found from any working directory.
 
         Profiles name their scripts relative to the repository. If the working directory has no such
-        file, the one in the repository is meant.
+        file, the repository's file counts.
         """
         if (path := self._resolve(self.launch)) != self.launch:
             settings = self._workflow.resource_settings
@@ -238,7 +238,7 @@ class Snakemake:
 
 
 class _Records(FilePersistence):
-    """Keeps the records of what outputs were made from beside the outputs; see `record_path`.
+    """Keeps the records of finished jobs beside their outputs; see `record_path`.
 
     Another clone that shares `results/`, or one without `.snakemake`, then compares params and
     inputs as this one does. Records of earlier versions in `.snakemake` are read.

@@ -155,7 +155,7 @@ def report_downloads(files: Iterable[RemoteFile]) -> None:
 
 
 def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
-    """Write the plan before the first job; say what training has saved after a failure."""
+    """Write the plan before the first job; after a failure, print the saved training steps."""
     if not snakemake.is_main_process:
         return
     # Written by no job: all jobs follow one plan. A dry run writes nothing.

@@ -70,7 +70,7 @@ def test_omitted_jobs_are_reported_once(
     monkeypatch.setattr(server, "status", omitting)
     run.until_all_ended()
     assert run.warnings == [
-        "qstat omitted 2 of 2 jobs that the server knows; each omitted job is asked about once more"
+        "qstat omitted 2 of 2 jobs that the server knows; each omitted job is asked about again"
     ]
 
 

@@ -84,7 +84,7 @@ def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def argument_warnings(checkpoint: Checkpoint, *, is_megatron_lm: bool) -> list[str]:
-    """Return warnings about what Megatron-LM or Megatron-DeepSpeed has no argument for."""
+    """Return warnings about settings without an argument of Megatron-LM or Megatron-DeepSpeed."""
     title, warnings = "Megatron-LM" if is_megatron_lm else "Megatron-DeepSpeed", []
     if settings := inexpressible(checkpoint.architecture, is_megatron_lm=is_megatron_lm):
         warnings.append(

@@ -78,7 +78,7 @@ _LLAMA3 = {
 
 
 def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
-    """Family whose `TENSORS` and `ARGUMENTS` a checkpoint has; of several, the one with most."""
+    """Family whose `TENSORS` and `ARGUMENTS` a checkpoint has; if several do, the longest match."""
     tensors = {
         name: getattr(plugins.load(KIND, name), "TENSORS", ()) for name in plugins.names(KIND)
     }

@@ -64,7 +64,7 @@ _CORE_DECODER_NAMES = (
         r"\1post_inter_attention_layernorm.",
     ),
 )
-"""Further ones of a model with an encoder and a decoder; they come first."""
+"""Further patterns of a model with an encoder and a decoder; they come first."""
 _CORE_STACKS = ("encoder.", "decoder.")
 _HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")

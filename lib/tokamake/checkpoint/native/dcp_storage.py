@@ -45,7 +45,7 @@ class DcpReader(dcp.FileSystemReader):
     """DCP's reader of a folder, with `.metadata` read by `dcp_metadata`."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank has planned to read."""
+        """Read the items of this rank's plan."""
         by_file: dict[str, list[tuple[StorageLocation, ReadItem]]] = defaultdict(list)
         for item in plan.items:
             info: Any = self.storage_data[item.storage_index]

@@ -42,7 +42,7 @@ def is_native(folder: Path) -> bool:
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder of a native checkpoint: `path`, or what its `latest` names; else None."""
+    """Return the folder of a native checkpoint: `path`, or its `latest`'s target; else None."""
     try:
         folder = locate(path)
     except UserError:
@@ -136,7 +136,7 @@ def read_model(folder: Path) -> tuple[Architecture, int]:
 
 
 def open_native(path: Path) -> NativeCheckpoint:
-    """Open a native checkpoint, or the one that a folder's `latest` names."""
+    """Open a native checkpoint: the folder, or the checkpoint that its `latest` names."""
     folder = locate(path)
     if not is_native(folder):
         raise UserError(f"checkpoint {path}: not in tokamake's native format; {REMEDY}")

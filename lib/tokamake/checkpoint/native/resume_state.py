@@ -28,7 +28,7 @@ class GuardState(NamedTuple):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "GuardState":
-        """Read what `to_json` returned."""
+        """Read the result of `to_json`."""
         recent = tuple(zip(value["losses"], value["grad_norms"], strict=True))
         return cls(recent, float(value["rate_factor"]), tuple(value["skipped"]))
 
@@ -73,7 +73,7 @@ def ranges_without_effect(ranges: Sequence[tuple[int, int]], step: int) -> str |
 
 
 class LineageEntry(NamedTuple):
-    """A point where a run went on with other settings or data."""
+    """A point where a run continued with other settings or data."""
 
     step: int
     """Finished steps before the change."""
@@ -115,7 +115,7 @@ class ResumeState(NamedTuple):
         )
 
     def changed(self, digest: str, changed: tuple[str, ...]) -> "ResumeState":
-        """The same state as one of a run with another digest."""
+        """The same state of a run with another digest."""
         change = LineageEntry(self.step, self.consumed_samples, self.digest, changed)
         return self._replace(digest=digest, lineage=(*self.lineage, change))
 

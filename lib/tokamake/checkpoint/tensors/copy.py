@@ -42,7 +42,7 @@ def fill(
     """Copy whole tensors into files; yield the key of each one that is complete.
 
     Args:
-        extents: of the files, which have their full length. Elements in no chunk stay as they are.
+        extents: of the files, which have their full length. Elements in no chunk stay unchanged.
         workers: number of tensors that are copied at the same time, if memory allows.
         not_finite: the keys of tensors that hold NaN or infinity are added to it.
 
@@ -76,7 +76,7 @@ class _ElementBudget:
 
     @contextmanager
     def take(self, num_elements: int) -> Iterator[None]:
-        """Wait until so many elements are free, and hold them."""
+        """Wait until this many elements are free, and hold them."""
         with self._changed:
             self._changed.wait_for(lambda: num_elements <= self._free)
             self._free -= num_elements

@@ -228,7 +228,7 @@ def slices_of_range(shape: Sequence[int], start: int, *, stop: int) -> Iterator[
     row = math.prod(shape[1:])
     first, before = divmod(start, row)
     if before or stop - start < row:
-        # The range begins within a row: first the remainder of that row, then what follows.
+        # The range begins within a row: first the remainder of that row, then the next rows.
         end = min(stop, (first + 1) * row)
         for slices in slices_of_range(shape[1:], before, stop=end - first * row):
             yield (slice(first, first + 1), *slices)

@@ -342,8 +342,8 @@ def _common_state(
     }
     if not with_states:
         return state
-    # The groups have the number of updates. That of torch's Adam would be with the parameters, too,
-    # which the Adam of Transformer Engine, Megatron's default, refuses.
+    # The groups have the number of updates. torch's Adam would also keep it with the parameters,
+    # which Transformer Engine's Adam, Megatron's default, refuses.
     inner = {
         "state": {},
         "param_groups": [adam.param_group(checkpoint, decays=decays) for decays in (True, False)],

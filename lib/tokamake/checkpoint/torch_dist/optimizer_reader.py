@@ -47,7 +47,7 @@ SHARDING, FULLY_RESHARDABLE = "param_state_sharding_type", "fully_reshardable"
 STATE_PREFIX = "optimizer.state."
 MASTERS = ("fp32_param", "param")
 """Kinds of states that are fp32 weights: of the optimizer for 16-bit weights, and of the
-distributed one."""
+distributed optimizer."""
 _STATE = re.compile(r"optimizer\.state\.(\w+)\.(.+)")
 _GROUP = r"optimizer\.distributed\.dp_group_idx_(\d+)\."
 _BUCKET = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_.*\.bucket_idx_(\d+)\.(\w+)")

@@ -49,7 +49,7 @@ class _Kind(type):
 
 
 class StandIn(metaclass=_Kind):
-    """Stands for an object of a class that a file names. It only keeps what the pickle gives it.
+    """Stands for an object of a class that a file names. It only keeps the pickle's values.
 
     Attributes:
         name: module and name of the class.

@@ -1,4 +1,4 @@
-"""`.metadata` of torch's distributed checkpoint (DCP): a pickle that says which file holds what.
+"""`.metadata` of torch's distributed checkpoint (DCP): a pickle with the file of each chunk.
 
 Reading runs no code of the pickle: only stand-ins for DCP's records and plain values are made. It
 needs no torch. `dcp_metadata_writer` writes the file.

@@ -54,7 +54,7 @@ def _skipping(num_bytes: int) -> Callable[[bytes, int], "re.Match[bytes] | None"
     """Return a function that matches opcodes up to one with a length or with a bad memo index."""
     high, middle = divmod(num_bytes >> 16, 256)
     third, fourth = (re.escape(bytes([limit])) for limit in (255 if high else middle, high))
-    # Of an index of 4 bytes, the lower two can have any value.
+    # The lower two of the index's 4 bytes can have any value.
     put = rb"r..[\x00-%b][\x00-%b]|p[0-9]{1,%d}\n" % (third, fourth, len(str(num_bytes)))
     # A limited number of opcodes: the memory of `re` grows with it.
     return re.compile(rb"(?:%b|%b){0,1000}" % (_OTHERS, put), re.DOTALL).match

@@ -71,17 +71,17 @@ class EngineBase(ABC):
         self.stages = PipelineStages(run, self.mesh, device=device, shard=shard)
         self._chunks: list[ParameterChunk] = self.stages.chunks
         self._loss_scale = LossScale(precision_of(run), run.train.loss_scaling)
-        # Saving runs beside training, and must not mix with its collectives.
+        # Saves run beside training; their collectives must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
 
     # ---- First weights and optimizer ----
 
     @abstractmethod
     def _weights(self) -> Iterable[tuple[ParameterChunk, FlatChunks]]:
-        """Chunks of whole parameters that the optimizer of this rank has."""
+        """This rank's parameter shards."""
 
     def check_finite(self, start: Path) -> None:
-        """Check that no weight of a checkpoint that the run starts from is NaN or infinite."""
+        """Check that no weight of the initial checkpoint is NaN or infinite."""
         initial_weights.check_finite([*self._weights()], start)
 
     def _gradient_factor(self, norm: float) -> float:
@@ -271,7 +271,7 @@ class EngineBase(ABC):
             of_rows = to_device(samples.corpora.flatten(), self._device)
             mask = of_rows == torch.arange(samples.num_corpora, device=self._device)[:, None]
             values = torch.stack((losses, tokens.float()), dim=1)
-            # A sum has the same bits in each run; index_add_ on a GPU has not.
+            # A sum has the same bits in each run, unlike index_add_ on a GPU.
             sums = torch.where(mask[:, :, None], values, 0).sum(1)
         self.stages.row_losses.clear()
         return sums
@@ -312,7 +312,7 @@ class EngineBase(ABC):
     def sample_logits(self, rows: Iterable[Any]) -> Iterator[Tensor]:
         """Logits (B, classes) of the samples of each micro batch, without training.
 
-        All ranks call it with as many micro batches.
+        All ranks call it with the same number of micro batches.
         """
         self._set_mode("eval")
         for each in rows:

@@ -69,7 +69,7 @@ def tensors_of(
         tensors[f"model.{name}"] = fragment.place(fragment.flat)
         for kind, value in states.get(fragment.flat, {}).items():
             like_buffer = value.shape == fragment.flat.shape
-            # Others, such as step counts, are the same for the whole buffer.
+            # Other states, such as step counts, are the same for the whole buffer.
             tensor = fragment.place(value) if like_buffer else value.clone()
             tensors[f"optimizer.{kind}.{name}"] = tensor
     return tensors

@@ -19,11 +19,11 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 
 Weights = Sequence[tuple[ParameterChunk, FlatChunks]]
-"""Chunks of whole parameters that the optimizer of this rank has."""
+"""This rank's parameter shards."""
 
 
 def load_initial_weights(weights: Weights, run: Run, *, ranks: Ranks) -> None:
-    """Fill the chunks from the checkpoint that the run starts from, or with random numbers."""
+    """Fill the chunks from the initial checkpoint, or with random numbers."""
     if run.checkpoint is None:
         _draw(weights, run)
         return

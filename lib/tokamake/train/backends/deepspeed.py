@@ -86,7 +86,7 @@ class Engine(EngineBase):
     # ---- Steps ----
 
     def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
-        # DeepSpeed averages over these ranks what should be summed.
+        # DeepSpeed averages over these ranks; the gradients should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         factors = self._loss_factors(batches).times(num_averaged)
         if self._run.train.precision == "fp16":

@@ -1,4 +1,4 @@
-"""The digest of the weights that a run starts from, which ranks compute together."""
+"""The digest of a run's initial weights, which ranks compute together."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def weights_digest(
     note: Path | None = None,
     beat: Callable[[], object] = lambda: None,
 ) -> str:
-    """Hash of the weights that a run starts from; all ranks call this together.
+    """Hash of a run's initial weights; all ranks call this together.
 
     Random weights follow from settings that the run's digest holds, and from the way to draw them.
     For a checkpoint of a tokamake run, hash the run's digest, the step, and the changes and bad

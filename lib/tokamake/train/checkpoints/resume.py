@@ -94,7 +94,7 @@ def locked_output(
 
 
 def starting_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any]) -> ResumePoint:
-    """Where a run with these first weights begins; its output folder is prepared for it."""
+    """Prepare the output folder of a run with these first weights, and find where it begins."""
     digest = run_digest(run, index=index, weights=weights)
 
     @cache
@@ -125,7 +125,7 @@ def starting_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any
 
 
 def _lacks_validation(run: Run, step: int, *, index: dict[str, Any]) -> bool:
-    """Whether a validation is due at a step, but has no record there as earlier ones have."""
+    """Whether a validation is due at a step without a record, while earlier ones have one."""
     train = run.train
     is_due = step % train.evaluation_interval == 0 or step == train.train_steps
     if not is_due or not train.evaluation_steps:

@@ -32,8 +32,8 @@ Item = TypeVar("Item")
 FOLDER = "hangs"
 """Folder in the output folder of a run, with a folder for each job that hung."""
 _GROUP_MARGIN_SECONDS = 300.0
-"""Process groups time out so much later: their errors do not say which rank lags. It is longer than
-ranks wait for each other's files, three times `_MAX_GRACE_SECONDS`."""
+"""Process groups time out this much later: their errors do not say which rank lags. It is longer
+than the wait for other ranks' files, three times `_MAX_GRACE_SECONDS`."""
 _MAX_INTERVAL_SECONDS = 5.0
 _MAX_GRACE_SECONDS = 60.0
 """How long to wait for files of other ranks: hosts may see them late."""
@@ -251,7 +251,7 @@ def describe(
 ) -> str:
     """Say which ranks lag: ranks without a report, else ranks with the fewest notes.
 
-    Ranks with the same note are told apart by the call that they are in.
+    Ranks with the same note are grouped by the call that they are in.
     """
     lines = [
         f"tokamake train: no rank has made progress for {timeout}; the run ends with {HUNG}; if "

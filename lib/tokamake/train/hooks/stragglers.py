@@ -28,7 +28,7 @@ _LOOK_SECONDS = 30.0
 _PRODUCTS = 3
 """The fastest one counts."""
 _SLOW_PRODUCT = 1.5
-"""A device is slow if it takes so many times the median."""
+"""A device is slow if it takes this many times the median."""
 _SLOW_READING = 0.1
 """Reading is slow if a rank waits this share of a step longer than the median."""
 

@@ -59,7 +59,7 @@ class ObjectiveBase(ABC):
     also `measure`. With a pipeline, torch's schedules call the model in place of `forward`.
 
     Attributes:
-        metrics: names of what `measure` returns, in the records of validations.
+        metrics: names of the results of `measure`, in the records of validations.
         has_sample_labels: whether samples have labels of their own, beside tokens.
     """
 
@@ -91,7 +91,7 @@ class ObjectiveBase(ABC):
         a sequence."""
 
     def label_shape(self, rows: Any) -> tuple[int, int]:
-        """Samples of a micro batch, and labels of each at most, with or without a loss."""
+        """Samples of a micro batch, and most labels of a sample, with or without a loss."""
         num_samples, length = self.collate(rows).labels.shape
         return num_samples, length
 

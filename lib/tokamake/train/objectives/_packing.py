@@ -1,4 +1,4 @@
-"""Inputs of encoders; packing: samples of a micro batch share rows, so that less is padding.
+"""Inputs of encoders; packing: samples of a micro batch share rows, to reduce padding.
 
 Attention keeps samples apart, and positions begin in each, so losses and gradients stay the same.
 Shape suffixes: B samples of a micro batch, W most tokens of a sample, R rows, L tokens of a row.
@@ -22,7 +22,7 @@ class Packing(NamedTuple):
     lengths: Integers
     """(B,) tokens of each sample."""
     places: Integers
-    """(B,) place of the first token of each sample among all R × L."""
+    """(B,) flat index of each sample's first token in the (R, L) grid."""
     shape: tuple[int, int]
     """R and L."""
 
@@ -45,7 +45,7 @@ class Packing(NamedTuple):
         return self.rows(numbers[:, None], padding=len(numbers))
 
     def places_of(self, tokens: Integers, width: int) -> Integers:
-        """Places among all R × L of tokens that are given by their places among all B × W."""
+        """Flat indices of tokens in the (R, L) grid, from indices in the (B, W) grid."""
         return self.places[tokens // width] + tokens % width
 
 
@@ -131,7 +131,7 @@ def pack(lengths: Sequence[Integers], row_lengths: Sequence[int]) -> list[Packin
 
 
 def _places(lengths: Integers, row_of: Integers, *, row_length: int) -> Integers:
-    """(B,) place of the first token of each sample among all tokens of the rows."""
+    """(B,) flat index of each sample's first token in the grid of the rows."""
     ends: dict[int, int] = {}
     places = np.empty_like(lengths)
     for sample, (length, row) in enumerate(zip(lengths.tolist(), row_of.tolist(), strict=True)):

@@ -58,7 +58,7 @@ class StepGuard:
         batch: StepBatch,
         newest: Callable[[], ResumePoint | None],
     ) -> ResumePoint | None:
-        """Journal a bad step and say what follows; raise if training must not continue.
+        """Journal a bad step and print its consequence; raise if training must not continue.
 
         Returns:
             Checkpoint to go back to; None: training continues with the next step.

@@ -35,7 +35,7 @@ class Durations(NamedTuple):
 
 
 class Deadline:
-    """The end of a job, and what must be done before it.
+    """The end of a job, and the work that must end before it.
 
     Args:
         end: time.time() at which the job is killed; None: it has no time limit.
@@ -103,7 +103,7 @@ def read_durations(path: Path, world_size: int) -> Durations:
 
 
 def write_durations(path: Path, world_size: int, *, measured: Durations) -> None:
-    """Write what this job has measured, for the next one.
+    """Write this job's durations for the next job.
 
     Replaces the times of earlier jobs: one slow day of a file system must not slow all later jobs.
     """

@@ -30,7 +30,7 @@ NO_CLASS = -100
 _NUM_AT_ONCE = 8192
 """Examples that are tokenized together."""
 _MULTIPLE = 8
-"""Lengths of micro batches are multiples of this: few different ones, each a shape of kernels."""
+"""Lengths of micro batches are multiples of this, so kernels see few different shapes."""
 _SPECIAL = ("[CLS]", "[SEP]", "[PAD]")
 
 

@@ -1,4 +1,4 @@
-"""Logits of the rows of a task, and its metrics, of all rows together: the greater, the better.
+"""Logits of a task's rows, and its metrics over all rows; greater is better.
 
 GLUE (arXiv 1804.07461) names the metrics of its tasks. N is the number of rows.
 """
@@ -84,7 +84,7 @@ def scores(
 # ---- Logits: ranks share the rows, and each row counts once ----
 
 Forward = Callable[[Iterable[TaskRows]], Iterator[Tensor]]
-"""From micro batches to the logits of each. All ranks have as many micro batches."""
+"""Micro batches → logits of each. All ranks have the same number of micro batches."""
 
 
 class RowBatches(NamedTuple):

@@ -1,4 +1,4 @@
-"""Samples of masked tokens as the trainer takes them: what an encoder reads and predicts.
+"""Samples of masked tokens as the trainer takes them: inputs and labels of an encoder.
 
 `data.samples` makes such samples as records of numpy arrays; `masked_rows` reads their fields.
 Shape suffixes: B samples of a micro batch, L tokens.

@@ -1,4 +1,4 @@
-"""Samples of span corruption as the trainer takes them: what an encoder reads, a decoder predicts.
+"""Samples of span corruption as the trainer takes them: inputs of an encoder, labels of a decoder.
 
 `data.samples` makes such samples as records of numpy arrays; `span_rows` reads their fields.
 Shape suffixes: B samples of a micro batch, L tokens of the encoder, M tokens of the decoder.
