@@ -99,10 +99,10 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
         ["a&b", "1", "10", "2,000", "8.0 kB", "75.0%", "6.00"],
         ["all", "3", "30", "8,000", "32.0 kB", "100.0%", "2.00"],
     ]
-    assert rows(corpora, 8, "Documents")[1:] == [
-        ["code", "2,026", "2", "2,000", "4", "4.00", "300", "128–255"],
-        ["a&b", "1,013", "1", "1,000", "2", "4.00", "200", "64–127"],
-        ["all", "3,039", "3", "3,000", "6", "4.00", "267", "64–127"],
+    assert rows(corpora, 9, "Documents")[1:] == [
+        ["code", "2,026", "2", "2,000", "4", "0", "4.00", "300", "128–255"],
+        ["a&b", "1,013", "1", "1,000", "2", "0", "4.00", "200", "64–127"],
+        ["all", "3,039", "3", "3,000", "6", "0", "4.00", "267", "64–127"],
     ]
     assert "Filters" not in corpora.texts
     assert rows(Page(tmp_path / "plots/evaluation.html"), 7)[1:] == [
@@ -134,6 +134,29 @@ def test_a_table_shows_the_verdicts_of_filters(inputs: dict[str, Path], tmp_path
     # The sums of two datasets.
     cells = ["code", "length (min_words: 3)", "too few words", "8", "10.00%", "2,400", "2.5"]
     assert texts[texts.index("Filters") + 8 :] == cells
+
+
+def test_samples_of_filters_are_folded(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metadata = json.loads(inputs["metadata"].read_text())
+    sample = {"hash": "01", "place": "a.jsonl:7"}
+    samples = [
+        {**sample, "verdict": "kept", "text": "all"},
+        {**sample, "verdict": "changed", "text": "one <two> three", "after": "one three"},
+        {**sample, "verdict": "dropped", "reason": "too few", "value": 2, "text": "x & y"},
+    ]
+    counts = {"documents": 40, "changed": {}, "dropped": {}, "metrics": {}, "samples": samples}
+    metadata[0]["filters"] = [{"filter": "mine.py", "options": {}, **counts}]
+    inputs["metadata"].write_text(json.dumps(metadata))
+    plot(**inputs, output=tmp_path / "plots")
+    page = tmp_path / "plots/corpora.html"
+    texts = Page(page).texts
+    assert texts[texts.index("Samples of filters") + 1 :] == [
+        *("code", "mine.py", "x & y", "dropped: too few, 2 · a.jsonl:7"),
+        *("one ", "<two> ", "three", "changed · a.jsonl:7", "all", "kept · a.jsonl:7"),
+    ]
+    html = page.read_text()
+    assert "one <del>&lt;two&gt; </del>three" in html
+    assert html.count("<details>") == 2
 
 
 def test_scores_of_checkpoints_stand_side_by_side(inputs: dict[str, Path], tmp_path: Path) -> None:

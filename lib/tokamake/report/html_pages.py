@@ -28,6 +28,10 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .sample { margin: 0 0 1rem; padding: 0.7rem 1rem; background: #f6f7f9; border-radius: 6px;
   border-left: 3px solid #2f6db5; white-space: pre-wrap; overflow-wrap: anywhere;
   font: 14px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.sample del { background: #fbdada; text-decoration-color: #b3261e; }
+.sample ins { background: #d9f2dc; text-decoration: none; }
+details { margin: 0.4rem 0; }
+summary { cursor: pointer; margin-bottom: 0.4rem; }
 .note { margin: 0.2rem 0 0; color: #6b7480; white-space: normal;
   font: 0.85rem system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
 """
@@ -60,6 +64,11 @@ def sections(parts: Sequence[tuple[str, str]]) -> str:
 def definitions(values: Sequence[tuple[str, str]]) -> str:
     items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values)
     return f"<dl>\n{items}\n</dl>"
+
+
+def folded(title: str, body: str) -> str:
+    """Fold HTML under a title of plain text; a click unfolds it."""
+    return f"<details>\n<summary>{escape(title)}</summary>\n{body}\n</details>"
 
 
 def sample(prompt: str, text: str, note: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from tokamake.config.resolved_run import Run
-from tokamake.data.indexed.filter_counts import verdicts
+from tokamake.data.indexed.filter_counts import filter_name, verdicts
 from tokamake.data.indexed.length_histogram import median_bin
-from tokamake.report import html_pages
+from tokamake.report import filter_samples, html_pages
 from tokamake.results.corpora import COUNTS, total
 from tokamake.units import duration, in_bytes
 
@@ -28,13 +28,15 @@ def corpora(rows: pd.DataFrame) -> str:
     header = ["corpus", "merged datasets", "documents", "tokens", "text", "weight", "epochs"]
     (overall,) = total(rows).itertuples()
     sizes = html_pages.table(header, [*map(_corpus, rows.itertuples())], _corpus(overall))
-    header = ["corpus", "read", "empty", "duplicate", "quarantined"]
+    header = ["corpus", "read", "empty", "duplicate", "quarantined", "filtered"]
     header += ["bytes per token", "mean length", "median length"]
     documents = html_pages.table(header, [*map(_documents, rows.itertuples())], _documents(overall))
     sections = [("", sizes), ("Documents", documents)]
     if filtered := [line for row in rows.itertuples() for line in _filtered(row)]:
         header = ["corpus", "filter", "reason", "documents", "share", "characters", "mean"]
         sections.append(("Filters", html_pages.table(header, filtered)))
+    if samples := "\n".join(filter(None, map(_samples, rows.itertuples()))):
+        sections.append(("Samples of filters", samples))
     return html_pages.page("Corpora", html_pages.sections(sections))
 
 
@@ -51,6 +53,16 @@ def _filtered(row: Any) -> list[list[str]]:
         ]
         for verdict in verdicts(row.filters or ())
     ]
+
+
+def _samples(row: Any) -> str:
+    """Samples of all filters of a corpus, folded under its name."""
+    listed = [
+        filter_samples.samples(filter_name(entry), entry.get("samples", ()))
+        for entry in row.filters or ()
+    ]
+    body = "\n".join(filter(None, listed))
+    return html_pages.folded(row.corpus, body) if body else ""
 
 
 def _corpus(row: Any) -> list[str]:

@@ -14,7 +14,10 @@ from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.results.frames import Row, concat, frame, pick, run_folders
 
-COUNTS = ("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents")
+COUNTS = (
+    *("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents"),
+    "filtered_documents",
+)
 """Counts of the documents of raw files, in metadata.json."""
 _SUMS = {
     **{"documents": "Int64", "tokens": "Int64", "text_bytes": "Int64"},
@@ -42,7 +45,8 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | documents_in | Int64 | documents of the raw files, with all that follow; missing: not known |
     | empty_documents | Int64 | documents without tokens |
     | duplicate_documents | Int64 | documents left out, since an earlier one is equal |
-    | quarantined_documents | Int64 | documents that could not be read |
+    | quarantined_documents | Int64 | documents set aside: unreadable, or a filter failed |
+    | filtered_documents | Int64 | documents that filters dropped |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
     | filters | object | filters and their counts: dicts, as in metadata.json |
 
@@ -82,6 +86,8 @@ def read_documents(metadata: Path) -> pd.DataFrame:
             for key, value in dataset.items()
             if key not in ("lengths", "filters")
         }
+        if "documents_in" in named:  # without filters, there is no such key
+            named.setdefault("filtered_documents", 0)
         row = pick(named, _DOCUMENTS, where=str(metadata), remedy=remedy)
         rows.append({**row, "lengths": tuple(lengths), "filters": tuple(filters)})
     return frame(rows, _DOCUMENTS)

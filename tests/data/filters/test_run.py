@@ -4,7 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 from tests.config.test_filters import OUTSIDE
 from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
+from tokamake.data.filters._samples import smallest
 from tokamake.data.indexed.describe import describe
-from tokamake.data.indexed.filter_counts import merge_counts, verdicts
-from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.filter_counts import count_faults, merge_counts, verdicts
+from tokamake.data.indexed.manifest import read_manifest, write_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.trace import origin
 from tokamake.data.tokenize.encoder import _FAST_THRESHOLD
@@ -106,9 +107,14 @@ def test_workers_and_formats_change_no_byte(workspace: Path) -> None:
     packed.write_bytes(gzip.compress(raw.read_bytes()))
     table = workspace / "table.parquet"
     parquet.write_table(arrow.Table.from_pylist([*rows]), table)
-    counts = run(workspace, [raw], "one", filters=FILTERS, workers=1)["filters"]
-    for name, path in (("many", raw), ("packed", packed), ("table", table)):
-        assert run(workspace, [path], name, filters=FILTERS, workers=4)["filters"] == counts
+    filters = run(workspace, [raw], "one", filters=FILTERS, workers=1)["filters"]
+    assert run(workspace, [raw], "many", filters=FILTERS, workers=4)["filters"] == filters
+    for name, path in (("packed", packed), ("table", table)):
+        own = run(workspace, [path], name, filters=FILTERS, workers=4)["filters"]
+        for entry, same in zip(own, filters, strict=True):
+            # Files of other names have other samples.
+            assert entry | {"samples": []} == same | {"samples": []}
+    for name in ("many", "packed", "table"):
         assert_same_dataset(workspace / name, workspace / "one")
 
 
@@ -156,11 +162,10 @@ def test_bad_lines_duplicates_and_several_keys_stay_exact(workspace: Path) -> No
 def test_merged_counts_are_sums_and_describe_shows_them(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = list(documents(600))
-    whole = run(workspace, [write(workspace / "raw.jsonl", rows)], "whole", filters=FILTERS)
-    for number in range(3):
-        part = write(workspace / f"{number}.jsonl", rows[200 * number : 200 * number + 200])
-        run(workspace, [part], f"part{number}", filters=FILTERS)
+    raw = write(workspace / "raw.jsonl", documents(600))
+    whole = run(workspace, [raw], "whole", filters=FILTERS)
+    for number, part in enumerate(("0:9000", "9000:30123", "30123:")):
+        run(workspace, [raw], f"part{number}", filters=FILTERS, byte_range=part)
     merge([workspace / f"part{number}" for number in range(3)], output=workspace / "merged")
     merged = read_manifest(workspace / "merged")
     assert merged["filters"] == whole["filters"]
@@ -173,11 +178,77 @@ def test_merged_counts_are_sums_and_describe_shows_them(
     describe([workspace / "merged"], output=workspace / "metadata.json")
     (metadata,) = json.loads((workspace / "metadata.json").read_text())
     assert metadata["filters"] == whole["filters"]
-    run(workspace, [workspace / "0.jsonl"], "unfiltered")
-    merge([workspace / "part1", workspace / "unfiltered"], output=workspace / "mixed")
+    run(workspace, [raw], "unfiltered")
+    merge([workspace / "whole", workspace / "unfiltered"], output=workspace / "mixed")
     mixed = read_manifest(workspace / "mixed")
-    assert mixed["documents_in"] == 400
-    assert mixed["documents"] == 400 - mixed["filtered_documents"] - mixed["empty_documents"]
+    assert mixed["documents_in"] == 1200
+    assert mixed["documents"] == 1200 - mixed["filtered_documents"] - mixed["empty_documents"]
+
+
+def test_samples_show_what_each_filter_did(workspace: Path) -> None:
+    rows = list(documents(600))
+    raw = write(workspace / "raw.jsonl", rows)
+    filters = run(workspace, [raw], "out", filters=FILTERS)["filters"]
+    for entry in filters:
+        numbers = {"kept": 0, "changed": 0, "dropped": 0}
+        for sample in entry["samples"]:
+            path, line = sample["place"].rsplit(":", 1)
+            assert path == str(raw)
+            text = rows[int(line) - 1]["text"]
+            numbers[sample["verdict"]] += 1
+            if sample["verdict"] == "changed":
+                assert sample["after"].strip("…") in text.replace("é", "")
+                assert "é" in sample["text"]
+                assert "é" not in sample["after"]
+            if sample["verdict"] == "kept" and entry["filter"] == "length":
+                assert len(text) >= 50
+            if sample.get("reason") == "too few characters":
+                assert sample["value"] == len(text) < 50
+            assert sample["text"].rstrip("…") in text.replace("é", "") or "é" in text
+        dropped = sum(min(3, sums["documents"]) for sums in entry["dropped"].values())
+        changed = entry["changed"].get("documents", 0)
+        kept = entry["documents"] - changed - sum(s["documents"] for s in entry["dropped"].values())
+        expected = {"kept": min(3, kept), "changed": min(3, changed), "dropped": dropped}
+        assert numbers == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"documents_in": 599}, "documents_in is 599, but documents and empty, quarantined, dup"),
+        ({"filtered_documents": 3}, "filters dropped 490 documents, but filtered_documents is 3"),
+        ({"empty_documents": 5}, "documents_in is 600, but documents and empty"),
+    ],
+)
+def test_counts_that_do_not_add_up_are_a_fault(
+    workspace: Path, change: dict[str, int], fault: str
+) -> None:
+    raw = write(workspace / "raw.jsonl", documents(600))
+    manifest = run(workspace, [raw], "out", filters=FILTERS)
+    assert [*count_faults(manifest)] == []
+    write_manifest(workspace / "out.json", manifest | change)
+    with pytest.raises(UserError, match=rf"out\.json: counts do not add up: {fault}"):
+        describe([workspace / "out"])
+    manifest["filters"][1]["documents"] += 1
+    assert len([*count_faults(manifest)]) == 2
+
+
+def test_samples_of_parts_are_those_of_the_whole() -> None:
+    numbers = random.Random(1)
+    samples = [
+        {
+            **{"hash": f"{numbers.getrandbits(64):016x}", "place": str(number), "text": "a"},
+            **numbers.choice([{"verdict": "kept"}, {"verdict": "dropped", "reason": "x"}]),
+        }
+        for number in range(300)
+    ]
+    whole = smallest(samples)
+    assert len(whole) == 6
+    cuts = (0, 1, 100, 101, 300)
+    parts = [smallest(samples[slice(*cut)]) for cut in pairwise(cuts)]
+    assert smallest(sample for part in reversed(parts) for sample in part) == whole
+    reasons = [sample | {"verdict": "dropped", "reason": sample["place"]} for sample in samples]
+    assert len(smallest(reasons)) == 18
 
 
 MODEL = '''
@@ -306,6 +377,8 @@ def test_documents_on_which_a_filter_fails_are_quarantined(
         "ValueError": {"documents": 2, "characters": 18},
         "time limit": {"documents": 1, "characters": 4},
     }
+    (first, *_) = [row for row in verdicts(counts) if row.filter == "failing.py"]
+    assert (first.reason, first.documents) == ("quarantined: ValueError", 2)
     assert counts[2]["quarantined"] == {"time limit": {"documents": 1, "characters": 61}}
     assert (manifest["documents"], manifest["quarantined_documents"]) == (1, 4)
     assert (manifest["documents_in"], manifest["filtered_documents"]) == (8, 3)

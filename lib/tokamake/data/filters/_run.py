@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 from tokamake.config.filters import check_packages, filter_class, source_digest
 from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
-from tokamake.data.readers import RecordBlock, select_texts, value_of
+from tokamake.data.readers import Input, RecordBlock, select_texts, value_of
 
 TIME_LIMIT = "time limit"
 """Kind of the failures of a filter that was interrupted, in its counts."""
+
+_KEPT, _CHANGED = ("kept", ""), ("changed", "")
 
 
 class LoadedFilter(NamedTuple):
@@ -71,8 +74,19 @@ class _FilterError(Exception):
 class FilterRun:
     """Filters of a shard, with the counts of their verdicts."""
 
-    def __init__(self, filters: Sequence[LoadedFilter], *, seconds: float = 0) -> None:
-        """Prepare to run; `seconds`: time limit of a document, or 0."""
+    def __init__(
+        self,
+        filters: Sequence[LoadedFilter],
+        *,
+        seconds: float = 0,
+        num_samples: int = NUM_SAMPLES,
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            seconds: time limit of a document; 0: none.
+            num_samples: samples of each verdict of a filter.
+        """
         self._filters = filters
         self._limit = TimeLimit(seconds)
         self._counts: list[dict[str, Any]] = [
@@ -84,6 +98,7 @@ class FilterRun:
             }
             for loaded in filters
         ]
+        self._samples = [VerdictSamples(num_samples) for _ in filters]
         self.dropped = 0
 
     @property
@@ -93,7 +108,11 @@ class FilterRun:
 
     @property
     def counts(self) -> list[dict[str, Any]]:
-        return self._counts
+        """Counts of each filter, and samples of its verdicts, for the manifest."""
+        return [
+            {**counts, "samples": samples.chosen()}
+            for counts, samples in zip(self._counts, self._samples, strict=True)
+        ]
 
     def apply(
         self,
@@ -101,6 +120,7 @@ class FilterRun:
         block: RecordBlock,
         *,
         indices: NDArray[np.int64],
+        source: Input,
         on_failure: Callable[[int, str], None],
     ) -> tuple[tuple[Sequence[str], ...], NDArray[np.int64]]:
         """Filter the documents of a block that have the given indices in it.
@@ -111,12 +131,15 @@ class FilterRun:
         kept: list[int] = []
         changed: list[dict[int, str]] = [{} for _ in columns]
         num_failed = 0
+        documents = candidates(source, block)
         rows = zip(indices.tolist(), zip(*columns, strict=True), strict=True)
         with self._limit.watch():
             for position, (index, before) in enumerate(rows):
                 texts = [*before]
                 try:
-                    is_kept = self._pass(texts, _Metadata(block.records, index), number=position)
+                    is_kept = self._pass(
+                        texts, _Metadata(block.records, index), documents=documents, index=index
+                    )
                 except _FilterError as error:
                     num_failed += 1
                     on_failure(index, str(error))
@@ -134,30 +157,41 @@ class FilterRun:
         )
         return tuple(filtered), indices[kept]
 
-    def _pass(self, texts: list[str], metadata: Mapping[str, Any], *, number: int) -> bool:
+    def _pass(
+        self, texts: list[str], metadata: Mapping[str, Any], *, documents: Sampled, index: int
+    ) -> bool:
         """Whether all filters keep a document; replaces its changed texts."""
-        for loaded, counts in zip(self._filters, self._counts, strict=True):
+        hashed = documents.hashes[index]
+        stages = zip(self._filters, self._counts, self._samples, strict=True)
+        for loaded, counts, samples in stages:
             counts["documents"] += 1
             num_characters = sum(map(len, texts))
-            is_changed = False
+            before, after = texts[0], None
             for column, text in enumerate(texts):
                 document = Document(text, metadata)
                 try:
-                    verdict = self._verdict(loaded, document, number=number)
+                    verdict = self._verdict(loaded, document, number=index)
                 except _FilterError as error:
                     failures = counts.setdefault("quarantined", {})
                     _add(failures.setdefault(error.kind, {}), characters=num_characters)
                     raise
-                for metric, value in document.metrics.items():
-                    _add(counts["metrics"].setdefault(metric, {}), value=value)
+                for metric, measured in document.metrics.items():
+                    _add(counts["metrics"].setdefault(metric, {}), value=measured)
                 if verdict is not None:
-                    sums = counts["dropped"].setdefault(verdict.reason, {})
-                    _add(sums, characters=num_characters, value=verdict.value)
+                    reason, value = verdict
+                    sums = counts["dropped"].setdefault(reason, {})
+                    _add(sums, characters=num_characters, value=value)
+                    if samples.wants(hashed, kind := ("dropped", reason)):
+                        samples.add(documents, index, kind, texts=(text, None), value=value)
                     return False
                 if document.text is not text and document.text != text:
-                    texts[column], is_changed = document.text, True
-            if is_changed:
+                    texts[column] = document.text
+                    before, after = (text, document.text) if after is None else (before, after)
+            if after is not None:
                 _add(counts["changed"], characters=num_characters - sum(map(len, texts)))
+            kind = _KEPT if after is None else _CHANGED
+            if samples.wants(hashed, kind):
+                samples.add(documents, index, kind, texts=(before, after))
         return True
 
     def _verdict(self, loaded: LoadedFilter, document: Document, *, number: int) -> Drop | None:

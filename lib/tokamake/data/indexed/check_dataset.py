@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokamake import files
 from tokamake.data.indexed.dataset import DTYPES, IndexedDataset
+from tokamake.data.indexed.filter_counts import count_faults
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import (
     HashedRange,
@@ -91,7 +92,7 @@ def check_dataset(prefix: Path, *, read_tokens: bool) -> CheckedDataset:
     dataset = CheckedDataset(prefix, faults, manifest, layout, tokens, sizes, {})
     _check_index(dataset)
     if manifest:
-        faults += _count_faults(dataset)
+        faults += [*_count_faults(dataset), *_contradictions(prefix, manifest)]
     if read_tokens or not manifest:
         return dataset._replace(sha256=_check_content(dataset))
     return dataset
@@ -155,6 +156,11 @@ def _count_faults(dataset: CheckedDataset) -> Iterator[str]:
                 f"{dataset.prefix}: its index differs from its manifest: {what} {in_index}, the "
                 f"manifest says {in_manifest}; {_REBUILD}"
             )
+
+
+def _contradictions(prefix: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    for fault in count_faults(manifest):
+        yield f"{manifest_path(prefix)}: counts do not add up: {fault}; {_REBUILD}"
 
 
 def _check_content(dataset: CheckedDataset) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Counts of filters in manifests: their sums, and rows for tables."""
+"""Counts of documents in manifests: whether they add up, sums of filters, and rows for tables."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -20,7 +21,11 @@ def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Add the numbers of two mappings, at all levels; other values are equal."""
     summed = dict(first)
     for key, value in second.items():
-        if isinstance(value, Mapping) and key != "options":
+        if key == "samples":
+            from tokamake.data.filters._samples import smallest  # imports pydantic: 0.25 s
+
+            summed[key] = smallest([*first.get(key, ()), *value])
+        elif isinstance(value, Mapping) and key != "options":
             summed[key] = _sum(first.get(key, {}), value)
         elif isinstance(value, int | float):
             summed[key] = first.get(key, 0) + value
@@ -29,13 +34,52 @@ def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     return summed
 
 
+_LEFT_OUT = ("empty", "quarantined", "duplicate", "filtered")
+
+
+def count_faults(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the counts of a manifest contradict each other; skip counts that it lacks."""
+    filters = manifest.get("filters", [])
+    filtered, dropped = manifest.get("filtered_documents", 0), sum(map(_dropped, filters))
+    if dropped != filtered:
+        yield f"filters dropped {dropped:,} documents, but filtered_documents is {filtered:,}"
+    parts = [manifest.get(f"{reason}_documents") for reason in _LEFT_OUT[:3]]
+    if "documents_in" in manifest and None not in parts:
+        stated, found = manifest["documents_in"], sum((manifest["documents"], *parts, filtered))
+        if stated != found:
+            names = ", ".join(_LEFT_OUT)
+            yield f"documents_in is {stated:,}, but documents and {names} ones are {found:,}"
+    if "inputs" not in manifest:  # merged: equal filters of shards with other lists are one entry
+        return
+    for entry, following in pairwise(filters):
+        passed = entry["documents"] - _dropped(entry) - _failed(entry)
+        if following["documents"] != passed:
+            yield (
+                f"filter {entry['filter']} passed {passed:,} documents, but "
+                f"{following['filter']} saw {following['documents']:,}"
+            )
+    if filters:
+        last = filters[-1]["documents"] - _dropped(filters[-1]) - _failed(filters[-1])
+        kept = manifest["documents"] + manifest["empty_documents"]
+        if last != kept:
+            yield f"filters passed {last:,} documents, but {kept:,} are left"
+
+
+def _dropped(entry: Mapping[str, Any]) -> int:
+    return sum(sums["documents"] for sums in entry["dropped"].values())
+
+
+def _failed(entry: Mapping[str, Any]) -> int:
+    return sum(sums["documents"] for sums in entry.get("quarantined", {}).values())
+
+
 class Verdict(NamedTuple):
-    """Documents that a filter dropped for a reason, changed or measured, for tables."""
+    """Documents that a filter dropped for a reason, changed, failed on or measured, for tables."""
 
     filter: str
     """Name and options."""
     reason: str
-    """Reason of the drop, or "changed", or the name of a metric."""
+    """Reason of the drop, "changed", "quarantined" with the kind of failure, or a metric."""
     documents: int
     share: float
     """Share of the documents that the filter saw, 0 to 1."""
@@ -49,14 +93,15 @@ def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:
     """Return the verdicts of filters, from entries of a manifest; the most frequent first."""
     listed = []
     for entry in counts:
-        shown = {option: json.dumps(value) for option, value in entry["options"].items()}
-        options = ", ".join(f"{option}: {value}" for option, value in shown.items())
-        name = f"{entry['filter']} ({options})" if options else entry["filter"]
+        name = filter_name(entry)
         changed = {"changed": entry["changed"]} if entry["changed"] else {}
-        nothing = {} if changed or entry["metrics"] else {"none dropped": {"documents": 0}}
+        other = changed or entry["metrics"] or entry.get("quarantined")
+        nothing = {} if other else {"none dropped": {"documents": 0}}
         for sums in (entry["dropped"] or nothing, changed):
             for reason, each in _most_frequent_first(sums):
                 listed.append(_verdict_row(name, reason, entry=entry, sums=each))
+        for kind, each in _most_frequent_first(entry.get("quarantined", {})):
+            listed.append(_verdict_row(name, f"quarantined: {kind}", entry=entry, sums=each))
         for metric, each in _most_frequent_first(entry["metrics"]):
             listed.append(_verdict_row(name, metric, entry=entry, sums=each))
     return listed
@@ -64,6 +109,13 @@ def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:
 
 def _most_frequent_first(sums: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(sums.items(), key=lambda item: -item[1]["documents"])
+
+
+def filter_name(entry: Mapping[str, Any]) -> str:
+    """Name and options of a filter, for tables: length (min_words: 50)."""
+    shown = {option: json.dumps(value) for option, value in entry["options"].items()}
+    options = ", ".join(f"{option}: {value}" for option, value in shown.items())
+    return f"{entry['filter']} ({options})" if options else str(entry["filter"])
 
 
 def _verdict_row(

@@ -22,6 +22,7 @@ from tokamake._csrc import pack
 from tokamake.data.corpus import sentences
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter
+from tokamake.data.indexed.filter_counts import count_faults
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
@@ -188,10 +189,7 @@ class ShardWriter:
         manifests: list[dict[str, Any]] = []
         for output, key in zip(outputs, self._options.fields.names, strict=True):
             manifest = {**common, "text_key": key, **output.counts()}
-            left_out = ("quarantined", "duplicate", "filtered", "empty")
-            assert manifest["documents_in"] == manifest["documents"] + sum(
-                manifest.get(f"{reason}_documents", 0) for reason in left_out
-            )
+            assert not (faults := [*count_faults(manifest)]), faults
             manifest["seconds"] = round(time.monotonic() - started, 3)
             # The shard has one quarantine file; the manifest of its first dataset lists it.
             is_first = not manifests

@@ -205,7 +205,7 @@ class ShardReader:
             indices = texts.kept[is_kept]
             if self._filters:
                 columns, indices = self._filters.apply(
-                    columns, block, indices=indices, on_failure=set_aside
+                    columns, block, indices=indices, source=source, on_failure=set_aside
                 )
             yield DocumentBatch(
                 columns,
