@@ -55,7 +55,7 @@ def test_a_checkpoint_of_another_format_is_converted() -> None:
     name = name_of(path)
     assert rules.starts == {name: path}
     assert rules.imported == [f"results/import/{name}"]
-    assert set(rules.import_inputs(wildcards(start=name))) >= {
+    assert set(rules.files[name]) >= {
         f"{path}/config.json", f"{path}/model.safetensors"
     }  # fmt: skip
     assert rules.start_inputs(SMOKE) == f"results/import/{name}"

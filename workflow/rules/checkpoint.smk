@@ -17,7 +17,7 @@ if checkpoint_rules.addresses:
         conda:
             ENVIRONMENT
         params:
-            address=checkpoint_rules.weights_address,
+            address=lambda wildcards: checkpoint_rules.addresses[wildcards.weights],
         shell:
             "tokamake fetch {params.address:q} > {log:q} 2>&1"
 
@@ -25,7 +25,7 @@ if checkpoint_rules.addresses:
 rule import_checkpoint:
     "Convert an initial checkpoint of any format to the native format."
     input:
-        checkpoint_rules.import_inputs,
+        lambda wildcards: checkpoint_rules.files[wildcards.start],
     output:
         directory("results/import/{start}"),
     log:
@@ -36,7 +36,7 @@ rule import_checkpoint:
         ENVIRONMENT
     threads: 4
     params:
-        checkpoint=checkpoint_rules.import_folder,
+        checkpoint=lambda wildcards: checkpoint_rules.starts[wildcards.start],
     shell:
         "tokamake convert --from {params.checkpoint:q} --to {output:q} --format native"
         " --workers {threads} > {log:q} 2>&1"

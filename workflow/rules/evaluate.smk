@@ -85,7 +85,7 @@ if task_rules.names:
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
-            fetched=task_rules.fetched_option,
+            fetched=lambda wildcards, input: [f"--fetched={path}" for path in input.fetched],
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),

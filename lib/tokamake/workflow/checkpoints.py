@@ -29,13 +29,14 @@ class CheckpointRules:
 
     def __init__(self, config: WorkflowConfig) -> None:
         self._config = config
-        first = [run for run, each in config.all_runs.items() if each.model.folder]
-        self._name = {run: self._start_of(run)[0] for run in first}
-        self.starts = dict(map(self._start_of, first))
+        folders = {run: each.model.folder for run, each in config.all_runs.items()}
+        self._name = {run: _name_of(folder) for run, folder in folders.items() if folder}
+        self.starts = {self._name[run]: str(folder) for run, folder in folders.items() if folder}
         """Folder of each initial checkpoint that exists before any run is trained, by name."""
         self._weights = {name: unfetched(Path(path)) for name, path in self.starts.items()}
         """Weights of the initial checkpoints that are still to be downloaded."""
-        self._files = {self._name[run]: self._files_of(run) for run in first}
+        self.files = {name: self._files_of(name) for name in self.starts}
+        """Files of each initial checkpoint, also files to download."""
         self._native = {name for name, path in self.starts.items() if find_native(Path(path))}
         self.imported = [
             f"results/import/{name}" for name in self.starts if name not in self._native
@@ -62,36 +63,11 @@ class CheckpointRules:
         starts = [name for name in self._weights if not Path(f"results/import/{name}").exists()]
         return [file for name in starts for file in self._weights[name]]
 
-    def _start_of(self, run: str) -> tuple[str, str]:
-        """Name and folder of the checkpoint that a run starts from."""
-        checkpoint = self._folder(run)
-        path = os.path.normpath(checkpoint)
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
-        return f"{name}-{files.digest(path)[:8]}", str(checkpoint)
-
-    def _folder(self, run: str) -> Path:
-        folder = self._config.all_runs[run].model.folder
-        assert folder is not None, "a run that starts from a checkpoint"
-        return folder
-
-    def _files_of(self, run: str) -> list[str]:
-        """Files of the checkpoint that a run starts from, also files to download."""
-        checkpoint = self._folder(run)
+    def _files_of(self, start: str) -> list[str]:
+        checkpoint = Path(self.starts[start])
         existing = list_files(checkpoint) or [checkpoint / "config.json"]
-        missing = (Path(file.path) for file in self._weights[self._name[run]])
+        missing = (Path(file.path) for file in self._weights[start])
         return [str(existing[0]), *map(str, sorted({*existing[1:], *missing}))]
-
-    def import_inputs(self, wildcards: Any) -> list[str]:
-        """Files of an initial checkpoint."""
-        return self._files[wildcards.start]
-
-    def weights_address(self, wildcards: Any) -> str:
-        """Address of a file of weights."""
-        return self.addresses[wildcards.weights]
-
-    def import_folder(self, wildcards: Any) -> str:
-        """Folder of an initial checkpoint."""
-        return self.starts[wildcards.start]
 
     def _native_folder(self, run: str) -> str | None:
         """Folder of the native checkpoint that a run starts from; None: random weights.
@@ -129,7 +105,7 @@ class CheckpointRules:
             return f"{RUN.format(run=parent)}/{'finetune' if is_finetuned else 'train'}.json"
         name = self._name.get(wildcards.run)
         if name in self._native:
-            return self._files[name]
+            return self.files[name]
         return self._native_folder(wildcards.run) or []
 
     def stated_architecture(self, wildcards: Any) -> list[Path]:
@@ -189,6 +165,13 @@ class CheckpointRules:
             [f"--tokenizer={input.tokenizer[0]}"] if form.format in formats_with_tokenizer() else []
         )
         return [f"--format={form.format}", *sizes, *dtype, *tokenizer]
+
+
+def _name_of(folder: Path) -> str:
+    """Name of an initial checkpoint: its folder's name, and a hash of the path."""
+    path = os.path.normpath(folder)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).name)
+    return f"{name}-{files.digest(path)[:8]}"
 
 
 def _shown_files(corpus: Corpus) -> str:

@@ -4,8 +4,8 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,18 @@ def _shown(path: Path) -> str:
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else path)
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Make many objects: a plan is half a million, and a fifth of the time would go to cycles."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@_without_garbage_collection()
 def read_workflow_config(
     values: dict[str, Any],
     config_files: Iterable[str | Path],
@@ -78,22 +90,6 @@ def read_workflow_config(
         is_main_process: whether Snakemake plans jobs here; a job only reads the plan.
         num_ranks: of a training, for `global_batch_size: null`.
     """
-    # The plan is half a million objects; a search for cycles among them takes a fifth of the time.
-    gc.disable()
-    try:
-        return _read(values, config_files, is_main_process=is_main_process, num_ranks=num_ranks)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _read(
-    values: dict[str, Any],
-    config_files: Iterable[str | Path],
-    *,
-    is_main_process: bool,
-    num_ranks: int,
-) -> WorkflowConfig:
     source = ", ".join(os.path.relpath(path) for path in config_files)
     context = {"num_ranks": num_ranks} | (FETCH if is_main_process else {})
     runs = read_runs(values, source, context=context)

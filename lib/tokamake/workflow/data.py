@@ -15,6 +15,7 @@ from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.options import options
 from tokamake.workflow.paths import split_weights
 from tokamake.workflow.snakemake_internals import ancient
 
@@ -137,17 +138,13 @@ class DataRules:
         batches = sorted(
             {self._tokenize_batch[shard] for merge in merged for shard in merge.shards}
         )
-        files = [self._data_set.batch_file("tokenize", batch) for batch in batches]
         self._redo_if_broken("merge", wildcards.batch, product=self._data_set.metadata)
-        if files and not self._config.shared.plan.keep_shards:
-            self._delete_kept_shards(wildcards.batch)
-        return files
-
-    def _delete_kept_shards(self, batch: str) -> None:
-        """Run a finished `merge` job again that has kept its shards; it deletes them."""
-        file = self._data_set.batch_file("merge", batch)
-        if self._force_job and Path(file).exists() and not self._has_deleted_shards(batch):
+        file = self._data_set.batch_file("merge", wildcards.batch)
+        deletes = Path(file).exists() and batches and not self._config.shared.plan.keep_shards
+        # A finished job that has kept its shards runs again, and deletes them.
+        if self._force_job and deletes and not self._has_deleted_shards(wildcards.batch):
             self._force_job(file)
+        return [self._data_set.batch_file("tokenize", batch) for batch in batches]
 
     def merge_files(self) -> list[str]:
         """Batch files of all merged datasets."""
@@ -176,8 +173,8 @@ class DataRules:
         if not filters:
             return self.corpus_options(wildcards)
         seconds = self._config.shared.tokenize.filter_seconds
-        options = [f"--filters={json.dumps(filters)}", f"--filter-seconds={seconds:g}"]
-        return [*self.corpus_options(wildcards), *options]
+        filtering = [f"--filters={json.dumps(filters)}", f"--filter-seconds={seconds:g}"]
+        return [*self.corpus_options(wildcards), *filtering]
 
     def _filters(self, batch: str) -> tuple[dict[str, Any], ...]:
         return self._config.filters(corpus_of(batch))
@@ -209,9 +206,8 @@ class DataRules:
 
     def links_options(self, wildcards: Any) -> list[str]:
         """How documents of existing indexed datasets end."""
-        if not self.links_tokenizer(wildcards):
-            return []
-        return [f"--{'' if self._config.shared.tokenize.append_eod else 'no-'}append-eod"]
+        links = bool(self.links_tokenizer(wildcards))
+        return options(self._config.shared.tokenize, only=("append_eod",)) if links else []
 
     def datasets_digest(self) -> str:
         """Digest of the names of all merged datasets."""
@@ -254,11 +250,11 @@ class DataRules:
         run = self._config.runs[wildcards.run]
         train = run.train
         valid = f"--valid-samples={train.evaluation_steps * train.global_batch_size}"
-        options = [valid, *self.objective_options(wildcards)]
+        further = [valid, *self.objective_options(wildcards)]
         if train.num_samples is not None:
-            return [f"--train-samples={train.num_samples}", *options]
+            return [f"--train-samples={train.num_samples}", *further]
         trained = [corpus for corpus in self._config.tables[wildcards.run] if corpus.trains]
-        return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *options]
+        return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *further]
 
     def objective_options(self, wildcards: Any) -> list[str]:
         """Objective, masking and tokenizer; none if the objective needs no index of its own.

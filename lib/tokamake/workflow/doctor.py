@@ -14,15 +14,12 @@ class DoctorRules:
 
     def __init__(self, snakemake: Snakemake) -> None:
         self._snakemake = snakemake
-        self.report = f"{DOCTOR}/{self._place()}.json"
-        """Path of the report."""
-
-    def _place(self) -> str:
-        """The profile's launch script and the numbers of nodes and ranks, as a file name."""
-        resources = self._snakemake.rule_resources("doctor")
+        resources = snakemake.rule_resources("doctor")
         nodes, tasks = (resources.get(name, 1) for name in ("nodes", "tasks"))
-        name = f"{Path(self._snakemake.launch).parent.name}-{nodes}-nodes-{tasks}-ranks"
-        return re.sub(r"[^\w.-]", "-", name).lstrip("-.")
+        place = f"{Path(snakemake.launch).parent.name}-{nodes}-nodes-{tasks}-ranks"
+        place = re.sub(r"[^\w.-]", "-", place).lstrip("-.")
+        self.report = f"{DOCTOR}/{place}.json"
+        """Path of the report: the profile's launch script, and the numbers of nodes and ranks."""
 
     def report_for(self, product: str) -> Callable[[Any], list[str]]:
         """The report as an input of `product`, if the profile gives the rule `doctor` resources.

@@ -69,7 +69,6 @@ class Preflight:
         is_trained = Path(RUN.format(run=name), f"train{wildcards.segment}.json").exists()
         if self._is_main_process and not is_trained:
             train = self._config.runs[name].train
-            self._check_packages(name, train, rule="train")
             self._check_spare_nodes()
             self._check_ranks(name, train, rule="train")
         self._check_once(check_changes, name)
@@ -83,7 +82,6 @@ class Preflight:
         if self._is_main_process and not is_finetuned:
             train = self._config.finetuned[name].train
             settings = train.model_copy(update={"rampup_batch_size": None})
-            self._check_packages(name, settings, rule="finetune")
             self._check_ranks(name, settings, rule="finetune")
         return []
 
@@ -93,13 +91,11 @@ class Preflight:
             with _naming(name):
                 check(self._config, name)
 
-    def _check_packages(self, name: str, train: TrainSettings, *, rule: str) -> None:
+    def _check_ranks(self, name: str, train: TrainSettings, *, rule: str) -> None:
         # Ranks in an image have packages of their own.
         if not (self._images[rule] or _has_image()):
             with _naming(name):
                 check_packages(train)
-
-    def _check_ranks(self, name: str, train: TrainSettings, *, rule: str) -> None:
         if ranks := self._num_ranks[rule]:
             with _naming(name, f" (ranks: the resource tasks of the rule {rule})"):
                 check_ranks(train, ranks)

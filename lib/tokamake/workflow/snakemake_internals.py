@@ -353,18 +353,14 @@ class _ShortChange(ParamsChange):
     """Changed params; the reason of a job names the settings that differ, not all settings."""
 
     def __str__(self) -> str:
-        return _short_text(self.only_old, self.only_new)
-
-
-def _short_text(before: set[str], now: set[str]) -> str:
-    """Text of changed params; their values are representations of Python objects."""
-    sections = [[*filter(None, map(_section, values))] for values in (before, now)]
-    if len(sections[0]) == len(sections[1]) == len(before) == len(now) == 1:
-        old, new = sections[0][0], sections[1][0]
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
-    texts = (", ".join(map(_cut, sorted(values))) or "none" for values in (before, now))
-    return " -> ".join(texts)
+        before, now = self.only_old, self.only_new  # representations of Python objects
+        sections = [[*filter(None, map(_section, values))] for values in (before, now)]
+        if len(sections[0]) == len(sections[1]) == len(before) == len(now) == 1:
+            old, new = sections[0][0], sections[1][0]
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
+        texts = (", ".join(map(_cut, sorted(values))) or "none" for values in (before, now))
+        return " -> ".join(texts)
 
 
 def _section(value: str) -> dict[str, Any] | None:

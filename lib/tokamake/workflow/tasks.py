@@ -57,10 +57,6 @@ class TaskRules:
         is_fetched = self._task(wildcards).is_fetched
         return [f"{RUN}/tasks/{{task}}.fetched"] if is_fetched else []
 
-    def fetched_option(self, wildcards: Any, input: Any) -> list[str]:  # noqa: ARG002
-        """This file as an option of `evaluate-task`."""
-        return [f"--fetched={path}" for path in input.fetched]
-
     def scores(self, wildcards: Any) -> list[str]:
         """Scores of a run: of each task, after each segment and at the end."""
         ends = [*(f".{step}" for step in self._segments.ends(wildcards.run)), ""]
