@@ -1,1 +1,1 @@
-"""Raw documents to tokens, tokens to indexes and batches: all that comes before the model."""
+"""Raw documents to tokens, tokens to indexes and batches: all steps before the model."""

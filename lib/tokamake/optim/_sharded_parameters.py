@@ -100,7 +100,7 @@ class WholeParameters:
         *,
         function: Callable[[Tensor], Tensor],
     ) -> list[Tensor]:
-        """Apply a function to a tensor per parameter that needs all of it; return local parts.
+        """Apply a function of whole tensors to a tensor per parameter; return local parts.
 
         Each whole tensor has one owner among the ranks that hold its parts. Ranks send their parts
         to the owners, and owners send back the parts of the results. So R ranks together send each

@@ -89,7 +89,7 @@ def orthogonal(matrix: Tensor, steps: int) -> Tensor:
     """Approximate the nearest matrix with orthonormal rows or columns, in bf16.
 
     Newton-Schulz iteration: X <- a X + (b A + c A A) X with A = X X^T, from X = matrix / |matrix|.
-    Of a stack of matrices, each by itself.
+    In a stack of matrices, each by itself.
     """
     if matrix.dim() > 2:
         return torch.stack([orthogonal(each, steps) for each in matrix])

@@ -74,7 +74,7 @@ class Kernel(Protocol):
     ) -> Gradients:
         """Return the gradients of queries, keys and values.
 
-        Values, their gradient and log-sum-exp are the merged ones, after all blocks.
+        Values, their gradient and log-sum-exp are merged over all blocks.
         """
 
 

@@ -22,8 +22,8 @@ _FEWEST = 2**24
 """Multiply-adds of a product; below, the time that oneDNN needs to prepare it matters."""
 _FEW_TOKENS = 32
 _SMALL, _SMALL_IF_WIDE = 2**19, 2**16
-"""Elements of a weight below which oneDNN is slower for so few tokens; the second one holds if the
-layer is wider out than in, so that oneDNN divides its work well."""
+"""Elements of a weight below which oneDNN is slower for so few tokens; the second number is for
+layers that are wider out than in, whose work oneDNN divides well."""
 
 
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:

@@ -37,7 +37,7 @@ class ParameterChunk:
     name: str
     """Name of the parameter in its stage."""
     saved_name: str
-    """Tensor name in checkpoints; of a tied output layer, the embedding's name."""
+    """Tensor name in checkpoints; for a tied output layer, the embedding's name."""
     parameter: nn.Parameter
     """The module's parameter, a DTensor if FSDP2 shards it."""
     local: nn.Parameter
@@ -54,7 +54,7 @@ class ParameterChunk:
     is_tied_output: bool
     """Whether this is the output layer's copy of an embedding in another stage."""
     counts: bool
-    """Whether this part counts in sums over all ranks; of several replicas, only one counts."""
+    """Whether this part counts in sums over all ranks; only one of several replicas counts."""
 
     def take_gradient(self) -> None:
         """Move the gradient of `parameter` to `local`; with master weights, accumulate it there."""
@@ -96,7 +96,7 @@ def shard(
 def shape_parameters(module: nn.Module, device: torch.device) -> None:
     """Move parameters from torch's `meta` device to another one, without storage for their values.
 
-    All elements of a parameter are the same one in memory.
+    All elements of a parameter share one place in memory.
     """
     for submodule in module.modules():
         for name, parameter in [*submodule.named_parameters(recurse=False)]:
@@ -163,7 +163,7 @@ def _place(
     for axis, dim in (*splits, *placement.axes):
         rows = part(len(ranges[dim]), mesh.axis(axis))
         ranges[dim] = ranges[dim][rows.start : rows.stop]
-    # FSDP2 divides the first dimension of what tensor parallelism leaves of a parameter.
+    # FSDP2 divides the first dimension of a rank's tensor-parallel part.
     ranges[0] = ranges[0][_rows_of(parameter)]
     return tuple(slice(rows.start, rows.stop) for rows in ranges)
 

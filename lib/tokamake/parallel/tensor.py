@@ -1,4 +1,4 @@
-"""Tensor-parallel layers: drop-ins for torch's own, and the same as these on one rank.
+"""Tensor-parallel layers: drop-ins for torch's own, and equal to them on one rank.
 
 A model builds them with its mesh and calls them as on one device. Weights are plain local tensors;
 `placements` says which parts of the whole weights they are. Megatron-LM: arXiv 1909.08053; sequence
@@ -159,7 +159,7 @@ class WholeLinear(_LoadedLinear):
 class JoinedLinear(nn.Module):
     """Linear layers of the same input as one product, for inference; weights are copied.
 
-    Of a few tokens, a product takes as long as it takes to start it.
+    For a few tokens, a product takes as long as its start.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -249,7 +249,7 @@ def first_tokens(x_BLD: Tensor, mesh: Mesh, places: Tensor | None = None) -> Ten
     Args:
         x_BLD: of this rank's `own_tokens`. Every rank has the whole gradient of the result; under
             sequence parallelism, the gradient of the states stays on the rank that has the token.
-        places: (samples,) int64 places of the tokens among all tokens of the rows; None: each row
+        places: (samples,) int64 flat index of the tokens in the grid of the rows; None: each row
             is a sample.
     """
     num_rows, length, _ = x_BLD.shape

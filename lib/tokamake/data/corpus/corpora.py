@@ -164,7 +164,7 @@ _SHARE_COLUMNS = ("weight", "epochs", "temperature")
 
 
 def listed_corpus(name: str, datasets: Sequence[ListedDataset]) -> Corpus:
-    """Make a corpus of datasets that a weighting file lists; its weight is the sum of theirs."""
+    """Make a corpus of datasets that a weighting file lists; its weight is their sum."""
     values = {
         "corpus": name,
         "files": shlex.join(sorted(dataset.prefix for dataset in datasets)),
@@ -200,7 +200,7 @@ def read_corpora(path: Path, *, temperature: float | None = None) -> list[Corpus
 
 
 def check_rows(corpora: Iterable[Corpus]) -> None:
-    """Check that the rows of a run have names of their own, and shares on one scale."""
+    """Check that the rows of a run have different names, and shares on one scale."""
     first_rows: dict[str, Corpus] = {}
     weighted: Corpus | None = None
     for corpus in corpora:

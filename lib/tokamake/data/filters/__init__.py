@@ -48,7 +48,7 @@ class DocumentFilter(Settings):
         return ()
 
     def setup(self) -> None:
-        """Load what `apply` needs, such as a model. Called once per process, before `apply`."""
+        """Load a model or other data for `apply`. Called once per process, before `apply`."""
 
     def apply(self, document: Document) -> Drop | None:
         """Keep (None), change or drop a document. With several text keys, called for each text."""

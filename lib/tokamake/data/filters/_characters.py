@@ -1,6 +1,6 @@
 """Classes of characters by which filters of a text's quality split it into words and sentences.
 
-The classes are fixed: no verdict depends on the Unicode version of Python. Letters are the ones of
+The classes are fixed: no verdict depends on the Unicode version of Python. Letters are defined in
 `tokenizers._byte_level`. `docs/reference/quality-filters.md` has the rules of words, and
 `lib/csrc/word_splitting.hpp` implements them.
 """

@@ -72,7 +72,7 @@ class Filter(DocumentFilter):
         return None
 
     def _matches(self, text: str) -> list[_Match]:
-        """Find all kinds in the raw text. Of two that overlap, the first one stays."""
+        """Find all kinds in the raw text. If two overlap, the first one stays."""
         found = [
             _Match(*span, kind)
             for kind in self._tags

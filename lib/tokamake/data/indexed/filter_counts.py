@@ -86,7 +86,7 @@ class Verdict(NamedTuple):
     characters: int | None
     """Characters of dropped documents, or removed from changed ones; None for a metric."""
     mean: float | None
-    """Mean of the numbers of the verdicts, or of the metric; None if there are none."""
+    """Mean of the numbers of the verdicts, or of the metric; None without numbers."""
 
 
 def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:

@@ -68,7 +68,7 @@ def write_batch(
 
 
 def has_deleted_inputs(path: Path) -> bool:
-    """Whether a batch file says that the shards which its datasets were made from were deleted."""
+    """Whether a batch file says that the shards of its datasets were deleted on purpose."""
     try:
         return bool(_read_batch(path).get(_DELETED))
     except UserError:
@@ -85,7 +85,7 @@ def _read_batch(path: Path) -> dict[str, Any]:
 def find_batch_fault(path: Path, folder: str, *, deleted: Container[str] = ()) -> str | None:
     """Return the first fault of a finished batch, or None if all its datasets are intact.
 
-    A file counts as intact if its size is the one in the batch file and it is not newer than the
+    A file counts as intact if it has the batch file's size for it and is not newer than the
     batch file: 100,000 datasets then take a second or two. `find_fault` checks each other
     file. Datasets in `deleted` may be missing.
     """

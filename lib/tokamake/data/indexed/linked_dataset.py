@@ -65,7 +65,7 @@ def write_linked(
     }
     if dataset.layout.in_tokens or dataset.dtype.kind == "f":
         dtype = common_dtype([dataset])
-        # What is written over a link would go to the file that it names.
+        # Writing over a link would change the file that it names.
         remove_links(output)
         with _MERGING:
             write_merged(
@@ -156,8 +156,8 @@ def _link(
     links = []
     if not bin_path(output).is_symlink():
         refuse_overwrite(output, [dataset])
-    # The old manifest goes first and the new one comes last: links without it are an unfinished
-    # dataset. So each may be made in place.
+    # Remove the old manifest first and write the new one last: links without a manifest are an
+    # unfinished dataset. So each link may be made in place.
     manifest_path(output).unlink(missing_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     for name in (bin_path, idx_path, sources_path):

@@ -101,7 +101,7 @@ def merge_batch(
 def delete_merged_shards(
     groups: Iterable[plan_file.PlannedMerge], shards: Path, *, merged: Path
 ) -> None:
-    """Delete the shards of merged datasets, after all files of the datasets are read once more.
+    """Delete the shards of merged datasets, after all files of the datasets are read again.
 
     If a merged dataset is damaged, no shard is deleted. Quarantined documents stay: they are in no
     merged dataset.

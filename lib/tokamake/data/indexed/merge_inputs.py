@@ -101,7 +101,7 @@ def open_merge_input(prefix: Path, *, index_at_once: bool = False) -> MergeInput
 
 
 def size_faults(prefix: Path, manifest: dict[str, Any], *, names: Iterable[str]) -> Iterator[str]:
-    """Yield a message for each file whose size is not the one in the manifest."""
+    """Yield a message for each file whose size differs from the manifest."""
     for name in [name for name in names if name in manifest["bytes"]]:
         path, expected = file_path(prefix, name), manifest["bytes"][name]
         size = path.stat().st_size if path.is_file() else None

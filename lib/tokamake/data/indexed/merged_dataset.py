@@ -126,7 +126,7 @@ def merged_manifest(
 
 
 def _filtered(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sum what filters dropped. Manifests of shards without filters say nothing about them."""
+    """Sum the counts of filters. Manifests of shards without filters have none."""
     if not any("filters" in known for known in facts):
         return {}
     return {

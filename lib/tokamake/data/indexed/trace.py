@@ -122,7 +122,7 @@ def _raw_text(
     """Return the raw line, or the reason in parentheses why it cannot be shown."""
     if not path.is_file():
         return f"({path} does not exist; --data-root names the folder that the path starts from)"
-    # Of a byte range, the manifest states the size of the range, not of the file.
+    # For a byte range, the manifest states the size of the range, not of the file.
     if raw["byte_range"] is None and path.stat().st_size != raw["bytes"]:
         return f"({path} has changed since: it has another size)"
     if raw["format"] == "text":

@@ -63,7 +63,7 @@ def weigh(
     Args:
         corpora: table of corpora with their weights, epochs or temperatures.
         weights: weighting file that lists existing datasets, which the plan links to.
-        data_root: folder that its prefixes are relative to; by default its own.
+        data_root: folder that its prefixes are relative to; by default the file's folder.
         plan: plan.json of the workflow; needed with `weights`.
         metadata: JSON file that `describe` wrote for all datasets.
         output: weighting file of the training.
@@ -125,7 +125,7 @@ def _read_rows(
 ) -> tuple[list[Corpus], dict[str, ListedDataset]]:
     """Return the corpora of a table and of a weighting file, and the listed datasets.
 
-    The latter are keyed by the name of the merged dataset that links to them.
+    Listed datasets are keyed by the name of the merged dataset that links to them.
     """
     if corpora is None and weights is None:
         raise UserError("--corpora: missing; name a table of corpora, or a list with --weights")

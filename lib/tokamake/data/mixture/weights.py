@@ -56,9 +56,9 @@ def read_weighting_file(path: Path) -> list[WeightedPrefix]:
     """Read a weighting file: `weight prefix corpus` a line, or one or more `weight prefix`.
 
     A fourth column, START:END, names a part of the dataset's documents. Several `weight prefix` on
-    a line are what Megatron takes as --data-path; the corpus then is the last path component of the
-    prefix up to its number (<corpus>-<number>). A `.bin` at the end of a prefix is removed. Blank
-    lines are skipped, and a column that begins with `#` starts a comment.
+    a line are Megatron's --data-path; the corpus is then the last path component of the prefix up
+    to its number (<corpus>-<number>). A `.bin` at the end of a prefix is removed. Blank lines
+    are skipped, and a column that begins with `#` starts a comment.
     """
     lines, problems = scan(path)
     if problems:
@@ -104,7 +104,7 @@ def write_weighting_file(
     """Write a weighting file; every weight keeps its full precision."""
     lines = []
     for entry in entries:
-        # What `read_weighting_file` would not read as one column must not be written.
+        # A prefix that `read_weighting_file` would not read as one column must not be written.
         if _columns(entry.prefix) != [entry.prefix]:
             raise UserError(
                 f"{path}: cannot write {entry.prefix!r}: it is empty, has a space, or begins with "
@@ -126,7 +126,7 @@ def write_weighting_file(
 def find_root(path: Path, data_root: Path | None) -> Path:
     """Return the folder that the prefixes of a weighting file are relative to.
 
-    It is `data_root` if given, else the value of ROOT_VARIABLE, else the folder of the file; of a
+    It is `data_root` if given, else the value of ROOT_VARIABLE, else the folder of the file; for a
     device or a pipe, the current folder.
     """
     variable = os.environ.get(ROOT_VARIABLE)
@@ -137,7 +137,7 @@ def find_root(path: Path, data_root: Path | None) -> Path:
 def find_prefix(prefix: str, root: Path, *, search: bool) -> str:
     """Return the path of a prefix, normalized; look for a missing absolute one if `search`.
 
-    A list from another machine then needs only the folder: of /old/data/web/a, this is the first
+    A list from another machine then needs only the folder: /old/data/web/a becomes the first path
     of ROOT/old/data/web/a, ROOT/data/web/a, ROOT/web/a and ROOT/a that exists. The same holds below
     the folder of ROOT_VARIABLE. If one of them is OLD=NEW, NEW takes the place of OLD.
 

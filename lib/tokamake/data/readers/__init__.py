@@ -3,13 +3,13 @@
 Jobs compare the stamp of a file with the plan before and after they read the file: in another
 version of it, byte ranges of other jobs would leave documents out or repeat them.
 
-The format is detected from the file's content. A reader module defines `UNIT` (what documents are
-counted in: line, row or page), `HAS_MAGIC` (whether content alone identifies the format),
+The format is detected from the file's content. A reader module defines `UNIT` (documents are
+counted by line, row or page), `HAS_MAGIC` (whether content alone identifies the format),
 `HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
 `read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`; and
-`IS_NAMED_ONLY` if the format is never detected, and the content is its own affair. If it can read
+`IS_NAMED_ONLY` if the format is never detected, and the reader checks it. If it can read
 byte ranges of compressed files, `DIVISIBLE` names the compressions, and `is_divisible(path,
-compression)` looks whether a file is one of them.
+compression)` checks whether a file has one of them.
 """
 
 import re
@@ -123,7 +123,7 @@ def open_unchanged(
 ) -> Iterator[Input]:
     """Open raw files one after the other; the caller reads each to its end before the next.
 
-    Without `stamps`, files must not change while they are read; with them, not since the plan.
+    Without `stamps`, files must not change while they are read; with `stamps`, since the plan.
     """
     for path, planned in zip(paths, stamps or [DECLARED] * len(paths), strict=True):
         expected = read_stamp(path) if planned == DECLARED else planned

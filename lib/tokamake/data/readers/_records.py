@@ -37,7 +37,7 @@ def value_of(record: Any, key: str) -> Any:
 
 
 def with_unicode(record: Any, keys: tuple[str, ...]) -> Any:
-    """Return what Python's json parsed, or a `BadRecord` if a text under a key has a surrogate."""
+    """Return the parsed record, or a `BadRecord` if a text under a key has a surrogate."""
     for key in keys if isinstance(record, dict) else ():
         with suppress(KeyError):
             if isinstance(text := value_of(record, key), str) and not text.isascii():

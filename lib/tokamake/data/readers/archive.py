@@ -156,7 +156,7 @@ def _zip_members(raw: Input) -> Iterator[tuple[str, Iterator[bytes]]]:
         entries = archive.infolist()
         _check_zip(raw, archive)
     with archive:
-        # By entry, not by name: of two members with one name, a name opens the last.
+        # By entry, not by name: if two members share a name, the name opens the last.
         for entry in sorted(entries, key=lambda entry: natural_key(entry.filename)):
             if entry.is_dir() or _is_hidden(entry.filename):
                 continue

@@ -25,7 +25,7 @@ HAS_BYTE_RANGES = False
 READS_COLUMNS = True
 
 NAMES = {".csv": ",", ".tsv": "\t"}
-"""Suffixes, and what usually separates fields. Content alone cannot identify these files."""
+"""Suffixes, and their usual separators of fields. Content alone cannot identify these files."""
 _SEPARATORS = ",;\t|"
 _MAX_CHARACTERS = LONGEST_BYTES // 8
 """Maximum size of a field, whose characters take 4 bytes each while the csv module reads it."""
@@ -104,7 +104,7 @@ def _broken(place: str, error: csv.Error) -> UserError:
 
 def _lines(raw: Input) -> Iterator[str]:
     """Yield the lines with their ends; bytes that are not UTF-8 become surrogates."""
-    parts: list[bytes] = []  # of a line that goes on in the next chunk
+    parts: list[bytes] = []  # of a line that continues in the next chunk
     num_bytes, mark = 0, BOM_UTF8
     for chunk in itertools.chain(raw.chunks(), [b""]):
         *lines, rest = chunk.split(b"\n")

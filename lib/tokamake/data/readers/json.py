@@ -103,7 +103,7 @@ def _values(raw: Input, data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
 
 
 def _values_leniently(raw: Input, data: bytes, *, keys: tuple[str, ...]) -> list[Any]:
-    """Parse what orjson refuses: several values, NaN, and texts that are no Unicode."""
+    """Parse content that orjson refuses: several values, NaN, and texts that are no Unicode."""
     values: list[Any] = []
     try:
         text = data.decode()

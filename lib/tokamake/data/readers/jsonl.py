@@ -54,7 +54,7 @@ def accepts(head: bytes, path: Path) -> bool:
 
 
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
-    """Yield the lines of a file, or those whose first byte lies in a byte range, as blocks.
+    """Yield the lines of a file, or lines whose first byte lies in a byte range, as blocks.
 
     A file with a single line may be an object of columns; then its rows are the documents.
     """
@@ -177,7 +177,7 @@ def complete_parts(
 def _split(chunk: LineBytes) -> list[LineBytes]:
     """Split at line feeds. Long lines become views, which takes a sixth of the time of copies."""
     content = bytes(chunk).removesuffix(b"\n")
-    # Judge the average length by the beginning of the chunk.
+    # Estimate the average length from the beginning of the chunk.
     if content.count(b"\n", 0, _FIRST_STEP) * _SHORT_BYTES > _FIRST_STEP:
         return list(content.split(b"\n"))
     view, lines, start = memoryview(content), [], 0
@@ -238,7 +238,7 @@ def _require_object(record: Any) -> dict[str, Any] | BadRecord:
 def _parse_leniently(
     line: bytes, error: orjson.JSONDecodeError, *, keys: tuple[str, ...]
 ) -> dict[str, Any] | BadRecord | Any:
-    """Parse what orjson refuses and Python's json reads: a byte order mark, NaN, 1e400, surrogates.
+    """Parse lines that only Python's json reads: with a byte order mark, NaN, 1e400, surrogates.
 
     Only a text that is read must be Unicode. NaN and Infinity become null.
     """

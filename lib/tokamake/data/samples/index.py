@@ -220,7 +220,7 @@ def _check_range(name: str, value: int, *, lowest: int, highest: int) -> None:
 
 
 def _check_room(output: Path, num_samples: int) -> None:
-    """Check that the order of so many samples fits on the disk, before hours of work."""
+    """Check that the order of this many samples fits on the disk, before hours of work."""
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.is_dir())
     needed, free = _BYTES_PER_SAMPLE * num_samples, shutil.disk_usage(existing).free
     if needed > free:

@@ -97,7 +97,7 @@ def identity(data_root: Path, prefix: str, *, thorough: bool = False) -> dict[st
 
 
 def matches(indexed: dict[str, Any], measured: dict[str, Any]) -> bool:
-    """Return whether an identity agrees with the one in the index.
+    """Return whether an identity agrees with the index.
 
     Compares the measured keys only: the index may hold more, from a thorough measurement.
     """

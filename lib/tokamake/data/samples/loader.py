@@ -101,7 +101,7 @@ class SplitSamples(ABC):
         return self._descriptions[self._dataset_number(sample)]["corpus"]
 
     def corpus_numbers(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of the corpora of samples in `corpora`, in the shape of `samples`."""
+        """Index in `corpora` of the corpus of each sample, in the shape of `samples`."""
         numbers: npt.NDArray[np.int64] = self._corpus_numbers[self._dataset_index[samples]]
         return numbers
 

@@ -16,7 +16,7 @@ _MAX_VALUES = 1 << 32
 """Above this size NumPy draws 64-bit numbers. `_csrc.shuffle` only implements the 32-bit draw."""
 _SEPARATE_BELOW = 0.80
 """Megatron's threshold: if a smaller share of the last epoch is used, it is shuffled separately.
-Then every document is seen in all earlier epochs before some are seen once more."""
+Then every document is seen in all earlier epochs before some are seen again."""
 
 
 class DatasetIndex(NamedTuple):

@@ -39,7 +39,7 @@ class SentenceMasking(NamedTuple):
     max_ngram: int
     """Most words that are masked as one."""
     short_sequence_probability: float
-    """Share of the samples that are shorter than they could be."""
+    """Share of the samples that are shorter than possible."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
     tokens: dict[str, int]

@@ -27,7 +27,7 @@ from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, reuse_memor
 # Lengths are in characters, except _WORD_CACHE_BYTES.
 _FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays: loading takes 0.1 to 0.5 s
 _REFERENCE_CHUNK = 4_000_000  # per call of the reference tokenizer, which needs much memory
-_MAX_THREADS = 4  # one reader and one writer thread keep up with no more
+_MAX_THREADS = 4  # one reader and one writer thread cannot feed more
 _CACHE_LIMIT = 192_000_000  # per thread; then gigatoken's caches are dropped
 _WORD_CACHE_BYTES = 64 << 20  # words whose tokens are cached
 # Both encoders encode the first _FIRST_SAMPLE characters, then _SAMPLE characters around every

@@ -14,7 +14,7 @@ from tokamake.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """How documents become sequences, and what to do with bad documents.
+    """How documents become sequences, and the action on bad documents.
 
     The manifest lists all fields under these names.
     """

@@ -1,4 +1,4 @@
-"""Read the documents of a shard: the good ones that are no duplicates and pass the filters.
+"""Read the good documents of a shard that are no duplicates and pass the filters.
 
 Bad documents, and documents on which a filter fails, go to PREFIX.quarantine.jsonl. An entry has
 "file", "line", "row" or "page", "byte" (first byte of the line, in uncompressed files; first byte
@@ -165,7 +165,7 @@ class ShardReader:
 
         Args:
             duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
-            filters: filters of the documents that are left.
+            filters: filters of the remaining documents.
         """
         self._inputs = inputs
         self._options = options
@@ -251,7 +251,7 @@ class ShardReader:
     def _check_file(self, source: Input) -> None:
         """Refuse a file without good documents, or with too many bad ones.
 
-        A text file is one document: the fraction of the shard counts those.
+        A text file is one document: text files count in the fraction of the shard.
         """
         quarantine = self._quarantine
         if source.format == "text" or not (num_bad := quarantine.documents_of(source)):

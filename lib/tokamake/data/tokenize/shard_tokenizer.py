@@ -78,7 +78,7 @@ class ShardTokenizer:
             self.write(shard, request)
 
     def write(self, shard: ShardRequest, request: str = "") -> None:
-        """Write a shard; once more with the reference tokenizer if the fast encoder is wrong."""
+        """Write a shard; again with the reference tokenizer if the fast encoder is wrong."""
         _check_output(shard, dataset_prefixes(shard.output, self.options))
         manifests, mismatch = [], ""
         try:

@@ -28,7 +28,7 @@ _MAX_BYTES = 256 << 20
 _MAX_TEMPLATE_BYTES = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 BASE_KEY = "extends_tokenizer"
-"""Key of tokenizer_config.json: fingerprint of the tokenizer that this one only adds tokens to."""
+"""Key of tokenizer_config.json: fingerprint of the tokenizer that this one extends."""
 IDS_KEY = "text_is_token_ids"
 """Key of tokenizer_config.json: text is token ids separated by spaces."""
 

@@ -4,7 +4,7 @@ It needs no runtime guard, because it uses the character classes of the `tokeniz
 memory is bounded. `tokenize.encoder` is the only caller. tests/data/tokenizers/test_byte_level.py
 compares the tokens.
 
-The class of each code point (letter, digit, white space or other) is the one of the `tokenizers`
+The class of each code point (letter, digit, white space or other) is from the `tokenizers`
 package, whose Unicode version may differ from Python's. `python -m
 tokamake.data.tokenizers._byte_level` prints the classes of the installed version.
 """

@@ -1,4 +1,4 @@
-"""Parser of SentencePiece .model files (protocol buffers), limited to what determines the tokens.
+"""Parser of SentencePiece .model files (protocol buffers), limited to fields that decide tokens.
 
 Field numbers are from sentencepiece_model.proto.
 """

@@ -83,7 +83,7 @@ def write_extended(
 
 
 def _config(paths: list[Path], vocabulary: set[str]) -> dict[str, Any]:
-    """Content of the config files of a tokenizer; of a vocab.txt alone, BERT's special tokens."""
+    """Content of the config files of a tokenizer; for a vocab.txt alone, BERT's special tokens."""
     config = settings(paths)
     config.pop("added_tokens_decoder", None)  # ids of tokens, which tokenizer.json has
     config["tokenizer_class"] = "PreTrainedTokenizerFast"

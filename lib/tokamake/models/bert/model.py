@@ -125,10 +125,10 @@ class Model(LanguageModel):
             document_ids: (B, L) numbers; a token sees only tokens with its own number. Padding has
                 a number of its own, so that no token sees it. None: there is no padding.
             token_types: (B, L) int64 type of each token; None: all have type 0.
-            label_places: (N,) int64 places of the tokens to predict among all B × L; logits are
+            label_places: (N,) int64 flat index of tokens to predict in the (B, L) grid; logits are
                 then (N, V), of these tokens alone. None: all tokens.
-            sample_places: (samples,) int64 places of the first token of each sample among all
-                B × L; then document_ids number the samples. None: each row is a sample.
+            sample_places: (samples,) int64 flat index in the (B, L) grid of each sample's first
+                token; then document_ids number the samples. None: each row is a sample.
 
         Returns:
             Logits, and logits (samples, 2) of the order of sentences, if the model has a head for

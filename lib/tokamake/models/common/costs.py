@@ -1,7 +1,7 @@
 """Costs of a layer: activations that it saves for its backward pass, floating-point operations.
 
 A family's memory.py has `saved_activations`, bytes per token of a layer, `saved_by_decoder`, of a
-layer of a decoder, and `flops_per_token`, forward and backward; of an encoder-decoder, the
+layer of a decoder, and `flops_per_token`, forward and backward; for an encoder-decoder, the
 operations of a sample by tokens of the encoder.
 
 Activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, as torch saves them: without

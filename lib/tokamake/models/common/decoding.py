@@ -19,7 +19,7 @@ from tokamake.parallel.tensor import RMSNorm
 _LONGEST = 1024
 """Tokens of the longest sequence; beyond, torch's threads are worth their start."""
 _MOST = 8192
-"""Max padded tokens (rows times longest), likewise."""
+"""Max padded tokens (rows times longest); beyond, torch's threads are worth their start."""
 
 
 def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> bool:

@@ -1,7 +1,7 @@
 """Encoder-decoders: an encoder stack and a decoder stack.
 
-The encoder reads a text in both directions. The decoder predicts each of its tokens from those
-before it and from the states of the encoder (Vaswani et al. 2017, arXiv 1706.03762).
+The encoder reads a text in both directions. The decoder predicts each of its tokens from the
+tokens before it and the states of the encoder (Vaswani et al. 2017, arXiv 1706.03762).
 Shape suffixes: B batch, L tokens of the encoder, M tokens of the decoder, S tokens attended to,
 D hidden size, H heads, K width of a head, V vocabulary.
 """
@@ -180,7 +180,7 @@ class EncoderDecoder(LanguageModel):
             decoder_tokens: (B, M) int64 tokens of the decoder; padding comes last.
             decoder_document_ids: (B, M) number of the sample of each token of the decoder; then
                 document_ids number the samples, too. None: each row is a sample.
-            label_places: (N,) int64 places of the tokens to predict among all B × M; logits are
+            label_places: (N,) int64 flat index of tokens to predict in the (B, M) grid; logits are
                 then (N, V), of these tokens alone. None: all tokens.
         """
         assert decoder_tokens is not None

@@ -45,7 +45,7 @@ class HFFormat:
     class_name: str
     """transformers' class of such models."""
     keys: Mapping[str, tuple[str, ...]]
-    """Keys of config.json by fields of `Architecture`: the one to write, then its other names."""
+    """Keys of config.json by fields of `Architecture`: the key to write, then its other names."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that transformers uses for missing keys, by our fields."""
     implied: Mapping[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def run(layers: Sequence[nn.Module], recompute: Recompute, x: Tensor, *inputs: A
     """Pass states through layers; each gets `inputs`, too."""
     if not torch.is_grad_enabled() or recompute.granularity == "none":
         return _forward(layers, x, *inputs)
-    # Masks of dropout follow from counters, so no state of a random generator needs to be restored.
+    # Masks of dropout follow from counters, so no random generator needs its state back.
     call = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if recompute.granularity == "selective":
         call = partial(call, context_fn=_contexts)
