@@ -26,7 +26,7 @@ uint64_t long_hash(std::string_view text) {
   return hash ^ hash >> 32;
 }
 
-// Counts of hashes, in a table with open addressing.
+// Counts of hashes, in a table with open addressing that is at most two thirds full.
 class HashCounts {
  public:
   struct Entry {
@@ -35,36 +35,46 @@ class HashCounts {
     uint32_t count;  // 0: the entry is free
   };
 
-  explicit HashCounts(size_t max_size) {
-    size_t size = 16;
-    while (size < max_size + max_size / 2) {
-      size *= 2;
-      --shift_;
-    }
-    entries_.resize(size);
+  void clear() {
+    std::fill(entries_.begin(), entries_.end(), Entry{});
+    used_ = 0;
   }
 
-  void clear() { std::fill(entries_.begin(), entries_.end(), Entry{}); }
+  // Counts a hash; returns its entry, which is valid until the next call.
+  const Entry& add(uint64_t hash, uint32_t number = 0) {
+    Entry* entry = &find(hash);
+    if (entry->count == 0) {
+      if (++used_ * 3 > entries_.size() * 2) {
+        grow();
+        entry = &find(hash);
+      }
+      *entry = {hash, number, 0};
+    }
+    ++entry->count;
+    return *entry;
+  }
 
+ private:
   Entry& find(uint64_t hash) {
-    size_t at = static_cast<size_t>(hash * kHashFactor >> shift_);
+    auto at = static_cast<size_t>(hash * kHashFactor >> shift_);
     while (entries_[at].count != 0 && entries_[at].hash != hash) {
       at = (at + 1) & (entries_.size() - 1);
     }
     return entries_[at];
   }
 
-  // Counts a hash; returns its entry.
-  const Entry& add(uint64_t hash, uint32_t number = 0) {
-    Entry& entry = find(hash);
-    if (entry.count == 0) entry = {hash, number, 0};
-    ++entry.count;
-    return entry;
+  void grow() {
+    std::vector<Entry> smaller(entries_.size() * 2);
+    smaller.swap(entries_);
+    --shift_;
+    for (const Entry& entry : smaller) {
+      if (entry.count != 0) find(entry.hash) = entry;
+    }
   }
 
- private:
-  int shift_ = 60;
-  std::vector<Entry> entries_;
+  int shift_ = 60;  // 64 - the logarithm of the number of entries
+  size_t used_ = 0;
+  std::vector<Entry> entries_ = std::vector<Entry>(16);
 };
 
 struct Duplicates {
@@ -75,25 +85,24 @@ struct Duplicates {
 
 // Parts of a text between runs of at least `min_feeds` line feeds that an earlier part equals.
 Duplicates find_duplicates(std::string_view text, size_t min_feeds) {
-  std::vector<std::string_view> parts;
+  HashCounts counts;
+  Duplicates found;
+  const auto add = [&](std::string_view part) {
+    ++found.parts;
+    if (counts.add(long_hash(part)).count == 1) return;
+    ++found.duplicates;
+    found.characters += length_of(part);
+  };
   size_t begin = 0;
   for (size_t at = text.find('\n'); at != text.npos; at = text.find('\n', at)) {
     const size_t feeds = std::min(text.find_first_not_of('\n', at), text.size()) - at;
     if (feeds >= min_feeds) {
-      parts.push_back(text.substr(begin, at - begin));
+      add(text.substr(begin, at - begin));
       begin = at + feeds;
     }
     at += feeds;
   }
-  parts.push_back(text.substr(begin));
-  HashCounts counts(parts.size());
-  Duplicates found;
-  for (const auto part : parts) {
-    ++found.parts;
-    if (counts.add(long_hash(part)).count == 1) continue;
-    ++found.duplicates;
-    found.characters += length_of(part);
-  }
+  add(text.substr(begin));
   return found;
 }
 
@@ -203,7 +212,7 @@ LineStatistics line_statistics(std::string_view text, const uint8_t* flags,
   found.line_feeds = std::count(text.begin(), text.end(), '\n');
   found.characters = length_of(text) - found.line_feeds;
   split_words(text, flags, [&](std::string_view) { ++found.words; });
-  HashCounts counts(static_cast<size_t>(found.line_feeds) + 1);
+  HashCounts counts;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const auto line = text.substr(begin, end - begin);
@@ -231,7 +240,7 @@ Repetition repetition(std::string_view text, const uint8_t* flags) {
   found.duplicate_lines = lines.duplicates;
   found.duplicate_line_characters = lines.characters;
   const Ngrams ngrams(text, flags);
-  HashCounts counts(ngrams.num_words());
+  HashCounts counts;
   for (size_t n = kFirstTop; n <= kLongest; ++n) {
     counts.clear();
     if (n < kFirstRepeated) {

@@ -55,8 +55,8 @@ struct Repetition {
   std::vector<int64_t> repeated;  // (6,) characters of n-grams that occurred before
 };
 
-// Compares texts and n-grams by hashes of 64 bits. Needs about 40 bytes for each word. Throws
-// std::length_error beyond 2^32 words or characters.
+// Compares texts and n-grams by hashes of 64 bits. Needs at most about 90 bytes for each word.
+// Throws std::length_error beyond 2^32 words or characters.
 Repetition repetition(std::string_view text, const uint8_t* flags);
 
 }  // namespace tokamake

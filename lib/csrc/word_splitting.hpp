@@ -21,6 +21,7 @@ constexpr uint8_t kPunctuation = 8;  // a word of these alone is punctuation
 constexpr uint8_t kSentenceEnd = 16;
 constexpr uint8_t kMark = 32;   // a word of its own at either end of text between spaces
 constexpr uint8_t kAlone = 64;  // a word of its own everywhere
+constexpr uint8_t kSign = 128;  // a mark that is one at the end only after a digit
 }  // namespace flag
 
 // Start of the last code point before `at`.
@@ -102,12 +103,18 @@ class WordSplitter {
       if (*last == '.') {
         while (begin < last && last[-1] == '.') --last;
         if (end - last == 1 && follows_single_letter(begin, last)) break;
-      } else if (!(flags_at(last) & flag::kMark)) {
+      } else if (!is_mark_at_end(begin, last)) {
         break;
       }
       end = last;
     }
     return end;
+  }
+
+  bool is_mark_at_end(const char* begin, const char* at) const {
+    const uint8_t flags = flags_at(at);
+    if (flags & flag::kSign) return begin < at && is_digit(at[-1]);
+    return flags & flag::kMark;
   }
 
   bool follows_single_letter(const char* begin, const char* at) const {
@@ -167,32 +174,32 @@ class WordSplitter {
     const char before = at[-1];
     const bool letter_before = flags_at(previous(at)) & flag::kLetter;
     const bool letter_after = flags_at(next) & flag::kLetter;
+    const bool digit_before = is_digit(before);
     bool divides = false;
     switch (point) {
       case '.':
         divides = is_lower(before) && is_upper(*next);
         break;
+      case ',':
+        divides = letter_before && letter_after;
+        break;
+      case '-':
+        divides = next - at == 1 && digit_before && is_digit(*next);
+        [[fallthrough]];
       case ':':
       case '<':
       case '>':
       case '=':
       case '/':
-        divides = (letter_before || is_digit(before)) && letter_after;
+      case '~':
+      case 0x2013:
+      case 0x2014:
+        divides = divides || ((letter_before || digit_before) && letter_after);
         break;
       case '+':
       case '*':
       case '^':
-        divides = is_digit(before) && (is_digit(*next) || *next == '-');
-        break;
-      case '-':
-        divides = (letter_before && letter_after) ||
-                  (next - at == 1 && is_digit(before) && is_digit(*next));
-        break;
-      case ',':
-      case '~':
-      case 0x2013:
-      case 0x2014:
-        divides = letter_before && letter_after;
+        divides = digit_before && (is_digit(*next) || *next == '-');
     }
     return divides ? next : at;
   }

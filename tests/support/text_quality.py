@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokamake.data.filters._characters import MARK, PUNCTUATION, SENTENCE_END, SYMBOL
+from tokamake.data.filters._characters import MARK, PUNCTUATION, SENTENCE_END, SIGN, SYMBOL
 from tokamake.data.tokenizers._byte_level import RANGES
 
 
@@ -19,17 +19,18 @@ def _class(ranges: str) -> str:
 
 
 _LETTERS = _class(RANGES[1])
-_FRONT = re.compile(rf"\.\.+|[{_class(MARK)}{_class(SYMBOL)}]")
+_MARK = f"[{_class(MARK)}{_class(SYMBOL)}]"
+_FRONT = re.compile(rf"\.\.+|{_MARK}|[{_class(SIGN)}]")
 _LETTER_DOT = rf"(?<![.\n][{_LETTERS}])(?<!\.)\.(?!\.)"  # a line feed stands before the text
-_BACK = re.compile(rf"(?:(?<!\.)\.\.+|[{_class(MARK)}{_class(SYMBOL)}]|{_LETTER_DOT})*\Z")
-_MARKS = re.compile(rf"\.+|[{_class(MARK)}{_class(SYMBOL)}]")
+_BACK = re.compile(rf"(?:(?<!\.)\.\.+|{_MARK}|(?<=[0-9])[{_class(SIGN)}]|{_LETTER_DOT})*\Z")
+_MARKS = re.compile(rf"\.+|{_MARK}|[{_class(SIGN)}]")
 _CONTRACTION = re.compile(
     r"(?<=.)(?:[nN]['’][tT]|['’](?:[sSdDmM]|[rR][eE]|[vV][eE]|[lL][lL]))\Z", re.DOTALL
 )
 _DIVIDER = re.compile(
     rf"[{_class(SYMBOL)}]|\.\.+|(?<=[a-z])\.(?=[A-Z])"
-    rf"|(?<=[{_LETTERS}])(?:-{{1,3}}|[,~–—])(?=[{_LETTERS}])"
-    rf"|(?<=[{_LETTERS}0-9])[:<>=/](?=[{_LETTERS}])"
+    rf"|(?<=[{_LETTERS}]),(?=[{_LETTERS}])"
+    rf"|(?<=[{_LETTERS}0-9])(?:-{{1,3}}|[~–—:<>=/])(?=[{_LETTERS}])"
     r"|(?<=[0-9])(?:[+*^](?=[0-9-])|-(?=[0-9]))"
 )
 _PUNCTUATION = re.compile(rf"[{_class(PUNCTUATION)}{_class(SENTENCE_END)}]*\Z")

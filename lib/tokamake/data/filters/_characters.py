@@ -59,11 +59,13 @@ A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A5
 """
 """Unicode's property Sentence_Terminal, as TERMINAL_PUNCTUATION of datatrove 0.10.1."""
 MARK = """
-21-2A 2C 3A-3F 5B 5D 5F-60 7B 7D A1 A3 A5 A7 AB B4 B7 BB BF 60C 61B 61F 66A 6D4 964 E3F 2013-2014
-2018-201A 201C-201E 2026 20A0-20BF 2329-232A 27E6-27E7 3001-3002 3008-3011 3014-3015 FDFC FF01
+21-23 26-2A 2C 3A-3C 3E-3F 5B 5D 5F-60 7B 7D A1 AB B4 B7 BB BF 60C 61B 61F 66A 6D4 964 2013-2014
+2018-201A 201C-201E 2026 2329-232A 27E6-27E7 3001-3002 3008-3011 3014-3015 FF01
 FF08-FF09 FF0C FF1A-FF1B FF1F FF5E
 """
-"""Punctuation, quotes and currencies that spaCy 3.8 cuts from the start of words."""
+"""Punctuation and quotes that spaCy 3.8 cuts from both ends of words."""
+SIGN = "24-25 3D A3 A5 A7 E3F 20A0-20BF FDFC"
+"""$ % = § and currencies: cut from the start of words, and from the end after a digit."""
 SYMBOL = "A6 A9 AE B0 2026 2300-2328 232B-27BF 2800-28FF 2B00-2BFF FFFC-FFFD 1F000-1FAFF"
 """Ellipsis, ©, ®, °, boxes, dingbats and emoji: words of their own everywhere."""
 
@@ -74,5 +76,6 @@ RANGES = (
     (SENTENCE_END, 8 | 16),
     (MARK, 32),
     (SYMBOL, 32 | 64),
+    (SIGN, 32 | 128),
 )
 """Hexadecimal ranges of code points, first-last, and their flags."""
