@@ -144,7 +144,7 @@ class BatchExecutor(RemoteExecutor):
         self.shutdown()
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Do nothing: `cancel` deletes all jobs. This list lacks those being checked."""
+        """Do nothing: `cancel` deletes all jobs. This list lacks jobs being checked."""
 
     def shutdown(self) -> None:
         """Stop the status thread."""

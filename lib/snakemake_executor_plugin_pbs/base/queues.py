@@ -24,7 +24,7 @@ class Queues:
         self._full: set[str] = set()  # in this round
 
     def begin_round(self, tasks: Iterable[Task]) -> None:
-        """Count the waiting jobs of each queue, including those without an answer so far."""
+        """Count the waiting jobs of each queue, including jobs without an answer so far."""
         self.crowded, self._waiting, self._full = False, {}, set()
         for task in tasks:
             status = task.evidence.status

@@ -256,7 +256,7 @@ def _differences(schedule: dict[str, Any], train: TrainSettings) -> Iterator[str
 def _values(train: TrainSettings, *, has_minimum: bool) -> Iterator[tuple[str, str, float]]:
     """Setting, key of Megatron and value of each number that a schedule has.
 
-    Megatron counts lengths in samples, those in steps as samples of the whole global batch.
+    Megatron counts lengths in samples; a step counts as the samples of a whole global batch.
     """
     peak, minimum = train.learning_rates
     yield "train.optimizer.learning_rate", RATES[0], peak

@@ -16,7 +16,7 @@ from tokamake.errors import UserError
 FOLDER = "results/raw"
 """Folder of the links to downloaded files, in the working directory."""
 _PART = re.compile(r"[A-Za-z0-9 ._=+@,:~#%()\x80-\U0010ffff-]+")
-"""Characters of a name; those beyond ASCII must also be printable. Braces are wildcards to
+"""Characters of a name; characters beyond ASCII must also be printable. Braces are wildcards to
 Snakemake, and the other characters have a meaning in a shell or a pattern."""
 _MAX_PART_BYTES, _MAX_BYTES = 140, 1000
 """Longest name of a file or folder, which leaves room for temporary names; longest path."""

@@ -32,7 +32,7 @@ def test_a_rank_that_waits_for_samples_is_slow() -> None:
 
 def test_a_slow_device_is_named() -> None:
     times = [RankTimes(0, 0.002), RankTimes(0, 0.0021), RankTimes(0, 0.0042)]
-    assert slow_ranks(times, 1.0) == {2: "its device takes 2.0 times as long as others"}
+    assert slow_ranks(times, 1.0) == {2: "its device takes 2.0 times as long as other ranks"}
 
 
 def test_one_of_two_ranks_can_be_slow() -> None:

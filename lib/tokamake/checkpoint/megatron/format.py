@@ -82,9 +82,9 @@ def _arguments(file: Path, state: Mapping[str, Any], *, tensor: int, pipeline: i
     args: Any = state.get("args")
     if args is not None:
         return args
-    (model, *others) = (state[name] for name in state if _is_model(name))
+    (model, *more) = (state[name] for name in state if _is_model(name))
     version = rank_file.version_of(state, file, default=_FIRST_VERSION)
-    if module_tree.is_core(model) or others or pipeline > 1 or version >= 2:
+    if module_tree.is_core(model) or more or pipeline > 1 or version >= 2:
         raise UserError(
             f"{file}: has no args, which describe the model; give the checkpoint that Megatron "
             "wrote"

@@ -82,11 +82,11 @@ def of(dtype: "torch.dtype") -> Dtype:
 
 def widest(dtypes: Iterable[Dtype]) -> Dtype:
     """Return the dtype that torch promotes all of these to."""
-    first, *others = dict.fromkeys(dtypes)
-    if not others:
+    first, *rest = dict.fromkeys(dtypes)
+    if not rest:
         return first
     import functools
 
     import torch
 
-    return of(functools.reduce(torch.promote_types, (dtype.torch for dtype in (first, *others))))
+    return of(functools.reduce(torch.promote_types, (dtype.torch for dtype in (first, *rest))))

@@ -75,7 +75,7 @@ class Filter(DocumentFilter):
         )
 
     def apply(self, document: Document) -> Drop | None:
-        """Drop lines, and documents without enough sentences in the others."""
+        """Drop lines, and documents whose remaining lines have too few sentences."""
         if self.min_paragraphs is not None:
             lengths = map(len, document.text.split("\n"))
             paragraphs = sum(length >= self.min_paragraph_characters for length in lengths)

@@ -1,6 +1,6 @@
 """Filter `fix_text`: repair mojibake and other damage of characters, with ftfy.
 
-The defaults are those of datatrove 0.10.1 (pipeline/formatters/ftfy.py) for corpora of the web:
+The defaults are from datatrove 0.10.1 (pipeline/formatters/ftfy.py) for corpora of the web:
 damage is repaired, but quotes, ligatures, widths and line breaks stay as people wrote them, and no
 normalization is applied. A normalization such as NFC belongs to the tokenizer, which knows what it
 needs.
@@ -105,7 +105,7 @@ _DAMAGE = re.compile(
 def _suspicious_characters(mojibake: str) -> re.Pattern[str]:
     """Expression for characters of mojibake next to another one that is not ASCII.
 
-    All mojibake has such a character, beside those of `_DAMAGE`: lower-case letters alone are none.
+    All mojibake has such a character, or one of `_DAMAGE`: lower-case letters alone are none.
 
     Args:
         mojibake: ftfy's expression for mojibake.

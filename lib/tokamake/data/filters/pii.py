@@ -1,6 +1,6 @@
 """Filter `pii`: replace personal data by fixed tags.
 
-The tags and the rule about isbn, doi and # are those of Dolma (arXiv:2402.00159). Each kind is
+The tags and the rule about isbn, doi and # are from Dolma (arXiv:2402.00159). Each kind is
 found in time linear in the text: a search for a literal (@, . or :), then bounded expressions
 around it.
 """

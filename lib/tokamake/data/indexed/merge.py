@@ -131,7 +131,6 @@ def _numbered_prefixes(output: Path, count: int) -> list[Path]:
     following = output.with_name(f"{output.name}-{count:04d}")
     if bin_path(following).exists():
         raise UserError(
-            f"{following}: left by an earlier merge into more datasets; remove it and those after "
-            "it"
+            f"{following}: left by an earlier merge into more datasets; remove it and later ones"
         )
     return prefixes

@@ -74,7 +74,7 @@ def merge_batch(
         if job_batch.finished([output / group.name], request):
             print(f"{output / group.name}: is already complete")
         else:
-            # The corpus may have had existing datasets before: never write into those.
+            # The corpus may have had existing datasets before: never write into them.
             remove_links(output / group.name)
             inputs, dtype = open_inputs(prefixes)
             write_merged(

@@ -121,7 +121,7 @@ class Input:
         return self._num_lines_before
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[Bytes]:
-        """Yield decompressed bytes; for an uncompressed file, those in [start, end)."""
+        """Yield decompressed bytes; for an uncompressed file, bytes [start, end)."""
         chunks = self._raw_chunks(start, end)
         if self.compression:
             chunks = unpack(chunks, self.compression, path=self.path, block_bytes=CHUNK_BYTES)

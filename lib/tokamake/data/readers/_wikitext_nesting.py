@@ -117,7 +117,7 @@ def _literal(name: str, content: str) -> str:
 def without_templates(text: str) -> str:
     """Remove {{templates}} and {{{parameters}}}; the text of some templates stays.
 
-    Braces are matched as MediaWiki does. `UNCLOSED` marks those that have no end.
+    Braces are matched as MediaWiki does. `UNCLOSED` marks braces without an end.
     """
     if "{{" not in text and "}}" not in text:
         return text

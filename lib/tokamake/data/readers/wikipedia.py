@@ -1,7 +1,7 @@
 """Reader of dumps of Wikipedia and other wikis of MediaWiki, such as pages-articles.xml.bz2.
 
 Documents are the articles: pages of namespace 0 that are no redirects, with the plain text of
-their latest revision in the dump. Their fields are those of WikiExtractor: id, revid, url, title,
+their latest revision in the dump. They have WikiExtractor's fields: id, revid, url, title,
 text. A byte range holds the pages from the first cut in it on; see `_page_cuts`.
 """
 

@@ -140,7 +140,8 @@ def slow_ranks(times: Sequence[RankTimes], step_seconds: float) -> dict[int, str
                 f"of {step_seconds:.3f} s"
             )
         elif own.product > _SLOW_PRODUCT * product:
-            reasons[rank] = f"its device takes {own.product / product:.1f} times as long as others"
+            factor = own.product / product
+            reasons[rank] = f"its device takes {factor:.1f} times as long as other ranks"
     return reasons
 
 

@@ -91,7 +91,7 @@ def test_wrong_special_tokens_are_refused(
 
 def test_unsuitable_tokenizers_are_refused(sampled: Path, folder: Path, tmp_path: Path) -> None:
     raw = sorted((sampled / "raw").rglob("*.*"))
-    with pytest.raises(UserError, match="it has no similar ones: use those, or train"):
+    with pytest.raises(UserError, match="it has no similar ones: use them, or train"):
         FimSamples(FixedSamples([[1]]), FimSettings(), tokenizer=sampled / "tokenizer", seed=0)  # type: ignore[arg-type]
     for kind in ("wordpiece", "unigram"):
         train_tokenizer(

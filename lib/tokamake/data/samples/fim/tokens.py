@@ -22,7 +22,7 @@ class FimTokens(NamedTuple):
     middle: int
     split: int | None
     special: list[int]
-    """All special tokens of the tokenizer, also those for other purposes."""
+    """All special tokens of the tokenizer, also for other purposes."""
 
 
 def find_tokens(fim: FimSettings, tokenizer: Tokenizer, *, path: Path) -> FimTokens:
@@ -63,7 +63,7 @@ def _missing(setting: str, path: Path, *, special: dict[str, int], texts: list[s
     has = f"it has {', '.join(similar[:12])}" if similar else "it has no similar ones"
     options = " ".join(f"--special-tokens '{text}'" for text in texts)
     return UserError(
-        f"{setting}: not a special token of tokenizer {path}; {has}: use those, or train a "
+        f"{setting}: not a special token of tokenizer {path}; {has}: use them, or train a "
         f"tokenizer with `tokamake train-tokenizer {options}`"
     )
 
