@@ -144,3 +144,10 @@ def test_raw_text_becomes_a_finetuned_encoder(tmp_path: Path) -> None:
     report = (folder / "results/report.html").read_text()
     assert "finetuning.html" in report
     assert jobs(snakemake(folder, "-n", *MINE, "all")) == {}
+    # Records as an earlier version of the rule wrote them rerun nothing.
+    for path in (run / ".made_from/finetune.json.json", run / ".made_from/finetuned.json"):
+        record = json.loads(path.read_text())
+        assert record["params"] == []
+        earlier = record["code"].replace("{input.run:q} ", "{input.run:q} {params.ranks:q} ")
+        path.write_text(json.dumps({**record, "code": earlier, "params": ["[]"]}))
+    assert jobs(snakemake(folder, "-n", *MINE, "all")) == {}
