@@ -423,3 +423,10 @@ def test_tables_list_the_most_frequent_verdict_first() -> None:
     ]
     assert [row.reason for row in verdicts([entry | {"dropped": {}}])] == ["none dropped"]
     assert list(islice(verdicts([]), 1)) == []
+    metrics = {f"score of {code}": {"documents": 9, "value": 4.5} for code in "abcdefghij"}
+    rare = {"score of x": {"documents": 1, "value": 1}, "score of y": {"documents": 3, "value": 1}}
+    rows = verdicts([entry | {"dropped": {}, "metrics": rare | metrics}])
+    assert [row.reason for row in rows[:10]] == [*metrics]
+    assert [(row.reason, row.documents, row.mean) for row in rows[10:]] == [
+        ("2 rarer metrics, see the manifest", 4, None)
+    ]

@@ -73,6 +73,10 @@ def _failed(entry: Mapping[str, Any]) -> int:
     return sum(sums["documents"] for sums in entry.get("quarantined", {}).values())
 
 
+_MAX_METRICS = 10
+"""Metrics of a filter in a table: `language` has one for each of 176 languages."""
+
+
 class Verdict(NamedTuple):
     """Documents that a filter dropped for a reason, changed, failed on or measured, for tables."""
 
@@ -102,13 +106,23 @@ def verdicts(counts: Iterable[Mapping[str, Any]]) -> list[Verdict]:
                 listed.append(_verdict_row(name, reason, entry=entry, sums=each))
         for kind, each in _most_frequent_first(entry.get("quarantined", {})):
             listed.append(_verdict_row(name, f"quarantined: {kind}", entry=entry, sums=each))
-        for metric, each in _most_frequent_first(entry["metrics"]):
+        for metric, each in _frequent_metrics(entry["metrics"]):
             listed.append(_verdict_row(name, metric, entry=entry, sums=each))
     return listed
 
 
 def _most_frequent_first(sums: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(sums.items(), key=lambda item: -item[1]["documents"])
+
+
+def _frequent_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The most frequent metrics, then the number of all others as one row."""
+    listed = _most_frequent_first(metrics)
+    shown, rest = listed[:_MAX_METRICS], listed[_MAX_METRICS:]
+    documents = sum(sums["documents"] for _, sums in rest)
+    if rest:
+        shown.append((f"{len(rest)} rarer metrics, see the manifest", {"documents": documents}))
+    return shown
 
 
 def filter_name(entry: Mapping[str, Any]) -> str:
