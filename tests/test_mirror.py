@@ -75,6 +75,7 @@ TESTED_THROUGH = {
     "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
+    "report/test_try_filters.py": ["report/filter_samples", "report/filter_trial"],
     "report/test_training_curves.py": [
         *("report/length_figure", "report/style"),
     ],

@@ -8,13 +8,13 @@ from typing import Any
 
 from tokamake.report import html_pages
 
-_PIECES = re.compile(r"\w+|\s+|.", re.DOTALL)
-"""Units of a change: words, white space, and other characters."""
+_PIECES = re.compile(r"\w+|.", re.DOTALL)
+"""Units of a change: words, and other characters one by one."""
 
 
 def samples(name: str, chosen: Iterable[Mapping[str, Any]]) -> str:
     """Samples of a filter, folded under its name; empty if there are none."""
-    listed = [_sample(sample) for sample in _in_order(chosen)]
+    listed = [_sample(sample) for sample in in_order(chosen)]
     return html_pages.folded(name, "\n".join(listed)) if listed else ""
 
 
@@ -35,10 +35,19 @@ def changes(before: str, after: str) -> list[tuple[str, str]]:
             continue
         removed, added = "".join(first[i1:i2]), "".join(second[j1:j2])
         pieces += [piece for piece in (("-", removed), ("+", added)) if piece[1]]
-    return pieces
+    return _without_cut(pieces)
 
 
-def _in_order(chosen: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _without_cut(pieces: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Leave out a difference at the end of two cut texts: the cuts are at different places."""
+    first = len(pieces) - 1
+    while first > 0 and pieces[first - 1][0]:
+        first -= 1
+    is_change = any(kind for kind, _ in pieces[:first])
+    return [*pieces[:first], pieces[-1]] if is_change and pieces[-1] == ("", "…") else pieces
+
+
+def in_order(chosen: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Dropped documents first, then changed ones."""
     places = {"dropped": 0, "changed": 1, "kept": 2}
     return sorted(chosen, key=lambda sample: (places[sample["verdict"]], sample.get("reason", "")))

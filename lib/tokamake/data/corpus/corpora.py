@@ -274,12 +274,17 @@ def find_corpus(names: Sequence[str], table: Path) -> Corpus:
         raise UserError(
             f"{table}: {' '.join(map(str, names))!r} is not a corpus; name one of {', '.join(rows)}"
         )
-    if addresses := [pattern for pattern in patterns(rows[names[0]]) if is_remote(pattern)]:
+    refuse_addresses(rows[names[0]])
+    return rows[names[0]]
+
+
+def refuse_addresses(corpus: Corpus) -> None:
+    """Check that the files of a corpus are on disk, for commands outside the workflow."""
+    if addresses := [pattern for pattern in patterns(corpus) if is_remote(pattern)]:
         raise UserError(
-            f"{rows[names[0]].where}: files: {addresses[0]}: an address, which only the workflow "
+            f"{corpus.where}: files: {addresses[0]}: an address, which only the workflow "
             "downloads; download it with `tokamake fetch`, and name the files that this prints"
         )
-    return rows[names[0]]
 
 
 def patterns(corpus: Corpus) -> tuple[str, ...]:

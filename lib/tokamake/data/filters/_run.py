@@ -12,6 +12,7 @@ from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
 from tokamake.data.readers import Input, RecordBlock, select_texts, value_of
+from tokamake.errors import UserError
 
 TIME_LIMIT = "time limit"
 """Kind of the failures of a filter that was interrupted, in its counts."""
@@ -38,6 +39,20 @@ def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
         for entry in entries
         for name, options in entry.items()
     ]
+
+
+def set_up(filters: Iterable[LoadedFilter]) -> None:
+    """Call `setup` of filters: it may load models."""
+    for loaded in filters:
+        try:
+            loaded.filter.setup()
+        except UserError as error:
+            raise UserError(f"filter {loaded.name}: {error}") from None
+        except Exception as error:
+            raise UserError(
+                f"filter {loaded.name}: setup failed ({type(error).__name__}: {error}); fix the "
+                "filter"
+            ) from None
 
 
 class _Metadata(Mapping[str, Any]):

@@ -77,7 +77,7 @@ class VerdictSamples:
 
     def wants(self, hashed: int, verdict: tuple[str, str]) -> bool:
         """Whether a document with this hash becomes a sample of the verdict."""
-        return hashed < self._bounds.get(verdict, 1 << 64)
+        return hashed < self._bounds.get(verdict, (1 << 64) * (self._number > 0))
 
     def add(
         self,

@@ -52,17 +52,22 @@ def count_faults(manifest: Mapping[str, Any]) -> Iterator[str]:
     if "inputs" not in manifest:  # merged: equal filters of shards with other lists are one entry
         return
     for entry, following in pairwise(filters):
-        passed = entry["documents"] - _dropped(entry) - _failed(entry)
+        passed = num_kept(entry)
         if following["documents"] != passed:
             yield (
                 f"filter {entry['filter']} passed {passed:,} documents, but "
                 f"{following['filter']} saw {following['documents']:,}"
             )
     if filters:
-        last = filters[-1]["documents"] - _dropped(filters[-1]) - _failed(filters[-1])
+        last = num_kept(filters[-1])
         kept = manifest["documents"] + manifest["empty_documents"]
         if last != kept:
             yield f"filters passed {last:,} documents, but {kept:,} are left"
+
+
+def num_kept(entry: Mapping[str, Any]) -> int:
+    """Number of documents that a filter kept, changed or not."""
+    return int(entry["documents"] - _dropped(entry) - _failed(entry))
 
 
 def _dropped(entry: Mapping[str, Any]) -> int:

@@ -118,16 +118,10 @@ class ShardTokenizer:
 
     def _set_up_filters(self) -> None:
         """Set up the filters before the first shard: it may load models."""
-        for loaded in () if self._are_set_up else self._filters:
-            try:
-                loaded.filter.setup()
-            except UserError as error:
-                raise UserError(f"filter {loaded.name}: {error}") from None
-            except Exception as error:
-                raise UserError(
-                    f"filter {loaded.name}: setup failed ({type(error).__name__}: {error}); fix "
-                    "the filter"
-                ) from None
+        if self._filters and not self._are_set_up:
+            from tokamake.data.filters._run import set_up  # imports pydantic: 0.25 s
+
+            set_up(self._filters)
         self._are_set_up = True
 
     def _is_tolerable(self, prefix: Path) -> bool:
