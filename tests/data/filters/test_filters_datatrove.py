@@ -40,8 +40,8 @@ def test_with_equal_words_everything_is_equal(name: str, texts: list[str]) -> No
 @pytest.mark.parametrize("name", CLASSES)
 def test_with_spacys_words_few_verdicts_differ(name: str, texts: list[str]) -> None:
     ours, theirs = filter_class(name)(), filter_of(name)
-    differing = [text for text in texts if verdict(ours, text)[0] != theirs(text)[0]]
-    assert len(differing) <= 0.05 * len(texts)
+    decisions = [(verdict(ours, text)[0] is None, theirs(text)[0] is None) for text in texts]
+    assert sum(kept != other for kept, other in decisions) <= 0.03 * len(texts)
 
 
 def test_rules_of_c4_can_be_switched_off(texts: list[str]) -> None:
