@@ -64,6 +64,7 @@ CASES = {
     "* a\n** b [[c]]\n# one\n: indented\n; term: meaning\n*\n* {{x}}": (
         "- a\n- b c\n- one\nindented\nterm: meaning"
     ),
+    "* {{cite book}}.\n* {{x}}, volume 3\n* <math>x</math>\n* +": "- volume 3\n- $x$",
     # Tables
     "Text\n{| class=x\n! head\n|-\n| a || b\n{|\n| nested\n|}\n|}\nmore": "Text\n\nmore",
     "{|\n| {{x|\n|}}\n| b\n|}Text": "Text",

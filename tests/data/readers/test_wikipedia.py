@@ -19,7 +19,7 @@ from tests.support.wikipedia_dumps import (
     xml,
 )
 from tests.support.wikitext_cases import CASES
-from tokamake.data.readers import BadRecord, has_byte_ranges, open_input, sniff
+from tokamake.data.readers import BadRecord, Input, has_byte_ranges, open_input, sniff
 from tokamake.data.readers._page_cuts import cuts
 from tokamake.errors import UserError
 
@@ -197,3 +197,29 @@ def test_a_page_of_100_mb_takes_memory_of_a_few_of_it(tmp_path: Path) -> None:
     (record,) = records(open_input(path))
     assert record["text"].startswith("A long page of words and.\n\nA long")
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 3e9
+
+
+def test_damage_to_a_multistream_dump_loses_no_article_silently(tmp_path: Path) -> None:
+    content, path, rng = DUMPS["multistream.xml.bz2"], tmp_path / "a.bz2", random.Random(3)
+    refused: list[str] = []
+    for _ in range(60):
+        start, changed = rng.randrange(len(content)), bytearray(content)
+        kind, size = rng.randrange(3), rng.randrange(1, 9)
+        if kind == 0:
+            changed[start] ^= 1 << rng.randrange(8)
+        else:
+            changed[start : start + size if kind == 1 else len(content)] = b""
+        path.write_bytes(changed)
+        try:
+            found = [record for part in halves(path) for record in records(part)]
+        except UserError as error:
+            refused.append(str(error))
+            continue
+        assert found == EXPECTED
+    assert len(refused) > 50
+    assert all(message.startswith(str(path)) for message in refused)
+
+
+def halves(path: Path) -> list[Input]:
+    middle = path.stat().st_size // 2
+    return [open_input(path, byte_range=span) for span in ((0, middle), (middle, None))]

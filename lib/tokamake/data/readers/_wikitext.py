@@ -2,7 +2,8 @@
 
 The passes follow MediaWiki's parser: tags and comments, templates, tables, links, lines. Each scans
 the text once with expressions that do not backtrack, and nested markup is kept on a stack. So the
-time is linear in the length of the text, whatever is unbalanced in it.
+time is linear in the length of the text, whatever is unbalanced in it. Expressions begin with the
+first character of the markup, which `re` finds ten times faster than a look-behind.
 
 What stays: prose, headings of sections that have text, list items, labels of links, code, TeX
 source of formulas, and the text of a few templates. References, tables, files, categories and all
@@ -32,7 +33,9 @@ DROPPED_NAMESPACES = frozenset(
 )
 """Namespaces whose links are not part of the text, in lower case."""
 
-_BRACKETS = re.compile(r"\[{2,}|\]{2,}")
+_USUAL_LINK = re.compile(r"\[\[(?:[^\[\]|\n:]++\|([^\[\]\n]++)|([^\[\]|\n:]++))\]\]")
+"""A link without a colon that encloses no other link; its text is one of the groups."""
+_BRACKETS = re.compile(r"\[\[++|\]\]++")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*+$")
 _NOT_LANGUAGES = frozenset({"doi", "hdl", "rfc", "mw"})
 """Prefixes of links to other sites that look like languages."""
@@ -41,12 +44,15 @@ _EXTERNAL_LINK = re.compile(
     r'[^\s\[\]<>"]*+[ \t]*+([^\[\]\n]*+)\]',
     re.IGNORECASE,
 )
-_QUOTES = re.compile("'{2,}")
+_QUOTES = re.compile("''(?:'''|'|)(?!')")
+"""Marks of bold and italic text. Of longer runs, the first apostrophes are text."""
 _MAGIC_WORD = re.compile(r"__(\w{2,40}?)__")
 _ENTITY = re.compile(r"&#?\w{1,40};")
 _VARIANT = re.compile(r"-\{([^{}]*+)\}-")
 _SPACES = re.compile(r"[ \t]{2,}+")
 _PLACEHOLDER = re.compile("\x01([0-9]+)\x02")
+_USUAL_GAP = re.compile(f"{GAP}(?<=[^ (,;{GAP}]{GAP})(?= [^ )]|\n)")
+"""A gap between a word and a space, which leaves nothing to clean."""
 _GAPS = re.compile(f"{GAP}++")
 _UNCLOSED_LINE = re.compile(f"^[ \t]*+{UNCLOSED}.*+\n?", re.MULTILINE)
 
@@ -68,7 +74,7 @@ def plain_text(wikitext: str, dropped: Collection[str] = DROPPED_NAMESPACES) -> 
     if "[[" in text or "]]" in text:
         text = _without_links(text, dropped)
     text = _EXTERNAL_LINK.sub(_label, text)
-    text = _QUOTES.sub(_apostrophes, text)
+    text = _QUOTES.sub("", text)
     if "__" in text:
         text = _MAGIC_WORD.sub(_magic_word, text)
     if GAP in text:
@@ -84,6 +90,7 @@ def plain_text(wikitext: str, dropped: Collection[str] = DROPPED_NAMESPACES) -> 
 
 def _without_links(text: str, dropped: Collection[str]) -> str:
     """Replace [[links]] by their labels; files and categories go, with what they enclose."""
+    text = _USUAL_LINK.sub(r"\1\2", text)  # the scan takes twice as long
     out: list[str] = []
     opened: list[int] = []  # index in `out` of the first piece of each open link
     position = 0
@@ -136,12 +143,6 @@ def _label(match: re.Match[str]) -> str:
     return match[1].strip() or GAP
 
 
-def _apostrophes(match: re.Match[str]) -> str:
-    """Drop the marks of bold and italic text; what is left of longer runs are apostrophes."""
-    count = len(match[0])
-    return "'" if count == 4 else "'" * (count - 5)
-
-
 def _magic_word(match: re.Match[str]) -> str:
     return "" if match[1].isupper() else match[0]
 
@@ -158,7 +159,7 @@ def _first_variant(match: re.Match[str]) -> str:
 
 def _close_gaps(text: str) -> str:
     """Remove the marks of what went, and the brackets and spaces that it leaves empty."""
-    first, *rest = _GAPS.split(text)
+    first, *rest = _GAPS.split(_USUAL_GAP.sub("", text))
     out = [first]
     for part in rest:
         # What stands before the gap: the last piece that is not empty.
@@ -217,8 +218,11 @@ def _heading(line: str) -> tuple[int, str] | None:
 
 
 def _list_item(line: str) -> str:
-    item = line.lstrip("*#:;").strip()
-    return f"- {item}" if item and line[0] in "*#" else item
+    """Return an item without its marks; empty if templates have left no more than punctuation."""
+    item = line.lstrip("*#:;").lstrip(" ,;").rstrip()
+    if not any(map(str.isalnum, item)) and "\x01" not in item:
+        return ""
+    return f"- {item}" if line[0] in "*#" else item
 
 
 _LINE_STARTS: dict[str, Callable[[str], str]] = {

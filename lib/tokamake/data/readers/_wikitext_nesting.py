@@ -32,7 +32,8 @@ _INLINE = {
 """Tags that go; what they enclose stays."""
 _KNOWN = _DROPPED | _LITERAL | _BREAKING | _INLINE
 
-_BRACES = re.compile(r"\{{2,}+|\}{2,}+")
+_INNERMOST = re.compile(r"\{\{(?<!\{\{\{)([^{}]++)\}\}(?!\})")
+_BRACES = re.compile(r"\{\{++|\}\}++")
 _TABLE = re.compile(f"^[ \t:*#;{GAP}]*+(?:\\{{\\||\\|\\}})", re.MULTILINE)
 
 
@@ -121,6 +122,7 @@ def without_templates(text: str) -> str:
     """
     if "{{" not in text and "}}" not in text:
         return text
+    text = _INNERMOST.sub(_innermost, text)  # twice as fast as the scan, which does the others
     out: list[str] = []
     opened: list[tuple[int, int]] = []  # number of braces, index of their mark in `out`
     position = 0
@@ -135,7 +137,8 @@ def without_templates(text: str) -> str:
         while count >= 2 and opened:
             braces, first = opened.pop()
             used = min(count, braces, 3)
-            content = _joined(out, first + 1) if used == 2 else ""
+            is_shown = used == 2 and _shows_text(out[first + 1 :])
+            content = "".join(out[first + 1 :]) if is_shown else ""
             del out[first:]
             count, braces = count - used, braces - used
             if braces >= 2:
@@ -152,14 +155,16 @@ def without_templates(text: str) -> str:
 _LONGEST_TEXT = 2000  # characters of a template whose text may stay; it bounds what nesting copies
 
 
-def _joined(pieces: list[str], first: int) -> str:
-    """Join the last pieces; empty if they are too long, or of a template that shows no text."""
-    name = pieces[first].lstrip()[:40].partition("|")[0].strip().lower()
+def _innermost(match: re.Match[str]) -> str:
+    return _template_text(match[1]) if _shows_text([match[1]]) else GAP
+
+
+def _shows_text(pieces: list[str]) -> bool:
+    """Whether a template shows text that may stay; long ones do not."""
+    name = pieces[0][:40].partition("|")[0].strip().lower()
     if name not in _SHOWN and not name.startswith(("lang-", "formatnum:")):
-        return ""
-    if sum(map(len, pieces[first:])) > _LONGEST_TEXT:
-        return ""
-    return "".join(pieces[first:])
+        return False
+    return sum(map(len, pieces)) <= _LONGEST_TEXT
 
 
 _SHOWN: dict[str, int | str] = {
