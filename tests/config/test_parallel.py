@@ -203,6 +203,11 @@ def test_models_that_the_layout_cannot_divide_are_refused(message: str) -> None:
         ParallelSettings(**settings).check_architecture(architecture, 16)
 
 
+def test_a_ring_needs_no_share_of_the_heads() -> None:
+    settings = {"tensor_parallel_size": 2, "context_parallel_size": 4}
+    ParallelSettings(**settings).check_architecture(ARCHITECTURE, 16)
+
+
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved_zero_bubble"])
 def test_split_backward_schedules_refuse_zero_3(schedule: str) -> None:
     sizes = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}

@@ -106,7 +106,9 @@ def test_tokens_chosen_at_once_are_those_chosen_one_by_one() -> None:
     ids=str,
 )
 def test_each_filter_counts_as_one(setting: dict[str, float]) -> None:
-    assert not Sampling(**{"temperature": 1.0, "top_k": 0, **setting}).is_unfiltered
+    sampling = Sampling(**{"temperature": 1.0, "top_k": 0, **setting})
+    sampling.check()
+    assert not sampling.is_unfiltered
 
 
 def test_a_penalty_follows_chosen_tokens_and_changes_greedy_choices() -> None:

@@ -220,6 +220,13 @@ def test_chunks_are_related_by_the_documents_that_they_share() -> None:
     ]
 
 
+def test_the_efficient_kernel_serves_aligned_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_allowed", lambda *_, **__: True)
+    for length, width, is_served in ((32, 8, True), (33, 8, False), (32, 12, False)):
+        x = torch.zeros(1, 1, length, width)
+        assert kernels.MemoryEfficient.serves(kernels.AttentionBlock(x, x, x)) == is_served
+
+
 def test_indivisible_lengths_and_heads_are_refused() -> None:
     check_length(1023, 1)
     check_length(1024, 4)

@@ -227,6 +227,8 @@ def test_large_models_are_written_in_shards(tmp_path: Path, architecture: Archit
     check(hf_format.open_checkpoint(tmp_path / "ours"), hf_folder.read(tmp_path / "theirs")[1])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
     assert torch.equal(logits(loaded), logits(model))
+    write(tmp_path / "one", opened, Target(max_shard_bytes=total))
+    assert [*(tmp_path / "one").glob("*.safetensors")] == [tmp_path / "one/model.safetensors"]
     write(tmp_path / "again", opened, Target(max_shard_bytes=SHARD))
     for file in (tmp_path / "ours").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()

@@ -45,6 +45,15 @@ def test_a_folder_stands_for_all_files_in_it(folder: Path) -> None:
     ]
 
 
+def test_only_a_pair_of_files_is_an_indexed_dataset(folder: Path) -> None:
+    for name in ("a.bin", "b.txt", "b.idx", "c.idx", "c.bin"):
+        (folder / name).write_text(name)
+    assert paths("a.bin b.txt") == ["a.bin", "b.txt"]
+    for name in ("b.idx", "c.idx", "c.bin"):
+        with pytest.raises(UserError, match=f"{name}: an indexed dataset, not raw text"):
+            paths(name)
+
+
 def test_a_saved_dataset_stands_for_the_files_of_its_state(folder: Path) -> None:
     import datasets
 

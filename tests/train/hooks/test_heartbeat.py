@@ -66,6 +66,13 @@ def test_ranks_without_a_report_lag() -> None:
     assert lines[2].startswith("  waits, trains after step 7: rank 0 on n1, rank 1 on n1, rank 3")
 
 
+@pytest.mark.parametrize(("num_silent", "end"), [(4, "rank 4 on n"), (6, "rank 4 on n and 2 more")])
+def test_four_ranks_are_named_and_the_rest_is_counted(num_silent: int, end: str) -> None:
+    hosts = ["n"] * (num_silent + 1)
+    text = describe({0: report(9, "trains")}, hosts, folder=Path("f"), timeout="1 s")
+    assert text.splitlines()[1].endswith(f", {end}")
+
+
 def test_among_ranks_with_the_same_note_the_exception_comes_first() -> None:
     reports = {rank: report(9, "trains") for rank in (0, 1, 2)}
     lines = lines_of({**reports, 3: report(9, "trains", "line 2 in compute")})

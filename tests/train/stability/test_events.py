@@ -120,6 +120,13 @@ def test_the_samples_of_a_rewind_are_left_out_whichever_steps_have_them(
     assert write(tmp_path, {}, done=6, batch_size=batch_size).left_out == ()
 
 
+def test_a_rewind_whose_last_sample_comes_next_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, {6: "rewind"}, done=0)
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"samples": [40, 48]}) + "\n")
+    assert write(tmp_path, {}, done=6).left_out == (7,)
+
+
 @pytest.mark.parametrize("damage", [{"documents": {"other": [3]}}, {"samples": None}])
 def test_a_rewind_before_the_data_changed_leaves_out_nothing(
     tmp_path: Path, damage: dict[str, Any], capsys: pytest.CaptureFixture[str]

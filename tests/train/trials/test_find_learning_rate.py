@@ -26,6 +26,11 @@ def test_the_steepest_descent_is_found(steepest: float, steps: int) -> None:
     assert abs(np.log10(suggestion / steepest)) < 0.2
 
 
+def test_the_steepest_descent_may_be_at_the_end() -> None:
+    rates = sweep(1e-6, 1e-3, steps=10)
+    assert suggest(rates, [9.0] * 9 + [1.0]) == rates[-1]
+
+
 def test_noise_hardly_changes_the_suggestion() -> None:
     rates = sweep(1e-7, 10.0, steps=400)
     random = np.random.default_rng(0)

@@ -44,7 +44,7 @@ ZERO = "zero_optimization"
         (
             {ZERO: {"stage3_prefetch_bucket_size": 9}},
             "zero_optimization.stage3_prefetch_bucket_size: has no effect with zero_stage 1; "
-            "remove it, or set zero_stage 3",
+            "remove it, or set zero_stage 3 [",
         ),
         (
             {ZERO: {"offload_optimizer": {"pin_memory": True}}},

@@ -1,5 +1,7 @@
 """The objective causal: the label of a token is the next token."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from tokamake.data.samples.loader import PAD
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.train.objectives.causal.objective import inputs_and_labels, packed
+from tokamake.train.objectives.causal.objective import Objective, inputs_and_labels, packed
 
 EOD = 0
 BATCH = np.arange(24).reshape(4, 6)
@@ -15,6 +17,8 @@ BATCH = np.arange(24).reshape(4, 6)
 
 def test_the_label_of_a_token_is_the_next_token() -> None:
     inputs, labels = inputs_and_labels(BATCH)
+    run: Any = None  # no setting decides the shape
+    assert Objective(run).label_shape(BATCH) == labels.shape
     np.testing.assert_array_equal(inputs, BATCH[:, :-1])
     np.testing.assert_array_equal(labels, BATCH[:, 1:])
 
