@@ -173,5 +173,10 @@ def test_export_formats_that_do_not_divide_the_model_are_refused() -> None:
     }.items():
         with pytest.raises(ValueError, match=message):
             check_export_format(parse_export_format(wrong), model)
+    two_stacks = Architecture(**{**model.model_dump(), "family": "t5", "num_decoder_layers": 2})
+    check_export_format(parse_export_format("mds-tp2"), two_stacks)
+    for wrong in ("mds-pipeline", "megatron-pp2"):
+        with pytest.raises(ValueError, match=f"{wrong[:8]}.*: stages of a model with an encoder"):
+            check_export_format(parse_export_format(wrong), two_stacks)
     (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
     assert run.config.convert == ("mds",)

@@ -293,10 +293,13 @@ def test_tokens_beyond_the_vocabulary_are_refused(
         score(built, sampled, tmp_path / "evaluate.json", checkpoint=tmp_path / "model")
 
 
-def test_a_negative_token_is_refused(built: Path, sampled: Path, tmp_path: Path) -> None:
-    write_megatron_dataset(tmp_path / "other", [[5, 6, -3, 7]], np.int32)
+@pytest.mark.parametrize("token", [-3, 9999])
+def test_a_token_of_another_vocabulary_is_named(
+    built: Path, sampled: Path, tmp_path: Path, token: int
+) -> None:
+    write_megatron_dataset(tmp_path / "other", [[5, 0, token, 7]], np.int32)
     (tmp_path / "weights.txt").write_text("1.0 other other\n")
-    with pytest.raises(UserError, match='corpus "other": holds token -3, but the vocabulary'):
+    with pytest.raises(UserError, match=f'corpus "other": holds token {token}, but the vocabulary'):
         score(
             built,
             sampled,

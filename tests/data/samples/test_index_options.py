@@ -13,7 +13,7 @@ from tests.support.sentence_data import SentenceData, build_index
 from tokamake import files
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.index_folder import identity
-from tokamake.data.samples.loader import Samples, open_samples
+from tokamake.data.samples.loader import Samples, check_sentences, open_samples
 from tokamake.errors import UserError
 
 CAUSAL: dict[str, Any] = {"objective": "causal", "masking": {}}
@@ -63,6 +63,7 @@ def test_documents_are_not_for_encoders(sentences: SentenceData, tmp_path: Path)
     data = make(tmp_path, split_sentences=False)
     with pytest.raises(UserError, match="are documents, objective masked needs sentences"):
         build_index(data, tmp_path / "index", tokenizer=sentences.extended)
+    check_sentences(tmp_path / "a", objective="causal")
 
 
 def test_datasets_of_other_programs_must_have_sentences(

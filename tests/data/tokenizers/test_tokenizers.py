@@ -116,7 +116,8 @@ def test_bert_as_tokenizer_json_ends_documents_with_sep(tmp_path: Path) -> None:
     assert (tokenizer.eod, tokenizer.bos) == (words.index("[SEP]"), words.index("[CLS]"))
 
 
-def test_sentencepiece_agrees_with_its_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bos", [0, 1])
+def test_sentencepiece_agrees_with_its_package(tmp_path: Path, bos: int) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(LINES))
     sentencepiece.SentencePieceTrainer.train(
@@ -125,6 +126,8 @@ def test_sentencepiece_agrees_with_its_package(tmp_path: Path) -> None:
         vocab_size=300,
         model_type="bpe",
         byte_fallback=True,
+        bos_id=bos,
+        unk_id=1 - bos,
         minloglevel=2,
     )
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tiny.model"))
