@@ -72,6 +72,9 @@ def test_samples_are_those_of_megatron_by_default() -> None:
         **{"name": "masked", "target_tokens": 509, "probability": 0.15, "max_ngram": 3},
         **{"short_sequence_probability": 0.1, "sentence_order": True},
     }
+    never_short = {"short_sequence_probability": 0.0}
+    whole = make(objective="masked", sequence_length=512, masking=never_short)
+    assert sample_settings(whole) == {**bert, **never_short}
     t5 = sample_settings(make(objective="span_corruption", sequence_length=512))
     assert t5 == {
         **{"name": "span_corruption", "target_tokens": 510, "probability": 0.15, "max_ngram": 10},

@@ -283,7 +283,7 @@ def test_fp32_weights_are_stored_once_under_the_names_of_both_optimizers(
     assert size < 1.5 * once  # the archives around small tensors take the remainder
 
 
-def with_common_state_in_an_archive(source: Path, target: Path) -> Path:
+def with_common_state_in_an_archive(source: Path, target: Path, num_ranks: int = 1) -> Path:
     """Copy a checkpoint, and store its common state as Megatron-LM does since August 2026."""
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -295,7 +295,7 @@ def with_common_state_in_an_archive(source: Path, target: Path) -> Path:
     (path / "common.pt").unlink()
     with (path / "__7_0.distcp").open("wb") as stream:
         stream.write(bytes(64))
-        torch.save([state], stream)
+        torch.save([state] * num_ranks, stream)
         size = stream.tell() - 64
     metadata = FileSystemReader(path).read_metadata()
     key = "common_state/shard_0_1"
@@ -310,6 +310,8 @@ def test_the_common_state_may_lie_in_an_archive(folder: Path, tmp_path: Path) ->
     moved = open_any(with_common_state_in_an_archive(start, tmp_path / "a"))
     assert_same(moved, open_any(start))
     assert moved.notes["loss_scale"] == (1024.0, 1)
+    with pytest.raises(UserError, match="damaged at common_state/shard_0_1, which is not one obj"):
+        open_any(with_common_state_in_an_archive(start, tmp_path / "b", num_ranks=2))
 
 
 def test_a_tensor_for_each_layer_is_read(folder: Path) -> None:
