@@ -14,7 +14,6 @@ from tokamake.runtime.console import counted
 
 _HEADER = ("verdict", "documents", "share", "mean", "characters removed")
 _MAX_BAD = 5
-_MAX_LINE = 240
 _MARKS = {"": "{}", "-": "[-{}-]", "+": "{{+{}+}}"}
 """Marks of removed and added text, as in git's word diff."""
 
@@ -157,7 +156,7 @@ def _examples(entry: Mapping[str, Any]) -> Iterator[str]:
     for sample in chosen:
         yield f"  {filter_samples.described(sample)} · {_printable(sample['place'])}"
         if "after" not in sample:
-            yield f"    {_printable(sample['text'])[:_MAX_LINE]}"
+            yield f"    {_printable(sample['text'])}"
             continue
         pieces = filter_samples.changes(sample["text"], sample["after"])
         yield "    " + "".join(_MARKS[kind].format(_printable(piece)) for kind, piece in pieces)
