@@ -19,7 +19,9 @@ from tests.support.paths import EXECUTOR, MODULES, PACKAGE, ROOT, RULES, SNAKEFI
 from tokamake import commands as subcommands
 from tokamake import plugins
 from tokamake.config.data import TokenizeSettings
+from tokamake.config.near_duplicates import NearDuplicateSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
+from tokamake.data.corpus.sign_documents import sign_documents
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.workflow.data import DataRules
@@ -150,10 +152,12 @@ def test_options_from_the_config_exist() -> None:
     text = inspect.getsource(DataRules.corpus_options)
     of_corpora = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert of_corpora == {"text_key", "template", "format"}
-    (names,) = re.findall(r"options\(\s*CONFIG.shared.tokenize, leave_out=\((.*?)\)", RULES)
+    (names,) = re.findall(r"options\(\s*CONFIG.shared.tokenize,\s*leave_out=\((.*?)\)", RULES)
     left_out = re.findall(r'"(\w+)"', names)
-    assert left_out == ["deduplicate", "filters", "filter_seconds"]
+    assert left_out == ["deduplicate", "near_duplicates", "filters", "filter_seconds"]
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
+    known = set(inspect.signature(sign_documents).parameters)
+    assert set(NearDuplicateSettings.model_fields) - {"scope", "against"} <= known
 
 
 def test_modules_and_longer_functions_have_docstrings() -> None:

@@ -360,6 +360,7 @@ PYBIND11_MODULE(_csrc, module) {
            "Add the tokens of the missing words; return the tokens of all texts.");
   bind_decoding(module);
   bind_masking(module);
+  bind_minhash(module);
   bind_texts(module);
   bind_text_statistics(module);
 }

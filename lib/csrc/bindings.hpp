@@ -26,5 +26,6 @@ std::vector<std::string_view> views_of(const pybind11::list& texts);
 
 void bind_decoding(pybind11::module_& module);
 void bind_masking(pybind11::module_& module);
+void bind_minhash(pybind11::module_& module);
 void bind_texts(pybind11::module_& module);
 void bind_text_statistics(pybind11::module_& module);

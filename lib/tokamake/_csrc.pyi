@@ -190,6 +190,44 @@ class MaskedSampler:
                 the parts are swapped, whether tokens were dropped.
         """
 
+class MinHash:
+    """Band keys of texts."""
+
+    def __init__(
+        self,
+        characters: npt.NDArray[np.uint32],
+        *,
+        of_characters: bool,
+        shingle: int,
+        bands: int,
+        rows: int,
+        seed: int,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            characters: (code points,) lower-case code point of each character of a word; 0 for
+                characters between words; bit 31 marks characters that are words of their own.
+            of_characters: whether shingles consist of characters, not of words.
+            rows: minima that a key hashes.
+        """
+
+    def sign(self, texts: list[str]) -> npt.NDArray[np.uint64]:
+        """(texts, bands) keys; 0 for texts without words."""
+
+def join_clusters(
+    parents: npt.NDArray[np.uint32],
+    first: npt.NDArray[np.uint32],
+    second: npt.NDArray[np.uint32],
+) -> None:
+    """Join the clusters of documents first[i] and second[i] in place.
+
+    A document's parent is itself, or a smaller document of its cluster.
+    """
+
+def resolve_clusters(parents: npt.NDArray[np.uint32]) -> None:
+    """Let each document name the smallest document of its cluster."""
+
 class SpanSampler:
     """Samples of T5; `tokamake.train.objectives.span_corruption.samples` describes them."""
 

@@ -31,6 +31,13 @@ STAGES = {
             "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
         ),
         "find-duplicates": Command("data.corpus", "web-*.rows --output web.rows"),
+        "sign-documents": Command(
+            "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
+        ),
+        "find-near-duplicates": Command(
+            "data.corpus",
+            "web-*.rows --plan plan.json --output web.rows --table web.parquet --keys web.keys",
+        ),
         "fetch": Command("remote", "hf://meta-llama/Llama-3.1-8B"),
         "fetch-batch": Command(
             "data.corpus", "--plan plan.json --batch web-00000 --output fetched.json"

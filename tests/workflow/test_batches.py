@@ -129,14 +129,16 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
         "sample_corpus": {},
         "tokenizer": {"path": str(sampled / "tokenizer")},
         "plan": {"shard_bytes": 3500},
-        "tokenize": {"deduplicate": True},
+        "tokenize": {"deduplicate": True, "near_duplicates": "fineweb"},
     }
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "raw").mkdir()
     for number, documents in enumerate((15, 20, 18)):
         write_raw(tmp_path / f"raw/{number}.jsonl", documents)
     planned = jobs(snakemake(tmp_path, "-n", *MINE, "data"))
-    assert planned == {**ONE_OF_EACH, "hash_documents": 3, "tokenize": 3, "find_duplicates": 1}
+    of_duplicates = {"hash_documents": 3, "find_duplicates": 1}
+    of_near_duplicates = {"sign_documents": 3, "find_near_duplicates": 1}
+    assert planned == {**ONE_OF_EACH, **of_duplicates, **of_near_duplicates, "tokenize": 3}
     assert snakemake(tmp_path, *MINE, "data").returncode == 0
     (metadata,) = json.loads((tmp_path / "results/data/metadata.json").read_text())
     counts = [metadata[key] for key in ("documents_in", "total_num_docs", "duplicate_documents")]

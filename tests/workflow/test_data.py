@@ -94,6 +94,17 @@ def test_duplicates_are_inputs_only_with_deduplication() -> None:
     assert rules.corpus_duplicates(job) == ["results/data/duplicates/docs.rows"]
 
 
+@pytest.mark.parametrize(("scope", "name"), [("data", "all"), ("corpus", "web")])
+def test_near_duplicates_are_found_in_all_corpora_or_in_each(scope: str, name: str) -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    rules = make_rules(table=TWO_NAMES, tokenize={"near_duplicates": {"scope": scope}})
+    folder = "results/data/near_duplicates"
+    assert rules.corpus_duplicates(wildcards(batch="web-00000")) == [f"{folder}/{name}.rows"]
+    files = [f"{folder}/signed/{batch}-00000.rows" for batch in ("web", "web.x")]
+    expected = files if scope == "data" else files[:1]
+    assert rules.signed_documents(wildcards(scope=name)) == expected
+
+
 # Damaged datasets
 
 

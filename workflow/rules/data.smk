@@ -90,7 +90,7 @@ if CONFIG.downloads:
         benchmark:
             f"{DATA_SET.benchmarks}/fetch/{{stage}}-{{batch}}.tsv"
         wildcard_constraints:
-            stage="tokenize|hash_documents|train_tokenizer",
+            stage="tokenize|hash_documents|sign_documents|train_tokenizer",
             batch="|".join(map(re.escape, [ALL, *CONFIG.batch_names])),
         localrule: True  # compute nodes have no network
         conda:
@@ -141,6 +141,55 @@ if CONFIG.shared.tokenize.deduplicate:
             "tokamake find-duplicates {input:q} --output {output:q} > {log:q} 2>&1"
 
 
+if CONFIG.shared.tokenize.near_duplicates:
+
+    rule sign_documents:
+        "Compute the MinHash band keys of each document of a batch of shards."
+        input:
+            data_rules.raw_files,
+            data_rules.downloads_for("sign_documents"),
+            plan=data_rules.plan_file,
+        output:
+            f"{DATA}/near_duplicates/signed/{{batch}}.rows",
+        log:
+            f"{DATA_SET.logs}/sign_documents/{{batch}}.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/sign_documents/{{batch}}.tsv"
+        conda:
+            ENVIRONMENT
+        params:
+            shards=data_rules.filtered_shards_digest,
+            corpus=data_rules.tokenize_options,
+            options=options(CONFIG.shared.tokenize.near_duplicates, leave_out=("scope", "against")),
+        shell:
+            "tokamake sign-documents --plan {input.plan:q} --batch {wildcards.batch:q}"
+            " {params.corpus:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
+
+    rule find_near_duplicates:
+        "Find the documents that are nearly the same as an earlier one."
+        input:
+            signed=data_rules.signed_documents,
+            plan=data_rules.plan_file,
+            against=[*map(str, CONFIG.shared.tokenize.near_duplicates.against)],
+        output:
+            rows=f"{DATA}/near_duplicates/{{scope}}.rows",
+            table=f"{DATA}/near_duplicates/{{scope}}.parquet",
+            band_keys=f"{DATA}/near_duplicates/{{scope}}.keys",
+        log:
+            f"{DATA_SET.logs}/find_near_duplicates/{{scope}}.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/find_near_duplicates/{{scope}}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: 2
+        params:
+            against=lambda wildcards, input: [f"--against={path}" for path in input.against],
+        shell:
+            "tokamake find-near-duplicates {input.signed:q} --plan {input.plan:q} --output {output.rows:q}"
+            " --table {output.table:q} --keys {output.band_keys:q} {params.against:q} --workers {threads}"
+            " > {log:q} 2>&1"
+
+
 rule tokenize:
     "Tokenize raw files into the shards of a job batch."
     input:
@@ -167,7 +216,8 @@ rule tokenize:
         corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
         options=options(
-            CONFIG.shared.tokenize, leave_out=("deduplicate", "filters", "filter_seconds")
+            CONFIG.shared.tokenize,
+            leave_out=("deduplicate", "near_duplicates", "filters", "filter_seconds"),
         ),
         folder=f"{DATA}/shards",
     shell:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings, TokenizerPath, plug_in
 from tokamake.config.filters import Filters
+from tokamake.config.near_duplicates import NearDuplicates
 
 
 class SampleCorpus(Settings):
@@ -84,7 +85,7 @@ class PlanSettings(Settings):
     max_jobs: Annotated[int, Field(ge=1)] = 500
     """Approximate maximum number of `tokenize` jobs. A plan with more shards puts several shards in
     one job. With more corpora than jobs, corpora of the same format and text keys share jobs,
-    unless `tokenize.deduplicate` is set."""
+    unless `tokenize.deduplicate` or `tokenize.near_duplicates` is set."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Approximate bytes of the .bin file of a merged dataset."""
     keep_shards: bool = True
@@ -121,6 +122,9 @@ class TokenizeSettings(Settings):
     fails above it. A raw file without good documents fails it in any case."""
     deduplicate: bool = False
     """Drop documents whose text already occurred in the same corpus."""
+    near_duplicates: NearDuplicates | None = None
+    """Drop documents that are nearly the same as an earlier one, after the filters: a preset,
+    fineweb or slimpajama, or settings. null: keep them."""
     filters: Filters = ()
     """Filters of documents, in order: name of a filter and its options, such as length:
     {min_characters: 200}. A filter is built in (docs/howto/filter-documents.md), an entry point, or

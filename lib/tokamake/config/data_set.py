@@ -10,6 +10,7 @@ DEFAULT = "default"
 """Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
+    "near_duplicates",
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data: no `data_set` has such a name."""

@@ -155,11 +155,25 @@ class DataRules:
         own = self._corpus_batches.get(wildcards.corpus, ())
         return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in own]
 
+    def signed_documents(self, wildcards: Any) -> list[str]:
+        """Band keys of the documents of a corpus, or of all corpora in their order."""
+        folder = f"{self._data_set.folder}/near_duplicates/signed"
+        near = self._config.shared.tokenize.near_duplicates
+        is_whole = near is not None and near.scope == "data"
+        corpora = [*self._corpus_batches] if is_whole else [wildcards.scope]
+        batches = (batch for corpus in corpora for batch in self._corpus_batches.get(corpus, ()))
+        return [f"{folder}/{batch}.rows" for batch in batches]
+
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
-        """Documents of a corpus to leave out, if the config asks for deduplication."""
-        corpus = corpus_of(wildcards.batch)
-        is_wanted = self._config.shared.tokenize.deduplicate
-        return [f"{self._data_set.folder}/duplicates/{corpus}.rows"] if is_wanted else []
+        """Files of documents of a corpus to leave out, if the config asks for deduplication."""
+        corpus, tokenize = corpus_of(wildcards.batch), self._config.shared.tokenize
+        paths = []
+        if tokenize.deduplicate:
+            paths.append(f"{self._data_set.folder}/duplicates/{corpus}.rows")
+        if near := tokenize.near_duplicates:
+            scope = ALL if near.scope == "data" else corpus
+            paths.append(f"{self._data_set.folder}/near_duplicates/{scope}.rows")
+        return paths
 
     def corpus_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read."""

@@ -89,7 +89,7 @@ def test_the_first_of_each_text_stays(
             plan=workspace / "plan.json",
             batch=batch.name,
             summary=workspace / "summary.json",
-            duplicates=path,
+            duplicates=(path,),
             on_bad_document="quarantine",
             max_bad_fraction=1,
         )
@@ -121,7 +121,7 @@ def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> 
         plan=tmp_path / "plan.json", batch="two-00000", output=tmp_path / "h", text_key=("t,b",)
     )
     find_duplicates([tmp_path / "h"], output=tmp_path / "d")
-    assert read_duplicates(tmp_path / "d", new_plan.shards[0].name).tolist() == [2, 7]
+    assert read_duplicates([tmp_path / "d"], new_plan.shards[0].name).tolist() == [2, 7]
 
 
 def test_all_bits_of_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_all_bits_of_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.Mon
         writer.add("a/0", np.array([[1, 2], [1, 3], [4, 3]], HASH))
         writer.add("a/1", np.array([[4, 2], [1, 2], [4, 3]], HASH))
     find_duplicates([tmp_path / "h"], output=tmp_path / "d")
-    assert [read_duplicates(tmp_path / "d", f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
+    assert [read_duplicates([tmp_path / "d"], f"a/{n}").tolist() for n in (0, 1)] == [[], [1, 2]]
 
 
 @pytest.mark.fault("damaged file")
@@ -156,7 +156,7 @@ def test_any_changed_bit_of_a_file_of_rows_is_noticed(tmp_path: Path) -> None:
 def test_damaged_and_missing_files_are_user_errors(workspace: Path, planned: Plan) -> None:
     path = duplicates(workspace, planned)
     with pytest.raises(UserError, match="has no shard dup/77"):
-        read_duplicates(path, "dup/77")
+        read_duplicates([path], "dup/77")
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="not a file of rows"):
         read_table(path)

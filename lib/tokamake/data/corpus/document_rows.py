@@ -8,12 +8,13 @@ they come.
 """
 
 import struct
-import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+from isal import isal_zlib
 
 from tokamake.errors import UserError
 
@@ -40,7 +41,7 @@ class RowsWriter:
             self._table.append((shard, 0))
         self._table[-1] = shard, self._table[-1][1] + len(rows)
         content = np.ascontiguousarray(rows).data
-        self._crc = zlib.crc32(content, self._crc)
+        self._crc = isal_zlib.crc32(content, self._crc)
         self._stream.write(content)
 
     def __enter__(self) -> "RowsWriter":
@@ -48,7 +49,7 @@ class RowsWriter:
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         if error_type is None:
-            crc = zlib.crc32(orjson.dumps(self._table), self._crc)
+            crc = isal_zlib.crc32(orjson.dumps(self._table), self._crc)
             table = orjson.dumps({"table": self._table, "crc32": crc})
             self._stream.write(table + _FOOTER.pack(len(table), _MAGIC))
         self._stream.close()
@@ -68,8 +69,8 @@ def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
                 stream.seek(0)
                 crc = 0
                 for start in range(0, end := size - _FOOTER.size - length, 1 << 20):
-                    crc = zlib.crc32(stream.read(min(1 << 20, end - start)), crc)
-                if zlib.crc32(orjson.dumps(table), crc) != content["crc32"]:
+                    crc = isal_zlib.crc32(stream.read(min(1 << 20, end - start)), crc)
+                if isal_zlib.crc32(orjson.dumps(table), crc) != content["crc32"]:
                     magic = b""
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; rerun the workflow") from None
@@ -87,8 +88,22 @@ def read_rows(path: Path, dtype: np.dtype, *, width: int = 1) -> npt.NDArray:
     return np.memmap(path, dtype, "r", shape=(count, width))
 
 
-def read_duplicates(path: Path, shard: str) -> npt.NDArray[np.int64]:
-    """Return the ordinals of a shard's duplicates, ascending."""
+def rows_width(path: Path, dtype: np.dtype) -> int:
+    """Columns of the rows of a file; 0 if it has no row."""
+    count = sum(rows for _, rows in read_table(path))
+    with path.open("rb") as stream:
+        size = stream.seek(-_FOOTER.size, 2)
+        length, _ = _FOOTER.unpack(stream.read())
+    return (size - length) // (count * dtype.itemsize) if count else 0
+
+
+def read_duplicates(paths: Iterable[Path], shard: str) -> npt.NDArray[np.int64]:
+    """Return the ordinals of a shard's duplicates in any of the files, ascending."""
+    parts = [_duplicates(path, shard) for path in paths]
+    return np.unique(np.concatenate([np.zeros(0, ORDINAL), *parts]))
+
+
+def _duplicates(path: Path, shard: str) -> npt.NDArray[np.int64]:
     first = 0
     for name, rows in read_table(path):
         if name == shard:

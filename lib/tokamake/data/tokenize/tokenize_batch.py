@@ -27,7 +27,7 @@ def tokenize_batch(
     max_bad_fraction: float = 0.01,
     filters: str = "",
     filter_seconds: float = 60,
-    duplicates: Path | None = None,
+    duplicates: tuple[Path, ...] = (),
     workers: int = 0,
 ) -> None:
     """Tokenize a job batch of a plan: write its incomplete shards.
@@ -60,7 +60,7 @@ def tokenize_batch(
             {min_characters: 200}, regex: {drop: lorem ipsum}`.
         filter_seconds: time limit of the filters of a document, in seconds; a document that takes
             longer is a bad one. 0: no limit.
-        duplicates: file of `find-duplicates`: documents to leave out.
+        duplicates: files of `find-duplicates` or `find-near-duplicates`: documents to leave out.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
     """
     # These modules import numpy or pydantic, and `--help` should be instant.
@@ -92,14 +92,14 @@ def tokenize_batch(
         filters=chosen,
         filter_seconds=filter_seconds,
     )
-    if duplicates is not None:
-        read_table(duplicates, verify=True)
+    for path in duplicates:
+        read_table(path, verify=True)
     shards = [
         ShardRequest(
             output / shard.name,
             [Path(path) for path in shard.files],
             shard.byte_range,
-            None if duplicates is None else read_duplicates(duplicates, shard.name),
+            read_duplicates(duplicates, shard.name) if duplicates else None,
             shard.stamps,
         )
         for shard in batch_shards(plan, batch)

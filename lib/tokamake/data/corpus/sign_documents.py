@@ -1,0 +1,138 @@
+"""Stage `sign_documents`: MinHash band keys of each document of a job batch.
+
+A row of the output has a key for each band and, last, the place of the document in its raw files,
+as `place_of` packs it. Documents that filters drop, bad documents and texts without words have the
+key 0 in each band.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data.corpus import documents
+from tokamake.data.corpus.document_rows import HASH, RowsWriter
+from tokamake.data.corpus.documents import Fields, split_keys
+from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
+from tokamake.data.readers import open_unchanged, parse_range
+from tokamake.files import atomic
+from tokamake.runtime.console import counted
+
+if TYPE_CHECKING:
+    from tokamake._csrc import MinHash
+    from tokamake.data.filters._run import FilterRun
+
+_NUMBER_BITS = 43  # of a packed place; 20 bits are left for the file
+
+
+class Places(NamedTuple):
+    """Places of documents in the raw files of their shards, (documents,) each."""
+
+    file: npt.NDArray[np.int64]
+    """Index of the raw file."""
+    number: npt.NDArray[np.int64]
+    """First byte of the line in the file, or the number of the row or line."""
+    is_byte: npt.NDArray[np.bool_]
+
+
+def pack_places(
+    file: int, numbers: npt.NDArray[np.int64], *, offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """(documents,) places in one file; the arguments are as in `RecordBlock`."""
+    is_byte = offsets >= 0
+    flags = is_byte.astype(np.int64) | file << 1
+    return (flags << _NUMBER_BITS | np.where(is_byte, offsets, numbers)).astype(np.uint64)
+
+
+def unpack_places(packed: npt.NDArray[np.uint64]) -> Places:
+    """The places that `pack_places` packed."""
+    flags = (packed >> np.uint64(_NUMBER_BITS)).astype(np.int64)
+    numbers = (packed & np.uint64((1 << _NUMBER_BITS) - 1)).astype(np.int64)
+    return Places(flags >> 1, numbers, (flags & 1).astype(bool))
+
+
+def sign_documents(
+    *,
+    plan: Path,
+    batch: str,
+    output: Path,
+    text_key: tuple[str, ...] = ("text",),
+    template: str = "",
+    format: str = "",
+    filters: str = "",
+    filter_seconds: float = 60,
+    bands: int = 14,
+    rows: int = 8,
+    shingle: int = 5,
+    unit: Literal["words", "characters"] = "words",
+) -> None:
+    """Compute the MinHash band keys of each document of a job batch, to find near-duplicates.
+
+    Filters run first, as in `tokenize`. Several text keys count as one text. Bad documents, and
+    documents on which a filter fails, have no keys; `tokenize` handles them.
+
+    Args:
+        plan: plan.json of the workflow.
+        batch: name of a `tokenize` batch in the plan.
+        output: file of keys to write.
+        text_key: key or column that holds the text; several keys are compared together.
+        template: text of a document as a combination of keys.
+        format: format of the files, if the stage cannot detect it.
+        filters: filters of documents, as in `tokenize`.
+        filter_seconds: time limit of the filters of a document, as in `tokenize`.
+        bands: keys of a document; documents that share one are near-duplicates.
+        rows: hashes in a band.
+        shingle: consecutive words, or characters, whose sets are compared.
+        unit: words or characters.
+    """
+    # These modules import pydantic, and `--help` should be instant.
+    from tokamake.config.filters import parse_filters
+    from tokamake.config.near_duplicates import MinHashSettings
+    from tokamake.data.corpus.minhash import make_minhash
+    from tokamake.data.filters._run import FilterRun, load_filters
+    from tokamake.validation import validate
+
+    settings = {"bands": bands, "rows": rows, "shingle": shingle, "unit": unit}
+    minhash = make_minhash(validate(MinHashSettings, settings, "sign-documents"))
+    loaded = load_filters(parse_filters(filters))
+    for each in loaded:
+        each.filter.setup()
+    signer = _Signer(
+        Fields(split_keys(text_key), template), minhash, FilterRun(loaded, seconds=filter_seconds)
+    )
+    num_documents = num_signed = 0
+    with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
+        for shard in batch_shards(plan, batch):
+            writer.add(shard.name, np.zeros((0, bands + 1), HASH))
+            for rows_of_block in signer.rows(shard, format=format):
+                writer.add(shard.name, rows_of_block)
+                num_documents += len(rows_of_block)
+                num_signed += int(np.count_nonzero(rows_of_block[:, 0]))
+    print(f"{output}: {counted(num_documents, 'document')}, {num_signed:,} with keys")
+
+
+class _Signer(NamedTuple):
+    """Computes the keys of documents."""
+
+    fields: Fields
+    minhash: "MinHash"
+    filters: "FilterRun"
+
+    def rows(self, shard: PlannedShard, *, format: str) -> Iterator[npt.NDArray[np.uint64]]:
+        """Yield (documents, bands + 1) keys and places of a shard's documents in order."""
+        paths = [Path(path) for path in shard.files]
+        byte_range = parse_range(shard.byte_range, paths)
+        inputs = open_unchanged(paths, shard.stamps, byte_range=byte_range, format=format)
+        for file, source in enumerate(inputs):
+            for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
+                columns, kept, _ = documents.texts(block, self.fields)
+                columns, kept = self.filters.apply(
+                    columns, block, source=source, indices=kept, on_failure=lambda *_: None
+                )
+                signed = self.minhash.sign(["\n".join(row) for row in zip(*columns, strict=True)])
+                rows = np.zeros((len(block.records), signed.shape[1] + 1), HASH)
+                rows[kept, :-1] = signed
+                rows[:, -1] = pack_places(file, block.numbers, offsets=block.offsets)
+                yield rows

@@ -1,0 +1,65 @@
+"""Words that band keys are made of."""
+
+import hashlib
+
+import pytest
+
+from tokamake.config.data import TokenizeSettings
+from tokamake.config.near_duplicates import MinHashSettings, NearDuplicateSettings
+from tokamake.data.corpus import minhash as module
+from tokamake.data.corpus.minhash import make_minhash
+from tokamake.errors import UserError
+from tokamake.validation import validate
+
+ONE = MinHashSettings(bands=1, rows=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "is_equal"),
+    [
+        ("One two-three, four.", "ONE TWO THREE FOUR", True),
+        ("Ärger über Ünde", "ärger\u00a0ÜBER ünde", True),
+        ("ПРИВЕТ мир", "привет — МИР", True),
+        ("a1 b2", "a1b2", False),
+        ("naïve", "naive", False),
+        ("e\u0301", "e", False),  # a mark is part of a word
+        ("我爱北京", "我 爱 北 京", True),  # letters without spaces are words
+        ("我爱北京", "我爱南京", False),
+        ("ひらカタ", "ひ ら カ タ", True),
+        ("한국어", "한 국 어", False),  # Korean has spaces
+        ("\U00020000\U00020001", "\U00020000 \U00020001", True),
+        ("price: 5 $", "price 5", True),
+    ],
+)
+def test_words_are_runs_of_letters_marks_and_digits(text: str, other: str, is_equal: bool) -> None:
+    keys = make_minhash(ONE).sign([text, other])
+    assert (keys[0] == keys[1]).all() == is_equal
+
+
+def test_characters_are_those_of_words_with_single_spaces() -> None:
+    minhash = make_minhash(MinHashSettings(bands=1, rows=8, shingle=3, unit="characters"))
+    keys = minhash.sign(["Ab, cd", " ab  CD!", "abcd", "ab c d"])[:, 0]
+    assert keys[0] == keys[1]
+    assert len({*keys.tolist()}) == 3
+
+
+def test_the_table_of_characters_is_the_same_with_each_version_of_python() -> None:
+    """Unicode changes with Python; keys on disk must not."""
+    digest = hashlib.sha256(module._characters().astype("<u4").tobytes()).hexdigest()
+    assert digest[:16] == "57d51b9486894bbd"
+
+
+def test_a_preset_is_named_in_place_of_the_section() -> None:
+    fineweb, slimpajama = (
+        validate(TokenizeSettings, {"near_duplicates": name}, "tokenize").near_duplicates
+        for name in ("fineweb", "slimpajama")
+    )
+    assert fineweb == NearDuplicateSettings()
+    assert slimpajama == NearDuplicateSettings(bands=9, rows=13, shingle=13, unit="characters")
+    with pytest.raises(UserError, match="dolma: unknown preset; choose one of fineweb"):
+        validate(TokenizeSettings, {"near_duplicates": "dolma"}, "tokenize")
+
+
+def test_a_preset_has_the_probabilities_of_its_corpus() -> None:
+    fineweb = MinHashSettings()
+    assert [round(fineweb.probability(j), 2) for j in (0.7, 0.8, 0.9)] == [0.56, 0.92, 1.0]
