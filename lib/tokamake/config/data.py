@@ -81,7 +81,8 @@ class PlanSettings(Settings):
 
     shard_bytes: Annotated[int, Field(ge=1)] = 1_000_000_000
     """Approximate raw bytes per shard. Small files share a shard. A large parquet or uncompressed
-    jsonl file is split at row groups or line ends."""
+    jsonl file is split at row groups or line ends, and a multistream dump of Wikipedia at its
+    streams."""
     max_jobs: Annotated[int, Field(ge=1)] = 500
     """Approximate maximum number of `tokenize` jobs. A plan with more shards puts several shards in
     one job. With more corpora than jobs, corpora of the same format and text keys share jobs,
