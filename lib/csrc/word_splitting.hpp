@@ -142,11 +142,18 @@ class WordSplitter {
     return end;
   }
 
+  // Whether a text begins with www. or with ASCII letters or digits and ://
+  static bool is_address(std::string_view text) {
+    size_t at = 0;
+    while (at < text.size() && (is_digit(text[at]) || is_lower(to_lower(text[at])))) ++at;
+    return text.substr(0, 4) == "www." || (at > 0 && text.substr(at, 3) == "://");
+  }
+
   void split_inside(const char* begin, const char* end) {
     const std::string_view text(begin, static_cast<size_t>(end - begin));
     const char* word = begin;
-    const bool is_address = text.substr(0, 4) == "www." || text.find("://") != text.npos;
-    for (const char* at = begin; at < end && !is_address;) {
+    const bool is_word = is_address(text);
+    for (const char* at = begin; at < end && !is_word;) {
       const char* const after = after_divider(begin, at, end);
       if (after > at) {
         visit(word, at);

@@ -51,7 +51,7 @@ def _chunk_words(chunk: str) -> Iterator[str]:
     core = chunk[: back.start() - 1]
     contraction = _CONTRACTION.search(core)
     inside = core[: contraction.start()] if contraction else core
-    if inside.startswith("www.") or "://" in inside:
+    if re.match(r"www\.|[A-Za-z0-9]+://", inside):
         yield inside
     else:
         ends = [end for divider in _DIVIDER.finditer(inside) for end in divider.span()]
