@@ -68,6 +68,7 @@ BUILT = {
     "tasks": ("tokamake/results/mine/tasks/wiki.json", "tokamake/scores.json"),
     "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),
     "wikipedia": ("tokamake/results/data/wiki/metadata.json",),
+    "common-crawl": ("tokamake/results/data/crawl/metadata.json",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }
 """How-tos that continue from the tutorial, with files that they make in the home folder."""

@@ -13,6 +13,7 @@ from tokamake import plugins
 from tokamake.config.fields import Name, Settings
 from tokamake.config.filters import Filters
 from tokamake.data.corpus.splits import FractionRange, parse_splits
+from tokamake.data.readers import join_format, parse_format
 from tokamake.errors import UserError
 from tokamake.remote.addresses import is_remote
 from tokamake.validation import read_table, validate
@@ -40,11 +41,16 @@ def _text_key(keys: str) -> str:
     return keys
 
 
-def _format(name: str) -> str:
+def _format(text: str) -> str:
     readers = plugins.names("data/readers")
-    if name not in ("", INDEXED, *readers):
+    if text.partition(":")[0] not in ("", INDEXED, *readers):
         raise ValueError(f"unknown name; choose one of {', '.join([*readers, INDEXED])}")
-    return name
+    if ":" not in text:
+        return text
+    try:
+        return join_format(*parse_format(text))
+    except UserError as error:
+        raise ValueError(str(error).removeprefix("format: ")) from None
 
 
 class ListedDataset(NamedTuple):
@@ -72,6 +78,7 @@ class Corpus(Settings):
     indexed datasets, folders of them, or patterns."""
     format: Annotated[str, AfterValidator(_format)] = ""
     """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file.
+    A format may have settings: warc: {extractor: trafilatura}.
     indexed: the corpus is tokenized already, as indexed datasets (.bin, .idx)."""
     text_key: Annotated[str, AfterValidator(_text_key)] = "text"
     """Key or column that holds the text; several, separated by commas, give one dataset each."""

@@ -12,7 +12,7 @@ from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.documents import Fields, check_first_documents, split_keys
 from tokamake.data.corpus.plan_file import PlannedShard
 from tokamake.data.corpus.raw_files import RawFile, stamp, stamps
-from tokamake.data.readers import COMPRESSION_SUFFIXES, has_byte_ranges, sniff
+from tokamake.data.readers import COMPRESSION_SUFFIXES, has_byte_ranges, parse_format, sniff
 from tokamake.errors import UserError
 
 # Rough bytes of jsonl per byte of the file. Wrong factors only make shards uneven.
@@ -82,7 +82,7 @@ def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: b
             if check_documents:
                 check_first_documents(Path(file.path), fields, format=corpus.format)
             else:
-                sniff(Path(file.path), corpus.format)
+                sniff(Path(file.path), parse_format(corpus.format)[0])
         except UserError as error:
             raise UserError(f"{corpus.where}: {error}") from None
 
@@ -98,6 +98,7 @@ def is_divisible(file: RawFile, format: str = "") -> bool:
 
     Most compressed files have none, as their names tell: they are not opened.
     """
+    format, _ = parse_format(format)
     if format and not plugins.constant("data/readers", format, "HAS_BYTE_RANGES", default=False):
         return False
     if file.modified is None:  # there is no content to look at yet

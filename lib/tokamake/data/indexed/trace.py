@@ -11,7 +11,7 @@ from tokamake.data.corpus.documents import Fields
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.document_sources import RawLocation, locate_document
 from tokamake.data.indexed.manifest import find_manifest, raw_inputs
-from tokamake.data.readers import open_input, value_of
+from tokamake.data.readers import is_one_document, join_format, open_input, value_of
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
@@ -27,7 +27,7 @@ def trace(
     data_root: Path = Path(),
     max_characters: int = 300,
 ) -> None:
-    """Find the raw file and line (or row) of a document of an indexed dataset.
+    """Find the raw file and line (or row, or record) of a document of an indexed dataset.
 
     Args:
         prefix: dataset of tokenize or merge, without .bin or .idx.
@@ -60,7 +60,7 @@ def _print_text(text: str, max_characters: int) -> None:
 
 
 def origin(prefix: Path, document: int) -> str:
-    """Return the raw file and line (or row) of a document, as text."""
+    """Return the raw file and line (or row, or record) of a document, as text."""
     return _describe(*_locate(prefix, _read_manifest(prefix), document=document))
 
 
@@ -92,6 +92,8 @@ def _locate(
 def _describe(raw: dict[str, Any], location: RawLocation) -> str:
     start = (raw["byte_range"] or [0])[0]
     text = f"{raw['path']}: {raw['unit']} {location.number}"
+    if raw["unit"] == "record" and location.offset >= 0 and not location.skip:
+        return f"{text} at byte {location.offset}"
     return text + (f" counted from byte {start}" if start and raw["unit"] == "line" else "")
 
 
@@ -125,14 +127,14 @@ def _raw_text(
     # For a byte range, the manifest states the size of the range, not of the file.
     if raw["byte_range"] is None and path.stat().st_size != raw["bytes"]:
         return f"({path} has changed since: it has another size)"
-    if raw["format"] == "text":
+    if is_one_document(raw["format"]):
         return "(the whole file)"
     if raw["compression"] and raw["unit"] == "line":
         tool, name = _DECOMPRESSORS[raw["compression"]], shlex.quote(str(path))
         return f"(compressed; {tool} {name} | sed -n {location.number}p)"
     if raw["unit"] == "page":
         return _page(path, location, keys=keys, format=raw["format"])
-    if raw["unit"] == "row":
+    if raw["unit"] != "line":
         return _row(path, raw, location.number, keys)
     return _line(path, location)
 
@@ -160,16 +162,17 @@ def _row(path: Path, raw: dict[str, Any], number: int, keys: tuple[str, ...]) ->
     if raw["format"] == "parquet":
         row = _parquet_row(path, number, keys=keys)
     else:
-        row = _read_row(path, number, keys=keys, format=raw["format"])
+        format = join_format(raw["format"], raw.get("settings", {}))
+        row = _read_row(path, number, keys=keys, format=format)
     if row is None:
-        return f"({path} has changed since: it has no row {number})"
+        return f"({path} has changed since: it has no {raw['unit']} {number})"
     return json.dumps(row, default=str)
 
 
 def _read_row(path: Path, number: int, *, keys: tuple[str, ...], format: str) -> Any:
     for block in open_input(path, format=format).blocks(keys):
         if number <= block.numbers[-1]:
-            return block.records[number - int(block.numbers[0])]
+            return block.records[int(np.searchsorted(block.numbers, number))]
     return None
 
 

@@ -3,13 +3,12 @@
 Jobs compare the stamp of a file with the plan before and after they read the file: in another
 version of it, byte ranges of other jobs would leave documents out or repeat them.
 
-The format is detected from the file's content. A reader module defines `UNIT` (documents are
-counted by line, row or page), `HAS_MAGIC` (whether content alone identifies the format),
-`HAS_BYTE_RANGES` (whether uncompressed files support byte ranges), `accepts(head, path)` and
-`read(input, keys)`; and `READS_COLUMNS` if records have no other fields than `keys`; and
-`IS_NAMED_ONLY` if the format is never detected, and the reader checks it. If it can read
-byte ranges of compressed files, `DIVISIBLE` names the compressions, and `is_divisible(path,
-compression)` checks whether a file has one of them.
+The format is detected from the file's content. A reader module defines `UNIT`, `HAS_MAGIC` (whether
+content alone identifies the format), `HAS_BYTE_RANGES` (whether uncompressed files support byte
+ranges), `accepts(head, path)` and `read(input, keys)`; and `READS_COLUMNS` if records have no other
+fields than `keys`; `IS_NAMED_ONLY` if the format is never detected; `IS_ONE_DOCUMENT` if a file is
+one document; `READS_ALL_ENCODINGS` if files need not be UTF-8; `SETTINGS` (`_format_settings`);
+and for byte ranges of compressed files, `DIVISIBLE` and `is_divisible(path, compression)`.
 """
 
 import re
@@ -19,7 +18,8 @@ from pathlib import Path
 from tokamake.data.readers._compression import SUFFIXES as COMPRESSION_SUFFIXES
 from tokamake.data.readers._detect import look, sniff
 from tokamake.data.readers._file_names import expand, in_natural_order, natural_key
-from tokamake.data.readers._input import Input, readers, reading
+from tokamake.data.readers._format_settings import join_format, parse_format
+from tokamake.data.readers._input import Input, is_one_document, readers, reading
 from tokamake.data.readers._records import BadRecord, RecordBlock, Utf8, select_texts, value_of
 from tokamake.errors import UserError
 
@@ -35,9 +35,12 @@ __all__ = [
     "file_stamp",
     "has_byte_ranges",
     "in_natural_order",
+    "is_one_document",
+    "join_format",
     "natural_key",
     "open_input",
     "open_unchanged",
+    "parse_format",
     "parse_range",
     "read_stamp",
     "select_texts",
@@ -50,14 +53,21 @@ DECLARED = "declared"
 """Stamp of a file that did not exist when it was planned."""
 
 
-def open_input(path: Path, *, byte_range: ByteRange | None = None, format: str = "") -> Input:
+def open_input(
+    path: Path, *, byte_range: ByteRange | None = None, format: str = "", workers: int = 0
+) -> Input:
     """Open a raw file of any known format and compression.
 
     A `byte_range` of an uncompressed jsonl or parquet file holds the lines or row groups whose
     first byte lies in it. Of a compressed multistream dump, it holds the streams that begin in it.
+    `format` may have settings: `warc: {extractor: trafilatura}`. `workers` is the number of
+    processes that extract texts.
     """
-    kind, packing, head = look(path, format)
+    name, settings = parse_format(format)
+    kind, packing, head = look(path, name)
     raw = Input(path, kind, compression=packing, head=head)
+    raw.settings |= settings
+    raw.workers = workers or raw.workers
     if byte_range and byte_range != (0, None):
         raw.start, raw.end = byte_range
         _check_range(raw)
@@ -120,6 +130,7 @@ def open_unchanged(
     *,
     byte_range: ByteRange | None = None,
     format: str = "",
+    workers: int = 0,
 ) -> Iterator[Input]:
     """Open raw files one after the other; the caller reads each to its end before the next.
 
@@ -129,7 +140,7 @@ def open_unchanged(
         expected = read_stamp(path) if planned == DECLARED else planned
         _check(path, expected, when="since it was planned")
         before = _version(path)
-        yield open_input(path, byte_range=byte_range, format=format)
+        yield open_input(path, byte_range=byte_range, format=format, workers=workers)
         # Not sooner: the caller asks for the next file when it has read this one.
         _check(path, expected, when="while it was read")
         if _version(path) != before:

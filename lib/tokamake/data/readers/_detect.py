@@ -56,7 +56,7 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
         return format, packing, head
     if not packing and path.suffix.lower() in SUFFIXES:
         _refuse_text(head, path)
-    detected = find_format(head, path, magic_alone=bool(format))
+    detected = find_format(head, path, stated=format)
     if format:  # trusted, unless magic bytes contradict it
         if detected not in (None, format):
             raise UserError(
@@ -71,22 +71,26 @@ def look(path: Path, format: str = "") -> tuple[str, str, bytes]:
     )
 
 
-def find_format(head: bytes, path: Path, *, magic_alone: bool = False) -> str | None:
+def find_format(head: bytes, path: Path, *, stated: str = "") -> str | None:
     """Return the format of content that begins with `head`; None: no reader accepts it.
 
-    `magic_alone` leaves out formats that the name or a guess decides.
+    If the user states a format, names and guesses decide nothing: only magic bytes contradict it.
     """
     by_magic = [name for name, reader in readers().items() if reader.HAS_MAGIC]
-    others = [] if magic_alone else [name for name in readers() if name not in by_magic]
-    accepting = [name for name in by_magic if readers()[name].accepts(head, path)]
-    if not accepting:
-        _refuse_unsupported(head, path)
+    for name in by_magic:
+        if readers()[name].accepts(head, path):
+            return name
+    _refuse_unsupported(head, path)
+    others = [] if stated else [name for name in readers() if name not in by_magic]
+    accepting = [name for name in others if readers()[name].accepts(head, path)]
+    chosen = stated or (accepting[0] if accepting else "")
+    if not getattr(readers().get(chosen), "READS_ALL_ENCODINGS", False):
+        _refuse_wide(head, path)
         if others and _PAGE.match(head):
             raise UserError(
                 f"{path}: is an HTML page or an error page, not data; fetch it again, or give it "
-                "the format text if such pages are the data"
+                "the format html if such pages are the data"
             )
-        accepting = [name for name in others if readers()[name].accepts(head, path)]
     return accepting[0] if accepting else None
 
 
@@ -116,6 +120,7 @@ def _refuse_text(head: bytes, path: Path) -> None:
     is_known = any(reader.accepts(head, path) for reader in by_magic)
     if not is_known and not first_line(head)[0].startswith((b"{", b"[")):
         _refuse_unsupported(head, path)
+        _refuse_wide(head, path)
         raise UserError(
             f"{path}: is not a {path.suffix} file, although it is named so, nor JSON; it may be an "
             "error page or damaged: fetch it again, or rename it if it is not compressed"
@@ -126,6 +131,9 @@ def _refuse_unsupported(head: bytes, path: Path) -> None:
     for magic, remedy in _UNSUPPORTED.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {remedy}")
+
+
+def _refuse_wide(head: bytes, path: Path) -> None:
     if encoding := _wide_encoding(head):
         raise UserError(
             f"{path}: is {encoding}, not UTF-8; convert it: "

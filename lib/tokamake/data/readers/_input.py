@@ -9,23 +9,29 @@ from types import ModuleType
 
 from tokamake import plugins
 from tokamake.data.readers._compression import unpack, unpack_members
+from tokamake.data.readers._format_settings import default_settings
 from tokamake.data.readers._records import RecordBlock
 from tokamake.errors import UserError
-from tokamake.runtime.cores import prefetched
+from tokamake.runtime.cores import file_workers, prefetched
 
 Bytes = bytes  # inside `Input`, `bytes` is a count
 
 CHUNK_BYTES = 1 << 19
 """Number of bytes read at once. Memory holds several copies of a chunk's content."""
 
+_FOLDER = "data/readers"
 _COUNTED_BYTES = 1 << 34  # counting the lines of more bytes takes too long for a message
 _SMALL_BYTES = 1 << 20  # for smaller files, a reading thread costs more than it saves
 
 
 @cache
 def readers() -> dict[str, ModuleType]:
-    folder = "data/readers"
-    return {name: plugins.load(folder, name) for name in plugins.names(folder)}
+    return {name: plugins.load(_FOLDER, name) for name in plugins.names(_FOLDER)}
+
+
+def is_one_document(format: str) -> bool:
+    """Whether each file of a format is a single document."""
+    return bool(plugins.constant(_FOLDER, format, "IS_ONE_DOCUMENT", default=False))
 
 
 class Input:
@@ -36,7 +42,11 @@ class Input:
 
     path: Path
     format: str
-    """Name of the reader: jsonl, json, json_seq, parquet, arrow, csv, archive, wikipedia, text."""
+    """Name of the reader, such as jsonl."""
+    settings: dict[str, str]
+    """Settings of the format, all of them."""
+    workers: int
+    """Number of processes that extract texts, where the format needs them."""
     compression: str
     """gz, zst, xz, bz2, lzma, or empty."""
     head: Bytes
@@ -45,7 +55,7 @@ class Input:
     end: int | None
     """Requested byte range; None is the end of the file."""
     unit: str
-    """Unit of `RecordBlock.numbers`: line, row or page."""
+    """Unit of `RecordBlock.numbers`: line, row, page or record."""
     bytes: int
     """Bytes read from disk (before decompression): of the file, or of the range's documents."""
     first_byte: int
@@ -63,6 +73,7 @@ class Input:
         self.start, self.end = 0, None
         self.first_byte = 0
         self.metadata_keys = ()
+        self.settings, self.workers = default_settings(format), file_workers()
         self._num_lines_before: int | None = None
         self.unit = readers()[format].UNIT
         self._reset()
@@ -71,6 +82,15 @@ class Input:
         self.bytes = self.documents = self.blank_lines = 0
         self.skipped = {}
         self._hash = hashlib.sha256()
+
+    @property
+    def stated_settings(self) -> dict[str, str]:
+        """Settings that differ from the defaults."""
+        return dict(self.settings.items() - default_settings(self.format).items())
+
+    @property
+    def is_one_document(self) -> bool:
+        return is_one_document(self.format)
 
     @property
     def sha256(self) -> str:
@@ -95,7 +115,7 @@ class Input:
             yield block
 
     def place(self, number: int, offset: int = -1) -> str:
-        """Return a document's position for messages: raw/a.jsonl:17, or raw/a.parquet: row 5.
+        """Return a document's position for messages: raw/a.jsonl:17 or raw/a.parquet: row 5.
 
         In a byte range, line numbers include the lines before the range. Where counting these
         takes too long, the result is the byte position.

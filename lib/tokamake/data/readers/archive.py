@@ -1,6 +1,6 @@
 """Reader of archives: zip, and tar with or without compression. Nothing is unpacked to disk.
 
-A member is read as a file of its name: jsonl, JSON, csv, tsv or text. In a tar archive of
+A member is read as a file of its name: jsonl, JSON, csv, tsv, HTML or text. In a tar archive of
 WebDataset (https://github.com/webdataset/webdataset), consecutive members whose names differ only
 after the first dot form a sample, and a key is such an end of a name.
 """
@@ -39,6 +39,7 @@ Item = TypeVar("Item")
 UNIT = "row"
 HAS_MAGIC = True
 HAS_BYTE_RANGES = False
+SETTINGS = {"extractor": ("resiliparse", "trafilatura")}  # of HTML pages
 
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive with and without members."""
@@ -46,7 +47,7 @@ _ZIP_END_BYTES = 22
 """Size of the record at the end of a zip archive, without its comment."""
 _LARGEST = (1 << 63) - 1
 """Maximum size of a member of a compressed tar archive."""
-_FORMATS = ("jsonl", "json", "json_seq", "csv", "text")
+_FORMATS = ("jsonl", "json", "json_seq", "csv", "html", "text")
 """Formats of members; parquet and Arrow need a file on disk."""
 
 
@@ -91,7 +92,9 @@ def _blocks(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
 class _Member(Input):
     """A member, for the reader of its format."""
 
-    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+    def __init__(self, raw: Input, name: str, *, pieces: Iterator[bytes]) -> None:
+        # A name from the archive may be absolute; nothing is written, but messages show the path.
+        path = raw.path / name.lstrip("/")
         first = next(pieces, b"")
         pieces = chain([first], pieces)
         if packing := compression(first):
@@ -106,6 +109,9 @@ class _Member(Input):
                 "files of data"
             )
         super().__init__(path, format, compression=packing, head=first[:HEAD_BYTES])
+        if format == "html":
+            self.settings = raw.settings
+        self.workers = raw.workers
 
     def chunks(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:  # noqa: ARG002
         return self._pieces
@@ -116,8 +122,7 @@ def _files(
 ) -> Iterator[RecordBlock]:
     count = 0
     for name, content in members:
-        # A name from the archive may be absolute; nothing is written, but messages show the path.
-        member = _Member(raw.path / name.lstrip("/"), _pieces(raw, content, name))
+        member = _Member(raw, name, pieces=_pieces(raw, content, name))
         for block in member.blocks(keys, raw.metadata_keys):
             yield _with_places(block, member, name=name)
         raw.blank_lines += member.blank_lines

@@ -21,6 +21,7 @@ from tokamake.errors import UserError
 UNIT = "line"
 HAS_MAGIC = False
 HAS_BYTE_RANGES = False
+IS_ONE_DOCUMENT = True
 
 NAMES = {".txt", ".text", ".md", ".rst", ".tex"}
 """Suffixes of plain text. Content alone cannot identify it."""

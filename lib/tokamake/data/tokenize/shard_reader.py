@@ -1,10 +1,10 @@
 """Read the good documents of a shard that are no duplicates and pass the filters.
 
 Bad documents, and documents on which a filter fails, go to PREFIX.quarantine.jsonl. An entry has
-"file", "line", "row" or "page", "byte" (first byte of the line, in uncompressed files; first byte
-from which a page can be read), "reason", and "raw" (the original line) or "raw_base64" if it is not
-UTF-8. In a byte range that begins far into a file, "line_in_range" replaces "line" and counts from
-the start of the range.
+"file", "line", "row", "page" or "record", "byte" (first byte of the line, in uncompressed files;
+first byte from which a page can be read), "reason", and "raw" (the original line) or "raw_base64"
+if it is not UTF-8. In a byte range that begins far into a file, "line_in_range" replaces "line" and
+counts from the start of the range.
 """
 
 import base64
@@ -251,10 +251,10 @@ class ShardReader:
     def _check_file(self, source: Input) -> None:
         """Refuse a file without good documents, or with too many bad ones.
 
-        A text file is one document: text files count in the fraction of the shard.
+        A text file or a web page is one document: they count in the fraction of the shard.
         """
         quarantine = self._quarantine
-        if source.format == "text" or not (num_bad := quarantine.documents_of(source)):
+        if source.is_one_document or not (num_bad := quarantine.documents_of(source)):
             return
         if num_bad == source.documents and not source.start and source.end is None:
             cause = "it is damaged, or its text_key or format is wrong"
@@ -287,5 +287,6 @@ def _input_entry(source: Input) -> dict[str, Any]:
         "sha256": source.sha256,
         "documents": source.documents,
         "blank_lines": source.blank_lines,
+        **({"settings": settings} if (settings := source.stated_settings) else {}),
         **({"skipped": source.skipped} if source.skipped else {}),
     }

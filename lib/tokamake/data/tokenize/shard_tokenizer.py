@@ -18,7 +18,7 @@ from tokamake.data import readers
 from tokamake.data.indexed import job_batch
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import quarantine_path
-from tokamake.data.readers import open_unchanged, read_stamp
+from tokamake.data.readers import is_one_document, open_unchanged, read_stamp
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
 from tokamake.data.tokenize.shard import ShardWriter
 from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
@@ -105,7 +105,11 @@ class ShardTokenizer:
         self._set_up_filters()
         writer = ShardWriter(
             open_unchanged(
-                shard.paths, shard.stamps, byte_range=byte_range, format=self.options.format
+                shard.paths,
+                shard.stamps,
+                byte_range=byte_range,
+                format=self.options.format,
+                workers=self._workers,
             ),
             shard.output,
             tokenizer=self._tokenizer,
@@ -133,7 +137,8 @@ class ShardTokenizer:
         if self._had_less_time(manifest):
             return False
         return num_bad <= limit * manifest["documents_in"] and all(
-            file["format"] == "text" or file.get("quarantined", 0) <= limit * file["documents"]
+            is_one_document(file["format"])
+            or file.get("quarantined", 0) <= limit * file["documents"]
             for file in manifest["inputs"]
         )
 
@@ -193,6 +198,8 @@ def _summary_line(prefix: Path, manifest: dict[str, Any]) -> str:
         f"{prefix}: {documents}, {tokens} from {counted(len(manifest['inputs']), 'file')}, "
         f"{input_bytes / 1e6:,.1f} MB in {manifest['seconds']:.1f} s"
     ]
+    if num_skipped := sum(sum(file.get("skipped", {}).values()) for file in manifest["inputs"]):
+        parts.append(f"{num_skipped:,} skipped because they are no documents")
     for key in ("empty", "quarantined", "duplicate", "filtered"):
         if num_documents := manifest.get(f"{key}_documents"):
             parts.append(f"{num_documents:,} {key}")
