@@ -61,6 +61,10 @@ BUILT = {
     ),
     "filter-documents": ("tokamake/results/data/filtered/metadata.json", "tokamake/tried.idx"),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
+    "near-duplicates": (
+        "tokamake/results/data/deduplicated/near_duplicates/all.parquet",
+        "tokamake/results/data/deduplicated/metadata.json",
+    ),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "notebook": ("tokamake/losses.svg",),
