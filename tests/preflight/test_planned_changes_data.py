@@ -135,6 +135,16 @@ def test_a_folder_of_an_earlier_version_is_protected_by_its_manifests() -> None:
     assert message == f"data_set default: {lines}{REFUSED}"
 
 
+def test_without_a_plan_a_raw_file_newer_than_its_dataset_is_refused(
+    trained: WorkflowConfig,
+) -> None:
+    Path(trained.data_set.plan).unlink()
+    Path("results/data/data_set.json").unlink()
+    check()
+    os.utime("raw/0.jsonl", (2e9, 2e9))
+    assert "corpus web: changed merged/web-0000_text_document." in refused()
+
+
 def test_the_data_are_replaced_if_the_user_asks(capsys: pytest.CaptureFixture[str]) -> None:
     check(tokenizer={"vocab_size": 600}, replace_data=True)
     assert capsys.readouterr().err.splitlines()[-1] == (

@@ -50,6 +50,15 @@ def test_stored_copies_of_tied_tensors_have_to_be_equal(config: Path) -> None:
             hf_folder.read(config.parent)
 
 
+def test_heads_have_no_prefix_beside_a_base_model_without_one(config: Path) -> None:
+    file = config.with_name("model.safetensors")
+    _, expected = hf_folder.read(config.parent)
+    save_file({n.removeprefix("bert."): t for n, t in load_file(file).items()}, file)
+    _, read = hf_folder.read(config.parent)
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())
+
+
 def test_a_pipeline_of_megatron_deepspeed_is_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no pipeline of a bert; choose mds, megatron or"):
         writer.write(tmp_path / "there", open_any(config.parent), "mds_pipeline", Target())
