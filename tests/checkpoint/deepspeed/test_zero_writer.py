@@ -190,6 +190,18 @@ def test_partitions_of_stage_3_equal_those_of_deepspeed(
         assert written[name]["loss_scaler"].loss_scale == state["loss_scaler"].loss_scale
 
 
+@pytest.mark.parametrize(("noted", "scale"), [({}, 2.0**16), ({"loss_scale": (512.0, 3)}, 512.0)])
+def test_stage_3_in_fp16_has_a_loss_scale(
+    noted: dict[str, Any], scale: float, converted: dict[Case, Path], tmp_path: Path
+) -> None:
+    opened = open_any(next(iter(converted.values())))
+    notes = {key: value for key, value in opened.notes.items() if key != "loss_scale"}
+    opened = replace(opened, notes=notes | noted)
+    writer.write(tmp_path / "a", opened, "mds", target(Case(3, "fp16", full=True)))
+    for state in optimizer_states(tmp_path / "a").values():
+        assert state["loss_scaler"].cur_scale == scale
+
+
 @pytest.mark.parametrize("case", params(ZERO_3, COVERED), ids=str)
 def test_model_states_of_stage_3_equal_those_of_deepspeed(
     case: Case, folders: dict[Case, Path], converted: dict[Case, Path]

@@ -59,6 +59,23 @@ def hashes(folder: Path) -> dict[str, str]:
     return digests
 
 
+@pytest.fixture(scope="module")
+def finished(root: Path) -> tuple[Path, Path]:
+    """A finished run of 6 steps, and a copy of its output folder."""
+    config = make_run(root, "finished")
+    train(config)
+    return config, Path(shutil.copytree(read_run(config).output, root / "copy"))
+
+
+@pytest.fixture
+def config(finished: tuple[Path, Path]) -> Path:
+    """The finished run, as if no test had damaged it."""
+    config, copy = finished
+    shutil.rmtree(output := read_run(config).output)
+    shutil.copytree(copy, output)
+    return config
+
+
 def interrupted(config: Path) -> tuple[Path, dict[str, str]]:
     """Turn a finished run of 6 steps into one that was stopped at step 4.
 
@@ -76,10 +93,8 @@ def interrupted(config: Path) -> tuple[Path, dict[str, str]]:
 @pytest.mark.fault("damaged checkpoint")
 @pytest.mark.parametrize("damage", [zeroed, truncated, without_metadata, without_description])
 def test_training_goes_on_from_the_checkpoint_before(
-    damage: Callable[[Path], None], root: Path
+    damage: Callable[[Path], None], config: Path
 ) -> None:
-    config = make_run(root, damage.__name__)
-    train(config)
     output, expected = interrupted(config)
     damage(output / "global_step4")
     printed = train(config)
@@ -106,9 +121,7 @@ def test_all_ranks_go_back_together(layout: str, root: Path) -> None:
 
 
 @pytest.mark.fault("damaged checkpoint")
-def test_a_run_without_a_whole_checkpoint_is_refused(root: Path) -> None:
-    config = make_run(root, "lost")
-    train(config)
+def test_a_run_without_a_whole_checkpoint_is_refused(config: Path) -> None:
     output, _ = interrupted(config)
     zeroed(output / "global_step4")
     zeroed(output / "global_step2")
