@@ -71,6 +71,10 @@ BUILT = {
     "serve": ("tokamake/answers.txt",),
     "tasks": ("tokamake/results/mine/tasks/wiki.json", "tokamake/scores.json"),
     "trackers": ("tokamake/results/followed/training/trackers/trackio/demo.db",),
+    "web-to-model": (
+        "tokamake/results/manual/train.json",
+        "tokamake/results/data/manual/report.html",
+    ),
     "wikipedia": ("tokamake/results/data/wiki/metadata.json",),
     "common-crawl": ("tokamake/results/data/crawl/metadata.json",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
