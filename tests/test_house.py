@@ -287,7 +287,7 @@ def test_every_plug_in_has_its_functions() -> None:
         "checkpoint/**/format": ["find", "open_checkpoint", "lay_out", "archives", "warnings"],
         "optim": ["build"],
         "schedules": ["factor"],
-        "train/backends/checks": ["check_settings", "check_run"],
+        "train/backends/checks": ["check_settings", "check_precision"],
         "models/*/model": ["Model"],
         "models/*/megatron": ["fields", "arguments", "inexpressible"],
         "models/*/memory": ["flops_per_token", "saved_activations"],

@@ -63,7 +63,7 @@ MISTAKES = {
     "my.yaml: train.rampup_batch_size: from 3 by 2 it never reaches global_batch_size 8": {
         "train": {"rampup_batch_size": [3, 2, 9]}
     },
-    "my.yaml: train.zero_stage: 0: DeepSpeed keeps no fp32 master weights; set it to 1": {
+    "my.yaml: train.zero_stage: 0: DeepSpeed keeps no fp32 master weights with bf16; set": {
         "train": {"zero_stage": 0, "precision": "bf16", "backend": "deepspeed"}
     },
     "my.yaml: train.split: 'nan,1,1': give two or three non-negative numbers": {

@@ -8,17 +8,16 @@ import re
 from itertools import product
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import ValidationError
 
 from tests.support.layouts import parallel
 from tests.support.paths import ROOT
 from tests.support.proofs import SHAPE, Changes, Proved
 from tests.support.runs import ARCHITECTURE
-from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.run import check_backend, check_layout, check_precision
+from tokamake.preflight.model import check_layout
+from tokamake.preflight.run import check_ranks
 
 DOCUMENT = ROOT / "docs/reference/parallelism.md"
 COMMAND = "python -m tests.support.layout_table"
@@ -125,10 +124,8 @@ def refusal(backend: str, first: str, second: str) -> str:
         for size in sizes:
             world_size *= getattr(train.parallel, f"{size}_parallel_size")
         architecture = ARCHITECTURE.model_copy(update=SHAPE)
-        run = Run.model_construct(architecture=architecture, train=train)
-        check_layout(run, world_size)
-        check_precision(train)
-        check_backend(run, torch.device("cpu"))
+        check_ranks(train, world_size)
+        check_layout(train, architecture)
     except ValidationError as error:
         return error.errors()[0]["msg"].removeprefix("Value error, ")
     except UserError as error:

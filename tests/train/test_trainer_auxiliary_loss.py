@@ -28,8 +28,6 @@ CPU = torch.device("cpu")
 class Model(llama.Model):
     """A Llama that keeps its embeddings small."""
 
-    has_auxiliary_loss = True
-
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return logits, and while training the mean square of the embeddings."""
         logits = super().forward(x, *args, **kwargs)
@@ -44,6 +42,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return SimpleNamespace(Model=Model) if kind == "models/*/model" else load(kind, name)
 
     monkeypatch.setattr(plugins, "load", load_stub)
+    constant = plugins.constant
+
+    def constant_stub(kind: str, name: str, key: str, **options: Any) -> Any:
+        return key == "HAS_AUXILIARY_LOSS" or constant(kind, name, key, **options)
+
+    monkeypatch.setattr(plugins, "constant", constant_stub)
     return with_precision(read_run(make_run(prepare(tmp_path), "auxiliary")), CPU)
 
 

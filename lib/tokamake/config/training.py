@@ -57,6 +57,7 @@ class TrainSettings(TrainFields):
         self._check_length()
         objective_data(self.objective).check_settings(self)
         plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
+        self.check_precision()
         self._check_loss_scaling()
         self._check_offload()
         if self.parallel.data_parallel_replicate_size > 1 and not self.zero_stage:
@@ -81,6 +82,24 @@ class TrainSettings(TrainFields):
                 f"{self.train_steps}; give earlier steps"
             )
         return self
+
+    def check_precision(self, device_type: str | None = None) -> None:
+        """Refuse settings that the precision makes wrong; ranks fill an empty precision in.
+
+        Args:
+            device_type: type of a rank's device; None where it is not known yet.
+
+        Raises:
+            ValueError: the message begins with the setting.
+        """
+        parallel = self.parallel
+        is_split = parallel.pipeline_schedule in SPLIT_BACKWARD
+        if is_split and parallel.pipeline_parallel_size > 1 and self.precision in ("bf16", "fp16"):
+            raise ValueError(
+                f"parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up gradients "
+                f"in {self.precision}; use interleaved_1f1b, or set precision to fp32"
+            )
+        plugins.load(BACKEND_CHECKS, self.backend).check_precision(self, device_type)
 
     def _check_retention(self) -> None:
         every, interval = self.keep_every, self.save_interval

@@ -47,11 +47,24 @@ def check_sequence_length(
     objective_data(train.objective).check_lengths(train, limit, source=source)
 
 
+def check_layout(train: TrainSettings, architecture: Architecture) -> None:
+    """Check that ranks can share the model and its sequences."""
+    train.parallel.check_architecture(architecture, train.sequence_length)
+    size = train.parallel.pipeline_parallel_size
+    if size > 1 and plugins.constant(
+        FAMILIES, architecture.family, "HAS_AUXILIARY_LOSS", default=False
+    ):
+        raise UserError(
+            f"train.parallel.pipeline_parallel_size: {size}: a pipeline does not carry the "
+            f"auxiliary losses of {architecture.family}; set 1"
+        )
+
+
 def check_layout_and_length(
     train: TrainSettings, architecture: Architecture, *, source: str = "the model"
 ) -> None:
     """Check that a layout divides the model, and that the model sees whole sequences."""
-    train.parallel.check_architecture(architecture, train.sequence_length)
+    check_layout(train, architecture)
     check_sequence_length(train, architecture, source=source)
 
 

@@ -8,13 +8,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tokamake import plugins
-from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run
 from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.data import IndexContent, check_index, check_vocabulary
-from tokamake.preflight.model import FAMILIES, check_fim, check_objective
+from tokamake.preflight.model import check_fim, check_layout, check_objective
 from tokamake.runtime.requirements import required
 
 if TYPE_CHECKING:
@@ -25,12 +24,10 @@ def check_resolved(run: Run, index: IndexContent) -> None:
     """Check a run against its files, before the number of ranks and the device are known."""
     check_index(run, index)
     check_objective(run.train, run.architecture)
-    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
+    check_layout(run.train, run.architecture)
     check_vocabulary(run.architecture, index, data_root=run.data_root)
     if run.train.fim.rate:
         check_fim(run.train.fim, run.architecture, tokenizer=run.tokenizer)
-    check_precision(run.train)
-    check_backend(run)
 
 
 def check_run(
@@ -50,10 +47,9 @@ def check_run(
 def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None:
     """Check a run against its ranks and their device; runs that finetune, too."""
     check_packages(run.train)
-    check_layout(run, world_size)
-    check_auxiliary_loss(run)
-    check_precision(run.train)
-    check_backend(run, device)
+    check_ranks(run.train, world_size)
+    check_layout(run.train, run.architecture)
+    check_precision(run.train, device)
     check_deterministic(run, device)
 
 
@@ -110,42 +106,12 @@ def check_ranks(train: TrainSettings, world_size: int) -> None:
         train.parallel.check_batches(num_batches, in_rampup=in_rampup)
 
 
-def check_layout(run: Run, world_size: int) -> None:
-    """Check that the ranks can share the model, its sequences and its batches."""
-    check_ranks(run.train, world_size)
-    run.train.parallel.check_architecture(run.architecture, run.train.sequence_length)
-
-
-def check_auxiliary_loss(run: Run) -> None:
-    """Refuse a pipeline for a family whose layers have auxiliary losses."""
-    model = plugins.load(FAMILIES, run.architecture.family).Model
-    size = run.train.parallel.pipeline_parallel_size
-    if model.has_auxiliary_loss and size > 1:
-        raise UserError(
-            f"train.parallel.pipeline_parallel_size: {size}: a pipeline does not carry the "
-            f"auxiliary losses of {run.architecture.family}; set 1"
-        )
-
-
-def check_precision(train: TrainSettings) -> None:
-    """Refuse pipeline schedules that would add up gradients in low precision."""
-    parallel = train.parallel
-    split = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
-    if split and train.precision not in ("fp32", None):
-        raise UserError(
-            f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up "
-            f"gradients in {train.precision}; use interleaved_1f1b, or train.precision fp32"
-        )
-
-
-def check_backend(run: Run, device: "torch.device | None" = None) -> None:
-    """Refuse settings that the back end cannot apply, or would apply wrongly.
-
-    Args:
-        device: device of this rank; None where it is not known yet.
-    """
-    checks = plugins.load(BACKEND_CHECKS, run.train.backend)
-    checks.check_run(run, device.type if device is not None else None)
+def check_precision(train: TrainSettings, device: "torch.device") -> None:
+    """Check the precision on a device, which has decided it if the config does not."""
+    try:
+        train.check_precision(device.type)
+    except ValueError as error:
+        raise UserError(f"train.{error}") from None
 
 
 def check_deterministic(run: Run, device: "torch.device") -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.deepspeed_runs import zero
 from tests.support.layouts import laid_out, parallel
@@ -11,7 +12,7 @@ from tests.support.runs import make_run
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.train.backends.checks import deepspeed as checks
+from tokamake.preflight.run import check_precision
 
 LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
 
@@ -23,18 +24,31 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01}}
         (zero(3) | parallel(pp=2), "zero_stage: 3: DeepSpeed reduces gradients after each"),
         (zero(3, recompute_granularity="selective"), "recompute_granularity: selective"),
         (zero(1) | parallel(replicas=2), "data_parallel_replicate_size: 2"),
-        (zero(0, precision="fp16"), "precision: fp16: DeepSpeed has no fp16 on the CPU"),
+        (zero(0, precision="fp16"), "zero_stage: 0: .* no fp32 master weights with fp16; set it"),
+        (zero(0, precision="bf16"), "zero_stage: 0: .* no fp32 master weights with bf16; set it"),
     ],
 )
-def test_settings_that_deepspeed_gets_wrong_are_refused(
-    changes: Changes, message: str, root: Path
+def test_settings_that_deepspeed_gets_wrong_are_refused_by_the_config(
+    changes: Changes, message: str
 ) -> None:
-    run = read_run(make_run(root, "run"))
-    precision = {"precision": changes.pop("precision", "fp32")} if "fp16" in message else {}
-    run = laid_out(run, changes)
-    run = run.model_copy(update={"train": run.train.model_copy(update=precision)})
-    with pytest.raises(UserError, match=rf"^train\.backend: deepspeed: with train\..*{message}"):
-        checks.check_run(run, "cpu")
+    with pytest.raises(ValueError, match=message):
+        TrainSettings.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "message"),
+    [
+        (1, "fp16", r"precision: fp16: DeepSpeed has no fp16 on the CPU; set it to bf16, or"),
+        (0, "bf16", r"zero_stage: 0: DeepSpeed keeps no fp32 master weights with bf16; set it to"),
+    ],
+)
+def test_ranks_check_the_precision_that_their_device_decides(
+    stage: int, precision: str, message: str
+) -> None:
+    train = TrainSettings.model_validate(zero(stage))
+    train = train.model_copy(update={"precision": precision})
+    with pytest.raises(UserError, match=rf"^train\.{message}"):
+        check_precision(train, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("action", ["skip", "lower_rate"])
@@ -85,7 +99,7 @@ def test_offloading_needs_something_to_offload(changes: Changes, message: str, r
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (zero(2) | parallel(pp=2), "train.zero_stage: 2: DeepSpeed reduces gradients after each"),
+        (zero(2) | parallel(pp=2), "train: zero_stage: 2: DeepSpeed reduces gradients after each"),
         (zero(1) | LAMB, "optimizer.name: lamb: needs whole parameters"),
     ],
 )

@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
     To load weights without drawing random ones first, construct it under `torch.device("meta")` and
     call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
 
-    While it trains (`self.training`), the `forward` of a family with `has_auxiliary_loss` returns
+    While it trains (`self.training`), the `forward` of a family with `HAS_AUXILIARY_LOSS` returns
     (logits, auxiliary loss): a scalar that the trainer adds to the mean cross entropy of the same
     tokens, with its coefficient already applied. Mixtures of experts balance their load this way.
     It must not depend on the logits, which the cross entropy overwrites.
@@ -104,7 +104,6 @@ class LanguageModel(nn.Module):
         dropout_rates: rates and seed of dropout while training; None: nothing is dropped.
         embedding_name: parameter that maps tokens to states.
         output_name: parameter that maps states to logits, unless it is the embedding.
-        has_auxiliary_loss: whether `forward` returns an auxiliary loss while training.
         is_gated: whether layers have RMSNorms and gated MLPs, not LayerNorms and plain MLPs.
         is_causal: whether a token attends to itself and earlier tokens only; not so in encoders.
         into_residual: ends of the names of weights that add to the residual stream.
@@ -117,7 +116,6 @@ class LanguageModel(nn.Module):
     norm: nn.Module
     lm_head: nn.Linear
     layers: nn.ModuleDict
-    has_auxiliary_loss = False
     is_causal = True
     is_gated = False
     into_residual: tuple[str, ...] = ("o_proj.weight", "down_proj.weight")

@@ -40,7 +40,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import losses, records, write_start
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
-from tokamake.preflight.run import check_layout
+from tokamake.preflight.model import check_layout
 from tokamake.train.backends.native import label_draws
 from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
@@ -265,4 +265,4 @@ def test_full_samples_need_no_mask(run: Run) -> None:
 
 def test_context_parallelism_is_refused(run: Run) -> None:
     with pytest.raises(UserError, match=r"context_parallel_size: 2: .*bert.*; set 1"):
-        check_layout(laid_out(run, parallel(cp=2)), 2)
+        check_layout(laid_out(run, parallel(cp=2)).train, run.architecture)

@@ -41,8 +41,7 @@ from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
-from tokamake.preflight.model import check_sequence_length
-from tokamake.preflight.run import check_layout
+from tokamake.preflight.model import check_layout, check_sequence_length
 from tokamake.train.backends.native import label_draws
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
@@ -262,4 +261,4 @@ def test_decoders_longer_than_the_positions_are_refused(run: Run) -> None:
 def test_layouts_that_divide_a_stack_or_a_sequence_are_refused(run: Run) -> None:
     for sizes, name in (({"pp": 2}, "pipeline"), ({"cp": 2}, "context")):
         with pytest.raises(UserError, match=rf"{name}_parallel_size: 2: .*t5.*; set 1"):
-            check_layout(laid_out(run, parallel(**sizes)), 2)
+            check_layout(laid_out(run, parallel(**sizes)).train, run.architecture)

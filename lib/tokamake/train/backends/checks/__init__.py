@@ -2,8 +2,10 @@
 
 They do not import torch, because validation of a config and dry runs call them, too. A file has
 
-- `check_settings(train)`, for the settings of a config; it raises ValueError.
-- `check_run(run, device_type)`, for a resolved run; it raises UserError.
+- `check_settings(train)`, for facts of the config alone;
+- `check_precision(train, device_type)`, for the precision: of the config, if it states one, and on
+  the ranks, whose device decides an empty one; device_type is None where the device is not known.
+  Both raise ValueError;
 - literals about features that only some back ends have: OFFLOADS (setting of host memory → lowest
   zero_stage; none if it is missing) and SAMPLED_LABELS (whether it can compute gradients of labels
   that are sampled from the model).

@@ -2,11 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from tokamake.errors import UserError
 from tokamake.train.backends.checks._deepspeed_json import check_json
 
 if TYPE_CHECKING:
-    from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
 PACKAGES = ("deepspeed",)
@@ -15,12 +13,7 @@ OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}
 
 def check_settings(train: "TrainSettings") -> None:
     """Check that DeepSpeed supports the settings of a run."""
-    if train.precision == "bf16" and train.zero_stage == 0:
-        # DeepSpeed would keep only bf16 weights, which round small updates away.
-        raise ValueError(
-            "zero_stage: 0: DeepSpeed keeps no fp32 master weights; set it to 1, or precision to "
-            "fp32"
-        )
+    _check_layout(train)
     if (action := train.on_bad_step.spike) in ("skip", "lower_rate"):
         raise ValueError(
             f"on_bad_step.spike: {action}: DeepSpeed updates the weights before it knows the "
@@ -32,8 +25,7 @@ def check_settings(train: "TrainSettings") -> None:
             "to false, or backend to native"
         )
     check_json(train.deepspeed, train)
-    if reason := _optimizer_conflict(train):
-        raise ValueError(f"{reason}, or backend to native")
+    _check_optimizer(train)
     if train.log_layer_norms:
         raise ValueError(
             "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "
@@ -46,52 +38,50 @@ def check_settings(train: "TrainSettings") -> None:
         )
 
 
-def check_run(run: "Run", device_type: str | None) -> None:
-    """Check that DeepSpeed can train a run.
-
-    Args:
-        device_type: type of this rank's device; None where it is not known yet.
-    """
-    train, parallel = run.train, run.train.parallel
-    stage, precision = train.zero_stage, train.precision
-    pipelined, low = parallel.pipeline_parallel_size > 1, precision not in ("fp32", None)
-    if pipelined and stage >= 2:
-        _refuse(
-            f"zero_stage: {stage}: DeepSpeed reduces gradients after each backward pass, so it "
-            "cannot use a pipeline; set it to 1, or pipeline_parallel_size to 1"
+def check_precision(train: "TrainSettings", device_type: str | None) -> None:
+    """Check that DeepSpeed can train in the precision of a run."""
+    if train.precision == "fp16" and device_type == "cpu":
+        raise ValueError(
+            "precision: fp16: DeepSpeed has no fp16 on the CPU; set it to bf16, or backend to "
+            "native"
         )
-    if precision == "fp16" and device_type == "cpu":
-        _refuse("precision: fp16: DeepSpeed has no fp16 on the CPU; set it to bf16")
-    if low and stage == 0:
-        _refuse(
-            f"zero_stage: 0: DeepSpeed keeps no fp32 master weights with {precision}; set it to 1"
+    if train.precision not in ("fp32", None) and train.zero_stage == 0:
+        # DeepSpeed would keep only 16-bit weights, which round small updates away.
+        raise ValueError(
+            f"zero_stage: 0: DeepSpeed keeps no fp32 master weights with {train.precision}; set it "
+            "to 1, or precision to fp32"
+        )
+
+
+def _check_layout(train: "TrainSettings") -> None:
+    stage, parallel = train.zero_stage, train.parallel
+    if parallel.pipeline_parallel_size > 1 and stage >= 2:
+        raise ValueError(
+            f"zero_stage: {stage}: DeepSpeed reduces gradients after each backward pass, so it "
+            "cannot use a pipeline; set it to 1, or parallel.pipeline_parallel_size to 1, or "
+            "backend to native"
         )
     if stage == 3 and train.recompute_granularity == "selective":
-        _refuse(
-            "recompute_granularity: selective: it would keep the weights that zero_stage 3 "
-            "gathers; set it to full, or zero_stage to 2"
+        raise ValueError(
+            "recompute_granularity: selective: DeepSpeed would keep the weights that zero_stage 3 "
+            "gathers; set it to full, or zero_stage to 2, or backend to native"
         )
-    if parallel.data_parallel_replicate_size > 1:
-        _refuse(
-            f"parallel.data_parallel_replicate_size: {parallel.data_parallel_replicate_size}: "
-            "DeepSpeed shards over all data-parallel ranks; set it to 1"
+    if (size := parallel.data_parallel_replicate_size) > 1:
+        raise ValueError(
+            f"parallel.data_parallel_replicate_size: {size}: DeepSpeed shards over all "
+            "data-parallel ranks; set it to 1, or backend to native"
         )
-    if reason := _optimizer_conflict(train):
-        _refuse(reason)
 
 
-def _optimizer_conflict(train: "TrainSettings") -> str:
-    """Why DeepSpeed cannot use the optimizer; empty if it can."""
+def _check_optimizer(train: "TrainSettings") -> None:
     optimizer, stage = train.optimizer, train.zero_stage
     if not optimizer.facts.flat_buffers:
-        return f"optimizer.name: {optimizer.name}: DeepSpeed cannot use it; use another one"
-    if stage and not optimizer.facts.elementwise:
-        return (
-            f"optimizer.name: {optimizer.name}: needs whole parameters, but zero_stage {stage} "
-            "splits them; set zero_stage to 0"
+        raise ValueError(
+            f"optimizer.name: {optimizer.name}: DeepSpeed cannot use it; use another one, or "
+            "backend to native"
         )
-    return ""
-
-
-def _refuse(reason: str) -> None:
-    raise UserError(f"train.backend: deepspeed: with train.{reason}, or train.backend to native")
+    if stage and not optimizer.facts.elementwise:
+        raise ValueError(
+            f"optimizer.name: {optimizer.name}: needs whole parameters, but zero_stage {stage} "
+            "splits them; set zero_stage to 0, or backend to native"
+        )

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from tokamake.config.parallel import SPLIT_BACKWARD
 
 if TYPE_CHECKING:
-    from tokamake.config.resolved_run import Run
     from tokamake.config.training import TrainSettings
 
 SAMPLED_LABELS = True
@@ -28,5 +27,5 @@ def check_settings(train: "TrainSettings") -> None:
         )
 
 
-def check_run(run: "Run", device_type: str | None) -> None:
-    """Accept all runs with valid settings."""
+def check_precision(train: "TrainSettings", device_type: str | None) -> None:
+    """Accept every precision."""
