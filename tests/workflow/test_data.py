@@ -81,10 +81,8 @@ def test_all_merge_batches_in_the_order_of_the_plan() -> None:
 def test_hashes_of_a_corpus_leave_out_a_corpus_with_a_longer_name() -> None:
     write_raw("web.jsonl", "x.jsonl")
     rules = make_rules(table=TWO_NAMES)
-    assert rules.corpus_hashes(wildcards(corpus="web")) == ["results/data/hashes/web-00000.rows"]
-    assert rules.corpus_hashes(wildcards(corpus="web.x")) == [
-        "results/data/hashes/web.x-00000.rows"
-    ]
+    assert rules.corpus_hashes(wildcards(scope="web")) == ["results/data/hashes/web-00000.rows"]
+    assert rules.corpus_hashes(wildcards(scope="web.x")) == ["results/data/hashes/web.x-00000.rows"]
 
 
 def test_duplicates_are_inputs_only_with_deduplication() -> None:
@@ -92,6 +90,16 @@ def test_duplicates_are_inputs_only_with_deduplication() -> None:
     assert make_rules().corpus_duplicates(job) == []
     rules = make_rules(tokenize={"deduplicate": True})
     assert rules.corpus_duplicates(job) == ["results/data/duplicates/docs.rows"]
+    rules = make_rules(tokenize={"deduplicate": "data"})
+    assert rules.corpus_duplicates(job) == ["results/data/duplicates/all.rows"]
+
+
+def test_duplicates_in_all_corpora_are_found_in_the_order_of_the_table() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    rules = make_rules(table=TWO_NAMES, tokenize={"deduplicate": "data"})
+    assert rules.corpus_hashes(wildcards(scope="all")) == [
+        f"results/data/hashes/{batch}-00000.rows" for batch in ("web", "web.x")
+    ]
 
 
 @pytest.mark.parametrize(("scope", "name"), [("data", "all"), ("corpus", "web")])

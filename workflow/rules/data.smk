@@ -126,15 +126,15 @@ if CONFIG.shared.tokenize.deduplicate:
             " {params.corpus:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_duplicates:
-        "Find the documents of a corpus whose text occurred before in it."
+        "Find the documents whose text occurred before, in their corpus or in any."
         input:
             data_rules.corpus_hashes,
         output:
-            f"{DATA}/duplicates/{{corpus}}.rows",
+            f"{DATA}/duplicates/{{scope}}.rows",
         log:
-            f"{DATA_SET.logs}/find_duplicates/{{corpus}}.log",
+            f"{DATA_SET.logs}/find_duplicates/{{scope}}.log",
         benchmark:
-            f"{DATA_SET.benchmarks}/find_duplicates/{{corpus}}.tsv"
+            f"{DATA_SET.benchmarks}/find_duplicates/{{scope}}.tsv"
         conda:
             ENVIRONMENT
         shell:

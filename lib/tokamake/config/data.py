@@ -121,8 +121,9 @@ class TokenizeSettings(Settings):
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Maximum share of documents in quarantine, of a shard and of each of its raw files. The job
     fails above it. A raw file without good documents fails it in any case."""
-    deduplicate: bool = False
-    """Drop documents whose text already occurred in the same corpus."""
+    deduplicate: bool | Literal["data"] = False
+    """Drop documents whose text already occurred. true: in the same corpus. data: in the same
+    corpus or in one above it in the table of corpora."""
     near_duplicates: NearDuplicates | None = None
     """Drop documents that are nearly the same as an earlier one, after the filters: a preset,
     fineweb or slimpajama, or settings. null: keep them."""

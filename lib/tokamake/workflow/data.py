@@ -151,25 +151,32 @@ class DataRules:
         return [self._data_set.batch_file("merge", batch) for batch in self._config.merge_batches]
 
     def corpus_hashes(self, wildcards: Any) -> list[str]:
-        """Hashes of the documents of a corpus, in its order."""
-        own = self._corpus_batches.get(wildcards.corpus, ())
-        return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in own]
+        """Hashes of the documents of a corpus, or of all corpora, in their order."""
+        is_whole = self._config.shared.tokenize.deduplicate == "data"
+        batches = self._batches_of(None if is_whole else wildcards.scope)
+        return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in batches]
 
     def signed_documents(self, wildcards: Any) -> list[str]:
         """Band keys of the documents of a corpus, or of all corpora in their order."""
         folder = f"{self._data_set.folder}/near_duplicates/signed"
         near = self._config.shared.tokenize.near_duplicates
         is_whole = near is not None and near.scope == "data"
-        corpora = [*self._corpus_batches] if is_whole else [wildcards.scope]
-        batches = (batch for corpus in corpora for batch in self._corpus_batches.get(corpus, ()))
+        batches = self._batches_of(None if is_whole else wildcards.scope)
         return [f"{folder}/{batch}.rows" for batch in batches]
+
+    def _batches_of(self, corpus: str | None) -> list[str]:
+        """Names of the `tokenize` batches of a corpus; None: of all corpora."""
+        if corpus is not None:
+            return self._corpus_batches.get(corpus, [])
+        return [batch for batches in self._corpus_batches.values() for batch in batches]
 
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
         """Files of documents of a corpus to leave out, if the config asks for deduplication."""
         corpus, tokenize = corpus_of(wildcards.batch), self._config.shared.tokenize
         paths = []
         if tokenize.deduplicate:
-            paths.append(f"{self._data_set.folder}/duplicates/{corpus}.rows")
+            scope = ALL if tokenize.deduplicate == "data" else corpus
+            paths.append(f"{self._data_set.folder}/duplicates/{scope}.rows")
         if near := tokenize.near_duplicates:
             scope = ALL if near.scope == "data" else corpus
             paths.append(f"{self._data_set.folder}/near_duplicates/{scope}.rows")

@@ -73,8 +73,7 @@ def extended_plan(
             split_sentences=shared.tokenize.split_sentences,
             # Quarantine takes bad documents, however many the first ones are.
             check_documents=shared.tokenize.on_bad_document == "stop",
-            corpora_alone=shared.tokenize.deduplicate
-            or shared.tokenize.near_duplicates is not None,
+            corpora_alone=bool(shared.tokenize.deduplicate or shared.tokenize.near_duplicates),
         )
     if previous:
         merged = Path(DataSet(shared.data_set).folder, "merged")

@@ -1,4 +1,4 @@
-"""Stage `find_duplicates`: find exact duplicates in a corpus by the hashes of its documents."""
+"""Stage `find_duplicates`: find exact duplicates in corpora by the hashes of their documents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +15,14 @@ _CHUNK_ROWS = 1 << 22  # hashes read at once
 
 
 def find_duplicates(files: list[Path], /, *, output: Path) -> None:
-    """Find documents with the text of an earlier document in the same corpus.
+    """Find documents with the text of an earlier document.
 
     The first document of each text is kept. The stage compares one part of the range of hashes at
     a time. Therefore memory does not grow with the number of documents, except by 8 bytes per
     duplicate.
 
     Args:
-        files: files of hashes from `hash-documents`, in the order of the corpus.
+        files: files of hashes from `hash-documents`, in the order of the corpora.
         output: file of duplicates to write; an input of `tokenize`.
     """
     if not files:
