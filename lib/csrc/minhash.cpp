@@ -41,8 +41,8 @@ uint32_t root_of(uint32_t* parents, uint32_t document) {
 
 }  // namespace
 
-MinHash::MinHash(std::vector<uint32_t> characters, bool of_characters, size_t shingle,
-                 size_t bands, size_t rows, uint64_t seed)
+MinHash::MinHash(std::vector<uint32_t> characters, bool of_characters, size_t shingle, size_t bands,
+                 size_t rows, uint64_t seed)
     : characters_(std::move(characters)),
       of_characters_(of_characters),
       shingle_(shingle),
@@ -72,8 +72,8 @@ void MinHash::hash_units(std::string_view text) {
   const char* const end = at + text.size();
   while (at < end) {
     uint32_t code_point = next_code_point(at);
-    uint32_t character = code_point < characters_.size() ? characters_[code_point]
-                                                         : code_point | kWordAlone;
+    uint32_t character =
+        code_point < characters_.size() ? characters_[code_point] : code_point | kWordAlone;
     if (of_characters_) {
       if (character == kSeparator) {
         is_after_word = !units_.empty();
@@ -119,8 +119,8 @@ void MinHash::sign(std::string_view text, uint64_t* keys) {
   for (size_t first = 0; first < shingles_.size(); first += kPart) {
     const size_t size = std::min(kPart, shingles_.size() - first);
     for (size_t i = 0; i < minima_.size(); ++i)
-      minima_[i] = std::min(minima_[i],
-                            minimum(shingles_.data() + first, size, factors_[i], terms_[i]));
+      minima_[i] =
+          std::min(minima_[i], minimum(shingles_.data() + first, size, factors_[i], terms_[i]));
   }
   for (size_t band = 0; band < bands_; ++band) {
     uint64_t key = band + 1;
