@@ -20,6 +20,7 @@ from tokamake.errors import UserError
 from tokamake.preflight import data, model
 from tokamake.preflight import run as preflight_run
 from tokamake.preflight.run import check_until_step
+from tokamake.preflight.tokenizer import check_fim
 
 TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
 MODEL: Any = {**ARCHITECTURE, "vocab_size": 100}
@@ -213,7 +214,7 @@ def test_every_token_has_an_embedding(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_fill_in_the_middle_needs_a_tokenizer() -> None:
     with pytest.raises(UserError, match=r"^train\.fim\.rate: needs a tokenizer; give it with"):
-        model.check_fim(FimSettings(rate=0.5), ARCHITECTURE_100, tokenizer=None)
+        check_fim(FimSettings(rate=0.5), None)
 
 
 @pytest.mark.parametrize(("until_step", "fits"), [(4, False), (5, True), (10, True), (11, False)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.berts import bert
 from tests.support.workflow_configs import make_tokenizer, read_config, train, write_runs
 from tests.support.workflows import ARCHITECTURE, CONFIG
 from tokamake.config.architecture import Architecture
@@ -174,34 +175,6 @@ def test_a_format_that_does_not_fit_the_model_is_refused() -> None:
     )
 
 
-FIM_TOKENS = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
-
-
-@pytest.mark.parametrize(
-    ("fim", "tokens", "missing"),
-    [
-        ({"rate": 0.5}, [], FIM_TOKENS),
-        ({"rate": 0.5}, FIM_TOKENS[:2], FIM_TOKENS[2:]),
-        ({"rate": 0.5, "split_token": "<file>"}, FIM_TOKENS, ["<file>"]),
-    ],
-)
-def test_a_tokenizer_to_be_trained_must_have_the_tokens_of_fim(
-    fim: dict[str, Any], tokens: list[str], missing: list[str]
-) -> None:
-    tokenizer = {"vocab_size": 500, "special_tokens": tokens}
-    assert refused(train=train(fim=fim), tokenizer=tokenizer) == (
-        f"my.yaml: train.fim: {', '.join(missing)}: not a token of the tokenizer that is to be "
-        "trained; add it to tokenizer.special_tokens"
-    )
-
-
-def test_tokens_of_fim_are_not_needed_without_fim_or_with_a_tokenizer() -> None:
-    settings = train(fim={"rate": 0.5})
-    assert read_config(train=train(fim={"rate": 0}))
-    assert read_config(train=settings, tokenizer={"vocab_size": 500, "special_tokens": FIM_TOKENS})
-    assert read_config(train=settings, tokenizer={"path": make_tokenizer("tokenizer")})
-
-
 # Length of a run, and its splits
 
 
@@ -314,11 +287,11 @@ def make_start(folder: str, *words: str) -> str:
 
 
 def read_start(
-    monkeypatch: pytest.MonkeyPatch, *, vocab_size: int = 100, **config: Any
+    monkeypatch: pytest.MonkeyPatch, *, vocab_size: int = 100, start: Any = None, **config: Any
 ) -> WorkflowConfig:
     """Read the config of a main process; each checkpoint has the same architecture."""
     architecture = Architecture(**{**ARCHITECTURE, "vocab_size": vocab_size})  # type: ignore[arg-type]
-    start = SimpleNamespace(architecture=architecture, notes={}, path=Path("start"))
+    start = start or SimpleNamespace(architecture=architecture, notes={}, path=Path("start"))
     monkeypatch.setattr(initial_models, "open_any", lambda _: start)
     settings = train(finetune=True)
     model = {"checkpoint": "start"}
@@ -430,6 +403,19 @@ def test_the_model_of_a_checkpoint_must_allow_the_sequence_length(
     make_start("start", "a")
     with pytest.raises(UserError, match="more than the 64 max_position_embeddings of start; lower"):
         read_start(monkeypatch, train=train(finetune=True, sequence_length=65))
+
+
+def test_the_model_of_a_checkpoint_must_learn_the_objective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_start("start", "a")
+    start = SimpleNamespace(architecture=bert(), notes={}, path=Path("start"))
+    with pytest.raises(UserError) as caught:
+        read_start(monkeypatch, start=start)
+    assert str(caught.value) == (
+        "my.yaml: train.objective: causal: family bert learns masked; set it to masked, or choose "
+        "a model of family gpt or llama or qwen3"
+    )
 
 
 def test_the_start_names_the_corpora_of_a_list(

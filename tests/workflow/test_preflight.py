@@ -12,6 +12,7 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import open_samples
+from tokamake.errors import UserError
 from tokamake.preflight import model
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.preflight import Preflight
@@ -85,11 +86,11 @@ def test_objectives_are_checked_before_any_job(
 
 
 @pytest.mark.usefixtures("workspace_here")
-def test_a_family_learns_its_own_objectives(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_a_family_learns_its_own_objectives() -> None:
+    with pytest.raises(UserError) as caught:
         check(train=train(objective="masked"), tokenize=SENTENCES)
-    assert capsys.readouterr().err.startswith(
-        "tokamake: run smoke: train.objective: masked: family llama learns causal; set it to causal"
+    assert str(caught.value).startswith(
+        "my.yaml: train.objective: masked: family llama learns causal; set it to causal"
     )
 
 

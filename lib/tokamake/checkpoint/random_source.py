@@ -23,12 +23,17 @@ def new_architecture(path: Path, tokenizer: Path) -> Architecture:
     architecture, entries = read_architecture(path), open_tokenizer(tokenizer).vocab_size
     if architecture.vocab_size is None:
         return architecture.model_copy(update={"vocab_size": entries})
-    if architecture.vocab_size < entries:
+    check_vocab_size(architecture, entries, source=path)
+    return architecture
+
+
+def check_vocab_size(architecture: Architecture, entries: int, *, source: object) -> None:
+    """Refuse a new model with fewer embeddings than the tokenizer has entries."""
+    if architecture.vocab_size is not None and architecture.vocab_size < entries:
         raise UserError(
-            f"{path}: vocab_size: {architecture.vocab_size} is less than the tokenizer's "
+            f"{source}: vocab_size: {architecture.vocab_size} is less than the tokenizer's "
             f"{entries} entries; raise it or leave it out"
         )
-    return architecture
 
 
 class RandomSource(TensorSource):

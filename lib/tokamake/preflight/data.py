@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
 from tokamake.config.fields import split_fractions
 from tokamake.config.filters import check_packages
 from tokamake.config.objective import DEFAULT, objective_data, sample_settings
@@ -16,7 +16,7 @@ from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.indexed.paths import bin_path, manifest_path
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
-from tokamake.preflight.model import check_objective, check_sequence_length
+from tokamake.preflight.model import check_sequence_length
 from tokamake.preflight.planned import WorkflowConfig
 
 IndexContent = dict[str, Any]
@@ -24,14 +24,12 @@ IndexContent = dict[str, Any]
 
 
 def check_planned_data(config: WorkflowConfig, name: str) -> None:
-    """Check the objective of a run against its model, data and tokenizer, before any job runs.
+    """Check the objective of a run against its data and tokenizer, before any job runs.
 
     `index` and `train` check it again, with the datasets that then exist.
     """
     run = config.runs[name]
     objective = objective_data(run.train.objective)
-    if run.model.stated:
-        check_objective(run.train, read_architecture(run.model.stated))
     if any(corpus.trains and not corpus.is_indexed for corpus in config.tables[name]):
         objective.check_tokenize(run.tokenize)
     if config.given_tokenizer is None:

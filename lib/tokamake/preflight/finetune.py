@@ -11,7 +11,8 @@ from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
 from tokamake.preflight.initial_models import InitialModel, initial_model, parents_first
-from tokamake.preflight.model import FAMILIES, check_embeddings, check_layout_and_length
+from tokamake.preflight.model import FAMILIES, check_layout_and_length
+from tokamake.preflight.tokenizer import check_embeddings
 
 
 def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:

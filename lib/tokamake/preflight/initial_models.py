@@ -29,7 +29,7 @@ from tokamake.preflight.initial_checkpoint import (
     decide_schedule,
     initial_architecture,
 )
-from tokamake.preflight.model import check_embeddings, check_layout_and_length
+from tokamake.preflight.model import check_layout_and_length, check_objective
 from tokamake.remote.hub_models import unfetched
 from tokamake.validation import read_yaml
 
@@ -150,13 +150,10 @@ def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> In
 
 
 def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
-    """Check layout, length, formats and vocabulary of a run against its model."""
+    """Check formats, objective, layout and length of a run against its model."""
     _check_exports(run.convert, initial.architecture, where=where)
-    if run.model.folder and run.tokenizer.path:  # a run of the table has the same tokenizer
-        with naming_setting(where, "tokenizer.path"):
-            source = f"model.checkpoint {run.model.folder} has"
-            check_embeddings(run.tokenizer.path, initial.architecture, source=source)
     try:
+        check_objective(run.train, initial.architecture)
         check_layout_and_length(run.train, initial.architecture, source=initial.source)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

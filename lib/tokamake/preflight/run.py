@@ -13,7 +13,8 @@ from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.data import IndexContent, check_index, check_vocabulary
-from tokamake.preflight.model import check_fim, check_layout, check_objective
+from tokamake.preflight.model import check_layout, check_objective
+from tokamake.preflight.tokenizer import check_embeddings, check_fim
 from tokamake.runtime.requirements import required
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ def check_resolved(run: Run, index: IndexContent) -> None:
     check_objective(run.train, run.architecture)
     check_layout(run.train, run.architecture)
     check_vocabulary(run.architecture, index, data_root=run.data_root)
-    if run.train.fim.rate:
-        check_fim(run.train.fim, run.architecture, tokenizer=run.tokenizer)
+    check_fim(run.train.fim, run.tokenizer)
+    if run.train.fim.rate and run.tokenizer:
+        check_embeddings(run.tokenizer, run.architecture)
 
 
 def check_run(

@@ -21,8 +21,8 @@ from tokamake.errors import UserError
 from tokamake.preflight.data import check_splits, held_out_splits
 from tokamake.preflight.finetune import check_finetuned
 from tokamake.preflight.initial_models import check_initial_models
-from tokamake.preflight.model import check_planned_fim
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.preflight.tokenizer import check_planned_tokenizer
 from tokamake.runtime.console import counted
 from tokamake.validation import parse_yaml
 from tokamake.workflow.planned_data import (
@@ -131,18 +131,16 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
             check_braces(files, f"{where}: finetune")
     for name, (run, where) in pretrained.items():
         check_splits(run.train, config.tables[name], where=where)
-    if is_main_process:
-        _report(config)
-    if config.given_tokenizer is not None:
-        return
+    needs_tokenizer = config.given_tokenizer is None and not config.shared.tokenizer.has_ids
     for corpus in config.corpora.values():
-        if corpus.is_indexed and not config.shared.tokenizer.has_ids:
+        if corpus.is_indexed and needs_tokenizer:
             raise UserError(
                 f"{corpus.where}: format indexed: its tokens need the tokenizer that made them; "
                 "name it in tokenizer.path, or give tokenizer.kind: ids and tokenizer.vocab_size"
             )
-    for run, where in pretrained.values():
-        check_planned_fim(run, where)
+    if is_main_process:
+        check_planned_tokenizer(config, models)
+        _report(config)
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:
