@@ -9,7 +9,7 @@ import pytest
 from tokamake.config import filters as module
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.filters import (
-    check_packages,
+    check_filter_packages,
     filter_class,
     parse_filters,
     source_digest,
@@ -95,11 +95,11 @@ def test_a_package_that_is_missing_is_one_line(
     )
     lacks = "needs gone, which this Python environment lacks"
     with pytest.raises(UserError) as error:
-        check_packages(parse_filters("length: {min_words: 3}, outside.py: {letter: a}"))
+        check_filter_packages(parse_filters("length: {min_words: 3}, outside.py: {letter: a}"))
     assert str(error.value) == (f"filters: outside.py: {lacks}; install it, or remove the filter")
     monkeypatch.setattr(Length, "packages", ("gone", "json"))
     with pytest.raises(UserError) as error:
-        check_packages(parse_filters("length: {min_words: 3}"))
+        check_filter_packages(parse_filters("length: {min_words: 3}"))
     assert str(error.value) == (
         f"filters: length: {lacks}; run `pip install 'tokamake[corpora]'`, or remove the filter"
     )

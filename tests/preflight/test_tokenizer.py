@@ -51,7 +51,7 @@ def test_tokens_of_fim_are_needed_with_fim_only() -> None:
 def test_a_tokenizer_without_the_tokens_of_fim_is_refused(kind: str) -> None:
     if kind == "given":
         tokenizer: dict[str, Any] = {"path": make_tokenizer("tokenizer", "a")}
-        problem = "fim.prefix: '<fim_prefix>': not a special token of tokenizer tokenizer/tokenizer"
+        problem = "train.fim.prefix: '<fim_prefix>': not a special token of tokenizer tokenizer"
     else:
         tokenizer = {"kind": "ids", "vocab_size": 10}
         problem = "train.fim.rate: 0.5: tokenizer.kind ids has no special tokens; set it to 0, or"

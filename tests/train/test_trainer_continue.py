@@ -106,7 +106,7 @@ def test_a_checkpoint_without_optimizer_states_cannot_be_continued(root: Path) -
 
 def test_a_trained_checkpoint_needs_the_setting_finetune(root: Path, first: Path) -> None:
     message = refused(root, read_run(first).output)
-    assert "train.finetune: missing: " in message
+    assert "train.finetune: missing, but " in message
     assert "global_step6 is at step 6; add true" in message
 
 

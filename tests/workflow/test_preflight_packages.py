@@ -13,14 +13,14 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import CONFIG, CORPORA, MINE, SNAKEMAKE, make_workspace
 from tokamake.data.filters.length import Filter as Length
 from tokamake.data.indexed.paths import corpus_of
-from tokamake.preflight import run as preflight_run
+from tokamake.preflight import packages
 from tokamake.workflow import preflight
 from tokamake.workflow.preflight import Preflight
 
 
 def check(monkeypatch: pytest.MonkeyPatch, rule: str, **resources: str) -> None:
     """Check a run with torchao, as a dry run on a machine without optional packages and PBS."""
-    monkeypatch.setattr(preflight_run, "find_spec", lambda _: None)
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
     monkeypatch.setattr(preflight, "find_spec", lambda _: None)
     snakemake: Any = SimpleNamespace(
         rule_resources=lambda name: resources if name == rule else {},

@@ -75,7 +75,7 @@ def source_digest(name: str) -> str:
     return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
 
 
-def check_packages(entries: Iterable[Mapping[str, Any]]) -> None:
+def check_filter_packages(entries: Iterable[Mapping[str, Any]]) -> None:
     """Check that the packages of filters are installed."""
     for name in (name for entry in entries for name in entry):
         packages = getattr(filter_class(name), "packages", ())

@@ -14,7 +14,8 @@ from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_f
 from tokamake.config.objective import objective_data
 from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.tasks import Tasks
-from tokamake.config.training import TrainSettings
+from tokamake.config.training import TrainSettings, check_finetune
+from tokamake.errors import UserError
 
 InferenceDtype = Literal["fp32", "bf16", "fp16"]
 
@@ -224,18 +225,13 @@ class Config(Settings):
     def _check_finetune(self) -> None:
         if self.finetune is not None:
             return
-        finetune, checkpoint = self.train.finetune, self.model.checkpoint
-        if checkpoint is not None and finetune is None:
-            raise ValueError(
-                "train.finetune: missing, but model.checkpoint is set; add true (load its weights, "
-                "start at step 0) or false (continue with its optimizer states at its step)"
+        try:
+            check_finetune(
+                self.train, start="model.checkpoint is set" if self.model.checkpoint else None
             )
-        if checkpoint is None and finetune is not None:
-            raise ValueError(
-                f"train.finetune: {str(finetune).lower()}: there is no model.checkpoint; set it, "
-                "or remove this setting to start from random weights"
-            )
-        if finetune is not False and not self.train.load_optimizer:
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if self.train.finetune is not False and not self.train.load_optimizer:
             raise ValueError(
                 "train.load_optimizer: false: only a run with train.finetune false loads optimizer "
                 "states; remove this setting, or set finetune to false"

@@ -260,6 +260,24 @@ class TrainSettings(TrainFields):
         return [step for step in ends if step > start_step]
 
 
+def check_finetune(train: TrainSettings, *, start: str | None) -> None:
+    """Check that `finetune` is set if a run starts from a checkpoint, and only then.
+
+    Args:
+        start: reason why it must be set, for the message; None: the weights are random.
+    """
+    if start is not None and train.finetune is None:
+        raise UserError(
+            f"train.finetune: missing, but {start}; add true (load its weights, start at step 0) "
+            "or false (continue with its optimizer states at its step)"
+        )
+    if start is None and train.finetune is not None:
+        raise UserError(
+            f"train.finetune: {str(train.finetune).lower()}: there is no model.checkpoint; set it, "
+            "or remove this setting to start from random weights"
+        )
+
+
 def _backends_with(feature: str) -> dict[str, Any]:
     """Back ends that have a feature, with the literal that states it."""
     stated = {

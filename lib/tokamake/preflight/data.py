@@ -6,7 +6,6 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import split_fractions
-from tokamake.config.filters import check_packages
 from tokamake.config.objective import DEFAULT, objective_data, sample_settings
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
@@ -34,14 +33,6 @@ def check_planned_data(config: WorkflowConfig, name: str) -> None:
         objective.check_tokenize(run.tokenize)
     if config.given_tokenizer is None:
         objective.check_tokenizer(run.tokenizer)
-
-
-def check_filters(config: WorkflowConfig, corpus: str) -> None:
-    """Check that the packages of the filters of a corpus are installed."""
-    try:
-        check_packages(config.filters(corpus))
-    except UserError as error:
-        raise UserError(f"corpus {corpus}: {error}") from None
 
 
 def check_index(run: Run, index: IndexContent) -> None:

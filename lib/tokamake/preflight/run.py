@@ -3,19 +3,15 @@
 No tensor is read. Checks raise `UserError`.
 """
 
-from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tokamake import plugins
 from tokamake.config.resolved_run import Run
-from tokamake.config.train_sections import TRACKERS
-from tokamake.config.training import BACKEND_CHECKS, TrainSettings
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.data import IndexContent, check_index, check_vocabulary
 from tokamake.preflight.model import check_layout, check_objective
+from tokamake.preflight.packages import check_training_packages
 from tokamake.preflight.tokenizer import check_embeddings, check_fim
-from tokamake.runtime.requirements import required
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +44,7 @@ def check_run(
 
 def check_on_ranks(run: Run, *, world_size: int, device: "torch.device") -> None:
     """Check a run against its ranks and their device; runs that finetune, too."""
-    check_packages(run.train)
+    check_training_packages(run.train)
     check_ranks(run.train, world_size)
     check_layout(run.train, run.architecture)
     check_precision(run.train, device)
@@ -125,29 +121,3 @@ def check_deterministic(run: Run, device: "torch.device") -> None:
             f"torch has no deterministic algorithm for on {device.type}; set it to false, or use "
             "another optimizer"
         )
-
-
-def check_packages(train: TrainSettings) -> None:
-    """Check that the packages of the back end, the optimizer and the trackers are installed."""
-    for setting, kind, name in _plug_ins(train):
-        packages = plugins.constant(kind, name, "PACKAGES", default=())
-        if missing := [package for package in packages if find_spec(package) is None]:
-            # The extra has mlflow-skinny and its missing dependencies in place of mlflow.
-            specs = ["tokamake[trackers]"] if kind == TRACKERS else map(_requirement, missing)
-            command = "pip install " + " ".join(f"'{spec}'" for spec in specs)
-            raise UserError(
-                f"train.{setting}: {name}: needs {', '.join(missing)}, which this Python "
-                f"environment lacks; run `{command}`, or change the setting"
-            )
-
-
-def _requirement(package: str) -> str:
-    return f"{package}{required(package)}"
-
-
-def _plug_ins(train: TrainSettings) -> Iterator[tuple[str, str, str]]:
-    """Setting, kind and name of each plug-in of training."""
-    yield "backend", BACKEND_CHECKS, train.backend
-    yield "optimizer.name", "optim", train.optimizer.name
-    for tracker in train.trackers.names:
-        yield "trackers.names", TRACKERS, tracker

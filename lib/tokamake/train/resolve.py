@@ -87,12 +87,9 @@ def _from_random_weights(
 ) -> dict[str, Any]:
     """Where a new model begins, as fields of `Run`."""
     from tokamake.checkpoint.random_source import new_architecture
+    from tokamake.config.training import check_finetune
 
-    if train.finetune is not None:
-        raise UserError(
-            f"train.finetune: {str(train.finetune).lower()}: there is no checkpoint; name one with "
-            "--checkpoint, or leave the setting out to start from random weights"
-        )
+    check_finetune(train, start=None)
     if not architecture or not tokenizer:
         missing = "--tokenizer" if architecture else "--architecture"
         raise UserError(
@@ -148,15 +145,13 @@ def starting_point(
         UserError: the checkpoint must be converted, or it has been trained and train.finetune does
             not say whether to continue it.
     """
+    from tokamake.config.training import check_finetune
     from tokamake.preflight.initial_checkpoint import check_native
 
     check_native(checkpoint, start)
     progress = start.progress
-    if train.finetune is None and progress.iteration:
-        raise UserError(
-            f"train.finetune: missing: {start.path} is at step {progress.iteration:,}; add "
-            "true (load only its weights, and start at step 0) or false (continue it)"
-        )
+    if progress.iteration:
+        check_finetune(train, start=f"{start.path} is at step {progress.iteration:,}")
     if train.finetune is not False:
         return {"checkpoint": start.path}
     return {

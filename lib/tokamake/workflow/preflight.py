@@ -15,10 +15,11 @@ from tokamake.config.data_set import RUN
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
-from tokamake.preflight.data import check_filters, check_planned_data
+from tokamake.preflight.data import check_planned_data
+from tokamake.preflight.packages import check_corpus_packages, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
-from tokamake.preflight.run import check_packages, check_ranks
+from tokamake.preflight.run import check_ranks
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.snakemake_internals import Snakemake
 
@@ -51,7 +52,7 @@ class Preflight:
     def tokenize(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
         """Check the packages of the filters of a job batch; conda gives jobs an environment."""
         if self._is_main_process and not self._uses_conda:
-            check_filters(self._config, corpus_of(wildcards.batch))
+            check_corpus_packages(self._config, corpus_of(wildcards.batch))
         return []
 
     @exit_on_user_error()
@@ -95,7 +96,7 @@ class Preflight:
         # Ranks in an image have packages of their own.
         if not (self._images[rule] or _has_image()):
             with _naming(name):
-                check_packages(train)
+                check_training_packages(train)
         if ranks := self._num_ranks[rule]:
             with _naming(name, f" (ranks: the resource tasks of the rule {rule})"):
                 check_ranks(train, ranks)

@@ -16,7 +16,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.config.train_sections import TRACKERS, TrackerSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight import run as preflight_run
+from tokamake.preflight import packages
 from tokamake.train.hooks import trackers
 from tokamake.train.trackers._base import FollowedRun
 
@@ -88,7 +88,7 @@ def _records(data: bytes) -> Iterator[bytes]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All packages count as installed."""
-    monkeypatch.setattr(preflight_run, "find_spec", lambda name: name)
+    monkeypatch.setattr(packages, "find_spec", lambda name: name)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_steps_that_a_job_repeats_are_not_sent_again(
 def test_a_missing_package_is_named_before_training(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight_run, "find_spec", lambda name: None if name == "wandb" else name)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "wandb" else name)
     config = make_run(root, "missing", trackers={"names": ["mlflow", "wandb"]})
     with pytest.raises(UserError, match=r"train\.trackers\.names: wandb: needs wandb, which"):
         train_here(config)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.config.filters import check_packages, filter_class, source_digest
+from tokamake.config.filters import check_filter_packages, filter_class, source_digest
 from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
@@ -33,7 +33,7 @@ class LoadedFilter(NamedTuple):
 def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
     """Load filters of the config; `setup` is called later, by the process that runs them."""
     entries = [*entries]
-    check_packages(entries)
+    check_filter_packages(entries)
     return [
         LoadedFilter(name, options, source_digest(name), filter_class(name)(**options))
         for entry in entries

@@ -34,7 +34,7 @@ def find_tokens(fim: FimSettings, tokenizer: Tokenizer, *, path: Path) -> FimTok
     for name, text in texts.items():
         if text not in special:
             raise _missing(
-                f"fim.{name}: {text!r}", path, special=special, texts=list(texts.values())
+                f"train.fim.{name}: {text!r}", path, special=special, texts=list(texts.values())
             )
     _check_uses({name: special[text] for name, text in texts.items()}, tokenizer)
     _check_cuts(tokenizer, path)
@@ -74,8 +74,8 @@ def _check_uses(ids: dict[str, int], tokenizer: Tokenizer) -> None:
         uses.setdefault(tokenizer.bos, "the beginning of a document")
     for name, token in ids.items():
         if token in uses:
-            raise UserError(f"fim.{name}: the same token as {uses[token]}; use another")
-        uses[token] = f"fim.{name}"
+            raise UserError(f"train.fim.{name}: the same token as {uses[token]}; use another")
+        uses[token] = f"train.fim.{name}"
 
 
 def _check_cuts(tokenizer: Tokenizer, path: Path) -> None:

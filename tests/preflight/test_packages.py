@@ -10,7 +10,7 @@ from tokamake import plugins
 from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight import run
+from tokamake.preflight import packages
 
 OPTIONAL = {
     package
@@ -27,7 +27,7 @@ def only_base(name: str) -> ModuleSpec | None:
 
 @pytest.fixture(autouse=True)
 def _base(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "find_spec", only_base)
+    monkeypatch.setattr(packages, "find_spec", only_base)
 
 
 def settings(**train: Any) -> TrainSettings:
@@ -59,11 +59,11 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     train: dict[str, Any], setting: str, command: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        run.check_packages(settings(**train))
+        packages.check_training_packages(settings(**train))
     message = str(caught.value)
     assert message.startswith(f"train.{setting}: needs ")
     assert f"; run `{command}`, or change the setting" in message
 
 
 def test_the_default_config_needs_no_optional_package() -> None:
-    run.check_packages(settings())
+    packages.check_training_packages(settings())

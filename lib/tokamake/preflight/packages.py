@@ -1,0 +1,46 @@
+"""The optional packages that filters, the back end, the optimizer and trackers need."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from tokamake import plugins
+from tokamake.config.filters import check_filter_packages
+from tokamake.config.train_sections import TRACKERS
+from tokamake.config.training import BACKEND_CHECKS, TrainSettings
+from tokamake.errors import UserError
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.runtime.requirements import required
+
+
+def check_corpus_packages(config: WorkflowConfig, corpus: str) -> None:
+    """Check that the packages of the filters of a corpus are installed."""
+    try:
+        check_filter_packages(config.filters(corpus))
+    except UserError as error:
+        raise UserError(f"corpus {corpus}: {error}") from None
+
+
+def check_training_packages(train: TrainSettings) -> None:
+    """Check that the packages of the back end, the optimizer and the trackers are installed."""
+    for setting, kind, name in _plug_ins(train):
+        packages = plugins.constant(kind, name, "PACKAGES", default=())
+        if missing := [package for package in packages if find_spec(package) is None]:
+            # The extra has mlflow-skinny and its missing dependencies in place of mlflow.
+            specs = ["tokamake[trackers]"] if kind == TRACKERS else map(_requirement, missing)
+            command = "pip install " + " ".join(f"'{spec}'" for spec in specs)
+            raise UserError(
+                f"train.{setting}: {name}: needs {', '.join(missing)}, which this Python "
+                f"environment lacks; run `{command}`, or change the setting"
+            )
+
+
+def _requirement(package: str) -> str:
+    return f"{package}{required(package)}"
+
+
+def _plug_ins(train: TrainSettings) -> Iterator[tuple[str, str, str]]:
+    """Setting, kind and name of each plug-in of training."""
+    yield "backend", BACKEND_CHECKS, train.backend
+    yield "optimizer.name", "optim", train.optimizer.name
+    for tracker in train.trackers.names:
+        yield "trackers.names", TRACKERS, tracker
