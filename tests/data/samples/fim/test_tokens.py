@@ -78,7 +78,7 @@ def test_rates_out_of_range_are_refused(name: str, value: float) -> None:
         ({"prefix": "<PRE>"}, r"fim\.prefix: '<PRE>': not .* it has <fim_prefix>, <fim_suffix>"),
         ({"middle": "return"}, r"fim\.middle: 'return': not .*--special-tokens '<fim_prefix>'"),
         ({"split_token": "<x>"}, r"fim\.split_token: '<x>': not .*--special-tokens '<x>'"),
-        ({"suffix": "<fim_prefix>"}, r"fim\.suffix: the same token as fim\.prefix"),
+        ({"suffix": "<fim_prefix>"}, r"^train\.fim\.suffix: the same token as train\.fim\.prefix"),
         ({"middle": "<|endoftext|>"}, r"fim\.middle: the same token as the end of a document"),
     ],
 )
