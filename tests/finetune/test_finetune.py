@@ -1,6 +1,8 @@
 """Finetuning equals transformers with torch's SGD, on any ranks, and resumes exactly."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tokamake.checkpoint.detect import open_any
 from tokamake.config.finetune import FinetuneTask
 from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
+from tokamake.runtime.exit_status import Stopped
 from tokamake.train.objectives.classification import epochs
 from tokamake.train.objectives.classification.rows import read_rows
 from tokamake.train.step_result import StepResult
@@ -167,8 +170,54 @@ def test_a_finished_run_trains_no_more(tmp_path: Path, monkeypatch: pytest.Monke
     run = prepare(tmp_path, rows=(8, 6))
     first = run_here(run)
     kill_after(monkeypatch, 0)
-    (tmp_path / "task/finetune.json").unlink()
+    for name in ("finetune.json", "environment.json"):
+        (tmp_path / "task" / name).unlink()
     assert run_here(run) == first
+    assert not (tmp_path / "task/environment.json").exists()
+
+
+def test_a_job_prints_its_start_and_writes_its_environment(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_here(prepare(tmp_path, rows=(8, 6), task={"epochs": 1}))
+    lines = capfd.readouterr().out.splitlines()
+    assert any(line.startswith("model     task: bert, ") for line in lines)
+    assert any(line.startswith("layout    1 rank on cpu, fp32, native") for line in lines)
+    environment = json.loads((tmp_path / "task/environment.json").read_text())
+    assert environment["packages"]["torch"]
+
+
+READS_UNTIL_SIGNAL = """
+import os, signal, sys
+from pathlib import Path
+from tokamake.finetune import finetune, start
+
+def read(*_, **__):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return signal.pause()
+
+start.read_data = read
+folder = Path(sys.argv[1])
+finetune.finetune(config=folder / "run.yaml", output=folder / "a.json", model=folder / "model")
+"""
+
+
+@pytest.mark.fault("stop signal")
+def test_a_signal_while_rows_are_read_ends_the_job(tmp_path: Path) -> None:
+    prepare(tmp_path, rows=(8, 6))
+    command = [sys.executable, "-c", READS_UNTIL_SIGNAL, str(tmp_path / "task")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == Stopped.SIGUSR1, ended.stderr
+    assert ended.stdout.endswith("stopped by SIGUSR1; there was nothing to save\n")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_task_names_its_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = prepare(tmp_path, rows=(8, 6))
+    assert run.resolved(8).train.objective == "classification"
+    monkeypatch.setattr(FinetuneTask, "objective", "causal")
+    with pytest.raises(UserError, match="objective: 'causal': no objective of a task; choose"):
+        run.resolved(8)
 
 
 def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

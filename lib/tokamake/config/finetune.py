@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
+from tokamake.config.objective import TASK_DEFAULT
 from tokamake.config.plugin_settings import PlugInSettings
 from tokamake.config.training import TrainSettings
 
@@ -47,6 +48,11 @@ class FinetuneTask(PlugInSettings):
     def head(self) -> str:
         """classes, regression or choice."""
         return str(plugins.constant(FOLDER, self.name, "HEAD"))
+
+    @property
+    def objective(self) -> str:
+        """Objective that learns the task, a folder in train/objectives/."""
+        return str(plugins.constant(FOLDER, self.name, "OBJECTIVE", default=TASK_DEFAULT))
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from tokamake import plugins
 
 DEFAULT = "causal"
 """Objective of a run that names none, and of an index whose index.json names none."""
+TASK_DEFAULT = "classification"
+"""Objective of a task that names none."""
 _KIND = "train/objectives/*/data"
 
 
@@ -121,3 +123,14 @@ def _check_name(name: str) -> str:
 
 
 ObjectiveName = Annotated[str, AfterValidator(_check_name)]
+
+
+def _check_task_name(name: str) -> str:
+    known = [each for each in plugins.names(_KIND) if objective_data(each).has_epochs]
+    if name not in known:
+        raise ValueError(f"no objective of a task; choose one of {', '.join(known)}")
+    return name
+
+
+TaskObjectiveName = Annotated[str, AfterValidator(_check_task_name)]
+"""Objective of a run that finetunes."""

@@ -31,9 +31,10 @@ def finetune(*, config: Path, output: Path, model: Path, minutes: float | None =
     from tokamake.runtime.process_group import joined
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
+    from tokamake.train.stopping.stopping import exit_on_signals
 
     ranks = Ranks.find()
-    with joined(ranks) as device:
+    with exit_on_signals(ranks), joined(ranks) as device:
         with raise_on_all_ranks():
             run = read_finetune_run(config)
         code = finetune_run(run, ranks, device=device, output=output, model=model, minutes=minutes)
@@ -60,35 +61,26 @@ def finetune_run(
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output
     from tokamake.train.hooks.heartbeat import watched
-    from tokamake.train.numerics import deterministic_algorithms, with_precision
-    from tokamake.train.objectives.classification.epochs import EpochSampler
+    from tokamake.train.numerics import with_precision
     from tokamake.train.stopping.deadline import Deadline
+    from tokamake.train.train import run_trainer
     from tokamake.train.trainer import Job, Trainer
 
-    # ---- Settings and rows ----
     with raise_on_all_ranks():
         data = read_data(run, say=ranks.print_once)
         resolved = with_precision(run.resolved(len(data.train)), device)
         check_on_ranks(resolved, world_size=ranks.world_size, device=device)
 
-    # ---- Train ----
+    def finish(trainer: Trainer) -> None:
+        with raise_on_all_ranks():
+            if ranks.rank == 0:
+                write_results(run, trainer, output=output, model=model)
+
     find_start = partial(starting_point, run=run, resolved=resolved, data=data, ranks=ranks)
     with (
-        deterministic_algorithms(resolved.train.deterministic),
         watched(resolved, ranks) as heartbeat,
         locked_output(resolved, ranks, find_start=find_start, beat=heartbeat.beat) as start,
     ):
         deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
-        sampler = EpochSampler(resolved, data, finetune=run.finetune, ranks=ranks)
         job = Job(ranks, device, deadline, heartbeat)
-        trainer = Trainer(resolved, job, sampler=sampler, start=start)
-        state = trainer.train()
-        if state.step < trainer.last_step:
-            assert trainer.stopped
-            return trainer.stopped
-
-        # ---- Results ----
-        with raise_on_all_ranks():
-            if ranks.rank == 0:
-                write_results(run, sampler, state=state, output=output, model=model)
-    return 0
+        return run_trainer(resolved, job, data=data, start=start, finish=finish)

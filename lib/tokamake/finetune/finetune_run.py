@@ -8,6 +8,7 @@ from tokamake import files
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
 from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings
+from tokamake.config.objective import TaskObjectiveName
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.config.training import LENGTHS, TrainSettings
 from tokamake.errors import UserError
@@ -15,6 +16,11 @@ from tokamake.validation import read_yaml, validate
 
 _NO_INDEX = Path("no-index")
 """Rows of a task are in no index."""
+
+
+class _TaskTrainSettings(ResolvedTrainSettings):
+    objective: TaskObjectiveName
+    """Objective of the task."""
 
 
 class FinetuneRun(Settings):
@@ -49,13 +55,14 @@ class FinetuneRun(Settings):
         steps_per_epoch = -(-num_rows // self.train.global_batch_size)
         values = {
             **used_settings(self.train),
+            "objective": self.finetune.task.objective,
             "train_steps": self.finetune.epochs * steps_per_epoch,
             "evaluation_interval": steps_per_epoch,
             "keep_last": 2,  # the last one may be damaged
             "keep_best": 1,
             "on_bad_step": {"spike": "ignore"},
         }
-        run = Run(
+        return Run(
             run=self.run,
             seed=self.seed,
             checkpoint=self.checkpoint,
@@ -64,10 +71,8 @@ class FinetuneRun(Settings):
             tokenizer=self.tokenizer,
             output=self.output,
             architecture=self.architecture,
-            train=validate(ResolvedTrainSettings, values, f"{self.run}: train"),
+            train=validate(_TaskTrainSettings, values, f"{self.run}: train"),
         )
-        train = run.train.model_copy(update={"objective": "classification"})
-        return run.model_copy(update={"train": train})
 
 
 def used_settings(train: TrainSettings) -> dict[str, object]:

@@ -6,15 +6,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tokamake import files
-from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.train.objectives.classification.epochs import EpochSampler
+from tokamake.train.trainer import Trainer
 
 
-def write_results(
-    run: FinetuneRun, sampler: EpochSampler, *, state: ResumeState, output: Path, model: Path
-) -> None:
+def write_results(run: FinetuneRun, trainer: Trainer, *, output: Path, model: Path) -> None:
     """Link the best checkpoint to `model`, then write the file that says the run is finished."""
+    sampler, state = trainer.sampler, trainer.state
+    assert isinstance(sampler, EpochSampler), "objectives of tasks count epochs"
     task, history = run.finetune.task, sampler.history
     best = history.best(task.metrics[0])
     _link(run.output / f"global_step{best.step}", model)
@@ -25,7 +25,7 @@ def write_results(
         "labels": task.labels,
         "metrics": task.metrics,
         "digest": state.digest,
-        "rows": {name: len(rows) for name, rows in sampler.data._asdict().items()},
+        "rows": {"train": len(sampler.data.train), "validation": len(sampler.data.validation)},
         "epochs": [record._asdict() for record in history.epochs],
         "best": best._asdict(),
         "pretrained": str(run.pretrained),

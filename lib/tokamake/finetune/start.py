@@ -15,30 +15,20 @@ from tokamake.preflight.changes import compare_settings
 from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
+from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.classification.epochs import TaskData
-from tokamake.train.objectives.classification.rows import read_rows
 
 _RECORD = "settings.json"
 """File in the output folder: what decides the run's weights."""
 
 
 def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskData:
-    """Read and tokenize the rows of a run; each must have a label."""
-    finetune, length = run.finetune, run.train.sequence_length
-    read = {}
-    for name in ("train", "validation"):
-        paths = getattr(finetune, f"{name}_files")
-        rows = read_rows(paths, finetune.task, tokenizer=run.tokenizer, sequence_length=length)
-        if rows.num_labeled < len(rows):
-            raise UserError(
-                f"finetune.{name}_files: {', '.join(paths)}: "
-                f"{len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label, the first "
-                f"is {rows.first_unlabeled}; name files with labels"
-            )
-        cut = f", {rows.num_cut:,} sequences cut to {length} tokens" if rows.num_cut else ""
-        say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut}")
-        read[name] = rows
-    return TaskData(**read)
+    """Read and tokenize the rows of a run."""
+    objective = objective_class(run.finetune.task.objective)
+    data: TaskData = objective.read_data(
+        run.finetune, run.tokenizer, sequence_length=run.train.sequence_length, say=say
+    )
+    return data
 
 
 def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dict[str, Any]:

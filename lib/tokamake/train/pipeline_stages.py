@@ -67,7 +67,7 @@ class PipelineStages:
 
     def __init__(self, run: Run, mesh: Mesh, *, device: torch.device, shard: bool = True) -> None:
         self._run, self._mesh, self._train, self._device = run, mesh, run.train, device
-        self.objective = objective_class(run)(run, mesh, device=device)
+        self.objective = objective_class(run.train.objective)(run, mesh, device=device)
         family = plugins.load("models/*/model", run.architecture.family)
         self.embedding_name: str = family.Model.embedding_name
 

@@ -3,13 +3,10 @@
 Reads run.yaml. Writes the run's output folder and, last of all, train.json beside it.
 """
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
 
@@ -18,10 +15,9 @@ if TYPE_CHECKING:
 
     from tokamake.checkpoint.native.resume_state import ResumeState
     from tokamake.config.resolved_run import Run
-    from tokamake.preflight.data import IndexContent
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.checkpoints.resume import ResumePoint
-    from tokamake.train.trainer import Job
+    from tokamake.train.trainer import Job, Trainer
 
 _MAX_MINUTES = 1e6
 """Two years: a longer job has no end."""
@@ -57,9 +53,10 @@ def train(
     from tokamake.runtime.process_group import joined
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
+    from tokamake.train.stopping.stopping import exit_on_signals
 
     ranks = Ranks.find()
-    with _exit_on_signals(ranks), joined(ranks) as device:
+    with exit_on_signals(ranks), joined(ranks) as device:
         with raise_on_all_ranks():
             run = read_decision(config, read_run(config))
             _check_limits(until_step, until_samples, until_tokens)
@@ -100,16 +97,13 @@ def start_run(
     from tokamake.preflight.run import check_run, check_until_step, step_of_samples
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output, starting_point
-    from tokamake.train.checkpoints.summary import write_environment
-    from tokamake.train.data_verification import verify_data
     from tokamake.train.hooks.heartbeat import watched
-    from tokamake.train.numerics import deterministic_algorithms, with_precision
-    from tokamake.train.startup_log import startup_log
+    from tokamake.train.numerics import with_precision
     from tokamake.train.stopping.deadline import Deadline
     from tokamake.train.trainer import Job
 
     run = with_precision(run, device)
-    with deterministic_algorithms(run.train.deterministic), watched(run, ranks) as heartbeat:
+    with watched(run, ranks) as heartbeat:
         with raise_on_all_ranks():
             index = read_index(run.index)
             check_run(run, index=index, world_size=ranks.world_size, device=device)
@@ -129,41 +123,63 @@ def start_run(
                 ranks.print_once(f"{run.output}: already at {place}; nothing to train")
                 _finish(current, ranks, state=state, step=until_step or last)
                 return 0
-            with raise_on_all_ranks():
-                ranks.print_once(startup_log(current, ranks, device=device, resumed=start.resumed))
-                if ranks.rank == 0:
-                    write_environment(run)
-            verify_data(run, ranks, index, beat=heartbeat.beat)
             deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
             job = Job(ranks, device, deadline, heartbeat)
-            return train_run(run, job, index=index, start=start, until_step=until_step)
+            return run_trainer(
+                run,
+                job,
+                data=index,
+                start=start,
+                until_step=until_step,
+                finish=lambda trainer: _finish(
+                    trainer.run, ranks, state=trainer.state, step=trainer.last_step
+                ),
+            )
 
 
-def train_run(
+def run_trainer(
     run: "Run",
     job: "Job",
     *,
-    index: "IndexContent",
+    data: Any,
     start: "ResumePoint",
+    finish: Callable[["Trainer"], None],
     until_step: int | None = None,
 ) -> int:
     """Train a checked run from `start` to `until_step`, or to its end.
 
+    Args:
+        data: samples of the run, as `make_sampler` of its objective takes them.
+        finish: writes the results once the last step is trained; all ranks call it.
+
     Returns:
         Exit status: 0, or one of `Stopped` if steps are left.
     """
+    from tokamake.checkpoint.native.resume_state import run_since_change
+    from tokamake.runtime.rank_errors import raise_on_all_ranks
+    from tokamake.train.checkpoints.summary import write_environment
+    from tokamake.train.numerics import deterministic_algorithms
     from tokamake.train.objectives._base import objective_class
+    from tokamake.train.startup_log import startup_log
     from tokamake.train.trainer import Trainer
 
-    sampler = objective_class(run).make_sampler(
-        run, job.ranks, index=index, unvalidated=start.unvalidated
-    )
-    trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
-    state = trainer.train()
-    if state.step < trainer.last_step:
+    current, ranks = run_since_change(run, start.state), job.ranks
+    if start.state.step < current.train.train_steps or start.unvalidated:
+        with raise_on_all_ranks():
+            log = startup_log(current, ranks, device=job.device, resumed=start.resumed)
+            ranks.print_once(log)
+            if ranks.rank == 0:
+                write_environment(run)
+    with deterministic_algorithms(run.train.deterministic):
+        sampler = objective_class(run.train.objective).make_sampler(
+            run, ranks, data=data, unvalidated=start.unvalidated, beat=job.heartbeat.beat
+        )
+        trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
+        trainer.train()
+    if trainer.state.step < trainer.last_step:
         assert trainer.stopped
         return trainer.stopped
-    _finish(trainer.run, job.ranks, state=state, step=trainer.last_step)
+    finish(trainer)
     return 0
 
 
@@ -192,23 +208,3 @@ def _check_minutes(minutes: float | None) -> None:
 def _check_limits(*limits: int | None) -> None:
     if sum(limit is not None for limit in limits) > 1:
         raise UserError("--until-step, --until-samples and --until-tokens: give one of them")
-
-
-@contextmanager
-def _exit_on_signals(ranks: "Ranks") -> Iterator[None]:
-    """Exit on a signal while there is nothing to save.
-
-    That is before the first step and after the last; in between, the trainer has its own handler.
-    """
-    from tokamake.runtime.exit_status import Stopped
-    from tokamake.train.stopping.stopping import on_signals
-
-    def stop(number: int, _: Any) -> NoReturn:
-        name = signal.Signals(number).name
-        if ranks.rank == 0:
-            # Not print: the signal may interrupt one, and print cannot be nested.
-            os.write(1, f"stopped by {name}; there was nothing to save\n".encode())
-        os._exit(Stopped[name])
-
-    with on_signals(stop):
-        yield

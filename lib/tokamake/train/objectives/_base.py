@@ -7,6 +7,8 @@ V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from tokamake import plugins
+from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.models.common.language_model import Predictions, predictions
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import cross_entropy, num_right
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.preflight.data import IndexContent
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import HostBatch, MicroBatch, to_device
+from tokamake.train.data_verification import verify_data
 from tokamake.train.index_sampler import IndexSampler
 from tokamake.train.sampler import Sampler
 
@@ -73,15 +76,35 @@ class ObjectiveBase(ABC):
 
     @classmethod
     def make_sampler(
-        cls, run: Run, ranks: Ranks, *, index: IndexContent, unvalidated: bool = False
+        cls,
+        run: Run,
+        ranks: Ranks,
+        *,
+        data: Any,
+        unvalidated: bool = False,
+        beat: Callable[[], object] = lambda: None,
     ) -> Sampler:
-        """Open the samples of a run that `train` trains; all ranks call this together.
+        """Open the samples of a run; all ranks call this together.
 
         Args:
-            index: content of index.json.
+            data: content of index.json, which is verified; an objective of tasks takes its rows.
             unvalidated: whether an earlier job stopped before its last validation.
+            beat: notes progress while files are read.
         """
-        return IndexSampler(run, ranks, index=index, unvalidated=unvalidated)
+        verify_data(run, ranks, data, beat=beat)
+        return IndexSampler(run, ranks, index=data, unvalidated=unvalidated)
+
+    @classmethod
+    def read_data(
+        cls,
+        finetune: FinetuneSettings,
+        tokenizer: Path,
+        *,
+        sequence_length: int,
+        say: Callable[[str], None] = print,
+    ) -> Any:
+        """Read the rows of a task: its objective overrides this, and samples them."""
+        raise NotImplementedError
 
     # ---- From samples to a micro batch ----
 
@@ -178,7 +201,7 @@ class ObjectiveBase(ABC):
         return self.run.architecture.vocab_size
 
 
-def objective_class(run: Run) -> type[ObjectiveBase]:
-    """Class of the objective of a run."""
-    objective: type[ObjectiveBase] = plugins.load(KIND, run.train.objective).Objective
+def objective_class(name: str) -> type[ObjectiveBase]:
+    """Class of an objective."""
+    objective: type[ObjectiveBase] = plugins.load(KIND, name).Objective
     return objective

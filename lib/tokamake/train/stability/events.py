@@ -1,7 +1,8 @@
 """The journal of bad steps, events.jsonl: fault, ranks and documents.
 
 From it, a job knows the bad steps of earlier jobs: steps that used up the budget, and steps that
-training has gone back before.
+training has gone back before. The guard writes it, not a hook: its decisions depend on earlier
+events, and an event must be on disk before training goes back or stops.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Whether a run is asked to stop before its end: by a signal, the time of its job, or a file.
 
-Signals are SIGTERM and SIGUSR1 of a batch system, and Ctrl-C. `train` and the trainer install
+Signals are SIGTERM and SIGUSR1 of a batch system, and Ctrl-C. The commands and the trainer install
 handlers. The trainer looks at its `Stopping` in each step.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tokamake.errors import note_wanted_end
 from tokamake.runtime.exit_status import Stopped
@@ -37,6 +37,24 @@ def on_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def exit_on_signals(ranks: Ranks) -> Iterator[None]:
+    """Exit on a signal while there is nothing to save.
+
+    That is before the first step and after the last; in between, the trainer has its own handler.
+    """
+
+    def stop(number: int, _: Any) -> NoReturn:
+        name = signal.Signals(number).name
+        if ranks.rank == 0:
+            # Not print: the signal may interrupt one, and print cannot be nested.
+            os.write(1, f"stopped by {name}; there was nothing to save\n".encode())
+        os._exit(Stopped[name])
+
+    with on_signals(stop):
+        yield
 
 
 class StopRequest:

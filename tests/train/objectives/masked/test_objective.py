@@ -213,7 +213,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(masked_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    objective = objective_class(run)(run)
+    objective = objective_class(run.train.objective)(run)
     batches = [objective.to_batch(rows) for rows in (records, samples)]
     assert batches[0].further_inputs.keys() == FURTHER
     for rows, batch in zip((records, samples), batches, strict=True):
@@ -259,7 +259,7 @@ def test_the_trainer_takes_records_and_continues_from_its_checkpoints(
 
 def test_full_samples_need_no_mask(run: Run) -> None:
     first = rows_of(samples_of(0), slice(0, 1))
-    batch = objective_class(run)(run).to_batch(first)
+    batch = objective_class(run.train.objective)(run).to_batch(first)
     assert batch.further_inputs.keys() == FURTHER - {"document_ids"}
 
 

@@ -195,7 +195,7 @@ def test_records_of_the_loader_are_such_samples(run: Run) -> None:
     records = records_of(samples)
     for ours, theirs in zip(span_rows(records), samples, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    objective = objective_class(run)(run)
+    objective = objective_class(run.train.objective)(run)
     for rows in (records, samples):
         batch = objective.to_batch(rows)
         assert objective.label_shape(rows) == (SIZE, DECODER_LENGTH)
@@ -214,10 +214,10 @@ def test_sequence_parallelism_pads_the_decoder(run: Run) -> None:
     mesh = Mesh(tensor=Axis(1, 4), sequence_parallel=True)
     samples = samples_of(0)
     by_row = laid_out(run, {"log_corpus_losses": True})
-    batch = objective_class(by_row)(by_row, mesh).to_batch(samples)
+    batch = objective_class(by_row.train.objective)(by_row, mesh).to_batch(samples)
     assert batch.labels.shape == batch.further_inputs["decoder_tokens"].shape == (SIZE, 12)
     assert (batch.labels[:, 11] == -100).all()
-    alone = objective_class(run)(run, mesh).to_batch(samples)
+    alone = objective_class(run.train.objective)(run, mesh).to_batch(samples)
     labels = batch.labels.flatten()[alone.further_inputs["label_places"]]
     assert torch.equal(labels, alone.labels)
 

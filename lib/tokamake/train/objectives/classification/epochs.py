@@ -23,7 +23,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.metrics import Validation
-from tokamake.train.objectives.classification.rows import LabeledRows
+from tokamake.train.objectives.classification.rows import LabeledRows, read_rows
 from tokamake.train.objectives.classification.scoring import RowBatches, row_logits, scores
 from tokamake.train.sampler import Sampler, Watch
 
@@ -108,10 +108,35 @@ class EpochHook(Hook):
 
 
 class TaskData(NamedTuple):
-    """Tokenized rows of a run."""
+    """A task, and its tokenized rows."""
 
+    finetune: FinetuneSettings
     train: LabeledRows
     validation: LabeledRows
+
+
+def read_data(
+    finetune: FinetuneSettings,
+    tokenizer: Path,
+    *,
+    sequence_length: int,
+    say: Callable[[str], None] = print,
+) -> TaskData:
+    """Read and tokenize the rows of a task; each must have a label."""
+    read = {}
+    for name in ("train", "validation"):
+        paths = getattr(finetune, f"{name}_files")
+        rows = read_rows(paths, finetune.task, tokenizer=tokenizer, sequence_length=sequence_length)
+        if rows.num_labeled < len(rows):
+            raise UserError(
+                f"finetune.{name}_files: {', '.join(paths)}: "
+                f"{len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label, the first "
+                f"is {rows.first_unlabeled}; name files with labels"
+            )
+        cut = f", {rows.num_cut:,} sequences cut to {sequence_length} tokens"
+        say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut * bool(rows.num_cut)}")
+        read[name] = rows
+    return TaskData(finetune, **read)
 
 
 class EpochSampler(Sampler):
@@ -119,11 +144,9 @@ class EpochSampler(Sampler):
 
     saves_validated = True
 
-    def __init__(
-        self, run: Run, data: TaskData, *, finetune: FinetuneSettings, ranks: Ranks
-    ) -> None:
+    def __init__(self, run: Run, data: TaskData, *, ranks: Ranks) -> None:
         super().__init__(run)
-        self.data, self.finetune = data, finetune
+        self.data, finetune = data, data.finetune
         self._hook = EpochHook(finetune, ranks)
         self._steps_per_epoch = -(-len(data.train) // run.train.global_batch_size)
         self.notes = {"consumed_tokens": 0}
@@ -195,7 +218,7 @@ class EpochSampler(Sampler):
         """Score the model on the validation rows if an epoch has ended."""
         if not self.needs_validation(state):
             return {}
-        rows, task = self.data.validation, self.finetune.task
+        rows, task = self.data.validation, self.data.finetune.task
         batches = RowBatches(
             engine.mesh.data, self.run.train.micro_batch_size, _multiple(engine.mesh)
         )
@@ -210,7 +233,7 @@ class EpochSampler(Sampler):
 
     def validation_losses(self) -> Iterable[tuple[int, float]]:
         """Steps of the epochs; the first metric of the task decides."""
-        name = self.finetune.task.metrics[0]
+        name = self.data.finetune.task.metrics[0]
         return [(record.step, -record.scores[name]) for record in self.history.epochs]
 
     def recorder(self) -> Callable[[Path], None]:
