@@ -59,6 +59,7 @@ BUILT = {
         "tokamake/results/tokens/train.json",
         "tokamake/results/listed/index/index.json",
     ),
+    "decontaminate": ("tokamake/results/data/clean/metadata.json",),
     "filter-documents": ("tokamake/results/data/filtered/metadata.json", "tokamake/tried.idx"),
     "move-data": ("site/tokamake/results/mine/train.json", "tokamake/all/web.idx"),
     "near-duplicates": (

@@ -57,7 +57,10 @@ TESTED_THROUGH = {
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],
-    "data/filters/test_run.py": ["data/filters/_samples", "data/indexed/filter_counts"],
+    "data/filters/test_decontaminate.py": ["data/filters/_evaluation_sets"],
+    "data/filters/test_run.py": [
+        *("data/filters/__init__", "data/filters/_samples", "data/indexed/filter_counts"),
+    ],
     "data/indexed/test_merge.py": [
         *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merged_dataset"),
     ],

@@ -361,6 +361,7 @@ PYBIND11_MODULE(_csrc, module) {
   bind_decoding(module);
   bind_masking(module);
   bind_minhash(module);
+  bind_ngrams(module);
   bind_texts(module);
   bind_text_statistics(module);
 }

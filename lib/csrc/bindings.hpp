@@ -21,11 +21,20 @@ void check_one_dimension(const Arrays&... arrays) {
   if (((arrays.ndim() != 1) || ...)) throw std::invalid_argument("arrays must have one dimension");
 }
 
+// Text in UTF-8, which the string owns.
+inline std::string_view view_of(const pybind11::str& text) {
+  Py_ssize_t size = 0;
+  const char* begin = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (begin == nullptr) throw pybind11::error_already_set();
+  return {begin, static_cast<size_t>(size)};
+}
+
 // Texts in UTF-8, which the strings of the list own.
 std::vector<std::string_view> views_of(const pybind11::list& texts);
 
 void bind_decoding(pybind11::module_& module);
 void bind_masking(pybind11::module_& module);
 void bind_minhash(pybind11::module_& module);
+void bind_ngrams(pybind11::module_& module);
 void bind_texts(pybind11::module_& module);
 void bind_text_statistics(pybind11::module_& module);

@@ -4,18 +4,11 @@
 #include <limits>
 #include <stdexcept>
 
-#include "text.hpp"
+#include "word_hashes.hpp"
 
 namespace tokamake {
 
 namespace {
-
-// Finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-uint64_t mixed(uint64_t value) {
-  value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9;
-  value = (value ^ value >> 27) * 0x94D049BB133111EB;
-  return value ^ value >> 31;
-}
 
 // Compilers make vector code of these loops; the clone for the processor is chosen when the module
 // is loaded. All clones give the same integers.
@@ -61,39 +54,24 @@ MinHash::MinHash(std::vector<uint32_t> characters, bool of_characters, size_t sh
 // Fills units_ with the hashes of words, or of characters with a space between words.
 void MinHash::hash_units(std::string_view text) {
   units_.clear();
-  uint64_t word = 0;  // 0: no word has begun
-  const auto end_word = [&] {
-    if (word == 0) return;
-    units_.push_back(mixed(word));
-    word = 0;
-  };
+  if (!of_characters_) {
+    hash_words(text, characters_,
+               [&](uint64_t hash, const char*, const char*) { units_.push_back(hash); });
+    return;
+  }
   bool is_after_word = false;
   const char* at = text.data();
   const char* const end = at + text.size();
   while (at < end) {
-    uint32_t code_point = next_code_point(at);
-    uint32_t character =
-        code_point < characters_.size() ? characters_[code_point] : code_point | kWordAlone;
-    if (of_characters_) {
-      if (character == kSeparator) {
-        is_after_word = !units_.empty();
-        continue;
-      }
-      if (is_after_word) units_.push_back(mixed(U' '));
-      is_after_word = false;
-      units_.push_back(mixed(character & ~kWordAlone));
-    } else if (character == kSeparator) {
-      end_word();
-    } else if (character & kWordAlone) {
-      end_word();
-      units_.push_back(mixed(character));
-    } else {
-      word = (word ^ character) * kHashFactor;
-      word ^= word >> 29;
-      word += word == 0;
+    const uint32_t character = next_character(at, characters_);
+    if (character == kSeparator) {
+      is_after_word = !units_.empty();
+      continue;
     }
+    if (is_after_word) units_.push_back(mixed(U' '));
+    is_after_word = false;
+    units_.push_back(mixed(character & ~kWordAlone));
   }
-  end_word();
 }
 
 void MinHash::hash_shingles() {

@@ -9,10 +9,6 @@
 
 namespace tokamake {
 
-// Values of the table of MinHash beside lower-case code points.
-constexpr uint32_t kSeparator = 0;         // between words
-constexpr uint32_t kWordAlone = 1u << 31;  // flag: a word of its own, as in texts without spaces
-
 // Texts become words, words become shingles, and shingles become one minimum per permutation.
 // A band key is a hash of `rows` minima.
 class MinHash {

@@ -14,13 +14,6 @@ namespace py = pybind11;
 
 namespace {
 
-std::string_view view_of(const py::str& text) {
-  Py_ssize_t size = 0;
-  const char* begin = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-  if (begin == nullptr) throw py::error_already_set();
-  return {begin, static_cast<size_t>(size)};
-}
-
 class TextStatistics {
  public:
   explicit TextStatistics(const UInt8Array& flags)

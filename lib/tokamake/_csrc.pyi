@@ -215,6 +215,29 @@ class MinHash:
     def sign(self, texts: list[str]) -> npt.NDArray[np.uint64]:
         """(texts, bands) keys; 0 for texts without words."""
 
+class NgramIndex:
+    """N-grams of evaluation sets, known by their 64-bit hashes."""
+
+    def __init__(self, characters: npt.NDArray[np.uint32], *, longest: int, shortest: int) -> None:
+        """Start empty.
+
+        Args:
+            characters: as for `MinHash`.
+            longest: words of an n-gram.
+            shortest: words of the shortest text that is one n-gram if it has less than `longest`.
+        """
+
+    def add(self, text: str, set: int) -> bool:
+        """Add the n-grams of a text of a set. False: the text is too short for any."""
+
+    def finish(self) -> None:
+        """Sort the n-grams: call it once, after the last `add`."""
+
+    def __len__(self) -> int: ...
+    def find(self, text: str) -> tuple[int, npt.NDArray[np.int64]]:
+        """Words of the text, and (matches, 5): first word and end word, begin and end in code
+        points, and set of each n-gram that a set has; sorted by first word, words and set."""
+
 def join_clusters(
     parents: npt.NDArray[np.uint32],
     first: npt.NDArray[np.uint32],

@@ -127,10 +127,10 @@ def test_a_path_names_a_filter_outside_the_package(
     assert parse_filters("mine.py: {letter: a}") == ({"mine.py": {"letter": "a"}},)
     with pytest.raises(UserError, match=r"mine\.py: leter: unknown key; did you mean letter"):
         parse_filters("mine.py: {leter: a}")
-    digest = source_digest("mine.py")
+    digest = source_digest("mine.py", {"letter": "a"})
     Path("mine.py").write_text(OUTSIDE + "\n")
-    assert source_digest("mine.py") not in ("", digest)
-    assert source_digest("length") == ""
+    assert source_digest("mine.py", {"letter": "a"}) not in ("", digest)
+    assert source_digest("length", {"min_words": 3}) == ""
     Path("broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(UserError, match=r"broken\.py: cannot be imported \(ModuleNotFoundError"):
         filter_class("broken.py")
@@ -148,7 +148,7 @@ def test_an_entry_point_names_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(module, "entry_points", lambda group: points)  # noqa: ARG005
     assert filter_class("short") is filter_class("class") is Length
-    assert len(source_digest("short")) == 64
+    assert len(source_digest("short", {"min_words": 3})) == 64
     with pytest.raises(UserError, match=r"gone: cannot be imported .*; install its package"):
         filter_class("gone")
     with pytest.raises(UserError, match=r"choose one of .*regex, .*short, class, gone, or a"):

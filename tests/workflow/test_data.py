@@ -1,11 +1,13 @@
 """Inputs and options of the rules that make data."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.decontamination import ITEM, write_items
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
 from tokamake.workflow import data as data_module
 from tokamake.workflow.data import DataRules
@@ -230,6 +232,30 @@ def test_the_digest_of_shards_changes_with_their_raw_files_only() -> None:
     assert after.shards_digest(other) == before.shards_digest(other)
     assert after.merges_digest(first) == before.merges_digest(first)
     assert after.datasets_digest() == before.datasets_digest()
+
+
+def test_a_changed_evaluation_set_changes_the_digest_of_filtered_shards() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    job = wildcards(batch="web-00000")
+
+    def digest(item: str, **sections: Any) -> str:
+        write_items(Path("set.jsonl"), [{"text": item}])
+        rules = make_rules(table=TWO_NAMES, **sections)
+        assert rules.shards_digest(job) == make_rules(table=TWO_NAMES).shards_digest(job)
+        return rules.filtered_shards_digest(job)
+
+    named = {"tokenize": {"filters": [{"decontaminate": {"files": {"set": "set.jsonl"}}}]}}
+    assert digest(ITEM, **named) == digest(ITEM, **named)
+    assert digest(ITEM, **named) != digest(ITEM.upper(), **named)
+    assert digest(ITEM) == digest(ITEM.upper())  # no filter reads it
+    tasks = {"set": {"name": "text", "data": ["set.jsonl"]}}
+    of_tasks = {"tokenize": {"filters": ["decontaminate"]}, "evaluate": {"tasks": tasks}}
+    assert digest(ITEM, **of_tasks) != digest(ITEM.upper(), **of_tasks)
+    rules = make_rules(table=TWO_NAMES, **of_tasks)
+    filters = {"set": {"path": ["set.jsonl"], "fields": ["text"]}}
+    assert f'--filters=[{{"decontaminate": {{"files": {json.dumps(filters)}}}}}]' in (
+        rules.tokenize_options(job)
+    )
 
 
 def test_the_digest_of_shards_changes_with_the_names_of_their_files() -> None:

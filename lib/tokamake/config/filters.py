@@ -17,8 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from tokamake import plugins
+from tokamake import files, plugins
 from tokamake.config.fields import Settings
+from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
 from tokamake.validation import parse_yaml, validate
 
@@ -67,12 +68,47 @@ def _checked(loaded: Any, name: str) -> Any:
     return loaded
 
 
-def source_digest(name: str) -> str:
-    """Return a hash of the source file of an external filter; empty for a filter of tokamake."""
-    if name in plugins.names(_FOLDER):
-        return ""
-    source = name if name.endswith(".py") else inspect.getsourcefile(filter_class(name))
-    return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
+def source_digest(name: str, options: Mapping[str, Any]) -> str:
+    """Return a hash of the files that a filter depends on beside its options; empty: none.
+
+    These are the source file of an external filter, and the files that a filter reads.
+    """
+    loaded = filter_class(name)
+    hashes = [_file_hash(path) for path in getattr(loaded(**options), "input_files", ())]
+    if name not in plugins.names(_FOLDER):
+        source = name if name.endswith(".py") else inspect.getsourcefile(loaded)
+        hashes.insert(0, _file_hash(Path(source or "")))
+    return hashes[0] if len(hashes) == 1 else files.digest(hashes) if hashes else ""
+
+
+def _file_hash(path: Path) -> str:
+    """Hash a file; a dry run asks for each job batch, so keep the hash of a version of it."""
+    try:
+        status = path.stat()
+        return _hash_of_version(path, modified=status.st_mtime_ns, size=status.st_size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); fix the path") from None
+
+
+@cache
+def _hash_of_version(path: Path, *, modified: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def complete_filters(
+    entries: Iterable[Mapping[str, Mapping[str, Any]]], tasks: Mapping[str, TaskSettings]
+) -> "Filters":
+    """Return filters whose options name no tasks of the config any more, but their files."""
+    return tuple(
+        {
+            name: dict(with_tasks(options, tasks))
+            if (with_tasks := getattr(filter_class(name), "with_tasks", None))
+            else dict(options)
+            for name, options in entry.items()
+        }
+        for entry in entries
+    )
 
 
 def check_filter_packages(entries: Iterable[Mapping[str, Any]]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.data_set import DataSet
+from tokamake.config.filters import complete_filters
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.data.corpus.corpora import Corpus
@@ -69,9 +70,12 @@ class WorkflowConfig:
         return changed_shards(self.plan, self.previous_plan)
 
     def filters(self, corpus: str) -> tuple[dict[str, Any], ...]:
-        """Filters of a corpus: its own, or `tokenize.filters`."""
+        """Filters of a corpus: its own, or `tokenize.filters`; they see the tasks of all runs."""
         own = self.corpora[corpus].filters
-        return self.shared.tokenize.filters if own is None else own
+        tasks = {
+            key: task for run in self.all_runs.values() for key, task in run.evaluate.tasks.items()
+        }
+        return complete_filters(self.shared.tokenize.filters if own is None else own, tasks)
 
     @cached_property
     def splits(self) -> list[str]:

@@ -9,6 +9,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.config.data import TokenizeSettings
+    from tokamake.config.tasks import Tasks
     from tokamake.data.corpus.corpora import Corpus
     from tokamake.data.readers import Input, RecordBlock
     from tokamake.report.filter_trial import Trial
@@ -45,19 +46,20 @@ def try_filters(
     from tokamake import files
     from tokamake.report import filter_trial
 
-    settings, rows = _read(config, corpus)
+    settings, rows, tasks = _read(config, corpus)
     trials = []
     for row in rows:
-        trials.append(_trial(row, settings, documents=documents, examples=examples))
+        trials.append(_trial(row, settings, tasks=tasks, documents=documents, examples=examples))
         print(filter_trial.text(trials[-1]))
     if page is not None:
         files.write_text(page, filter_trial.page(trials))
         print(f"{page}: {len(trials)} {'corpus' if len(trials) == 1 else 'corpora'}")
 
 
-def _read(config: Path, names: Sequence[str]) -> "tuple[TokenizeSettings, list[Corpus]]":
-    """Read settings, and the chosen rows of the table of corpora."""
+def _read(config: Path, names: Sequence[str]) -> "tuple[TokenizeSettings, list[Corpus], Tasks]":
+    """Read settings, the chosen rows of the table of corpora, and the evaluation tasks."""
     from tokamake.config.data import TokenizeSettings
+    from tokamake.config.root import EvaluateSettings
     from tokamake.data.corpus.corpora import INDEXED, read_corpora
     from tokamake.validation import read_yaml, validate
 
@@ -86,13 +88,15 @@ def _read(config: Path, names: Sequence[str]) -> "tuple[TokenizeSettings, list[C
             f"{config}: no corpus has filters; set tokenize.filters, or the column filters of "
             f"{table}"
         )
-    return settings, [rows[name] for name in names or filtered]
+    evaluate = validate(EvaluateSettings, values.get("evaluate") or {}, f"{config}: evaluate")
+    return settings, [rows[name] for name in names or filtered], evaluate.tasks
 
 
 def _trial(
-    row: "Corpus", settings: "TokenizeSettings", *, documents: int, examples: int
+    row: "Corpus", settings: "TokenizeSettings", *, tasks: "Tasks", documents: int, examples: int
 ) -> "Trial":
     """Run the filters of a corpus on a sample."""
+    from tokamake.config.filters import complete_filters
     from tokamake.data.corpus.corpora import refuse_addresses
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.drawn_documents import draw
@@ -101,7 +105,8 @@ def _trial(
     from tokamake.report.filter_trial import TimedFilter, Trial
 
     refuse_addresses(row)
-    loaded = _run.load_filters(settings.filters if row.filters is None else row.filters)
+    filters = settings.filters if row.filters is None else row.filters
+    loaded = _run.load_filters(complete_filters(filters, tasks))
     _run.set_up(loaded)
     timed = [TimedFilter.around(each.filter) for each in loaded]
     run = _run.FilterRun(

@@ -207,9 +207,9 @@ class DataRules:
         return files.digest(str([(s.name, s.files, s.byte_range, s.stamp) for s in shards]))
 
     def filtered_shards_digest(self, wildcards: Any) -> str:
-        """The same, and hashes of the source files of external filters."""
-        names = [name for entry in self._filters(wildcards.batch) for name in entry]
-        sources = list(filter(None, map(source_digest, names)))
+        """The same, and hashes of external filters' source files and of files that filters read."""
+        filters = [each for entry in self._filters(wildcards.batch) for each in entry.items()]
+        sources = list(filter(None, (source_digest(*each) for each in filters)))
         shards = self.shards_digest(wildcards)
         return files.digest([shards, *sources]) if sources else shards
 

@@ -8,9 +8,13 @@ verdict.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tokamake.config.fields import Settings
+
+if TYPE_CHECKING:
+    from tokamake.config.tasks import TaskSettings
 
 
 class Drop(NamedTuple):
@@ -46,6 +50,21 @@ class DocumentFilter(Settings):
     def metadata_keys(self) -> tuple[str, ...]:
         """Fields of `Document.metadata` that `apply` reads; tables skip other columns."""
         return ()
+
+    @property
+    def input_files(self) -> tuple[Path, ...]:
+        """Files that `setup` reads. Manifests have a hash of their contents; if it changes, the
+        corpus is tokenized again."""
+        return ()
+
+    @classmethod
+    def with_tasks(
+        cls,
+        options: Mapping[str, Any],
+        tasks: "Mapping[str, TaskSettings]",  # noqa: ARG003
+    ) -> Mapping[str, Any]:
+        """Return the options, completed from `evaluate.tasks` of the config, for `tokenize`."""
+        return options
 
     def setup(self) -> None:
         """Load a model or other data for `apply`. Called once per process, before `apply`."""

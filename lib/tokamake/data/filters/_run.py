@@ -26,7 +26,7 @@ class LoadedFilter(NamedTuple):
     name: str
     options: Mapping[str, Any]
     source: str
-    """Hash of the source file of an external filter, or empty."""
+    """Hash of the source file of an external filter and of a filter's input files, or empty."""
     filter: DocumentFilter
 
 
@@ -35,7 +35,7 @@ def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
     entries = [*entries]
     check_filter_packages(entries)
     return [
-        LoadedFilter(name, options, source_digest(name), filter_class(name)(**options))
+        LoadedFilter(name, options, source_digest(name, options), filter_class(name)(**options))
         for entry in entries
         for name, options in entry.items()
     ]

@@ -1,0 +1,175 @@
+"""Filter `decontaminate`: drop or cut documents that contain texts of evaluation sets.
+
+A document is contaminated if it shares 13 consecutive words with an item of a set, as in GPT-3
+(Brown et al., 2020, https://arxiv.org/abs/2005.14165, appendix C) and lm-eval. Items of 8 to 12
+words count as a whole. The rule, and the cut, follow Megatron-LM's
+tools/openwebtext/filter_ngrams.py. It also keeps n-grams that occur in at least 10 documents; this
+filter does not count them.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, PrivateAttr, model_validator
+
+from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters._evaluation_sets import EvaluationSets, read_items
+from tokamake.data.filters._words import word_characters
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake._csrc import NgramIndex
+    from tokamake.config.tasks import TaskSettings
+
+_SENTENCE_END = re.compile("[.!?。！？]")
+_FIRST_WORD, _END_WORD, _BEGIN, _END, _SET = range(5)
+"""Columns of `NgramIndex.find`."""
+
+
+class Filter(DocumentFilter):
+    """Drop or cut documents that share long sequences of words with evaluation sets."""
+
+    bare_option = "files"
+
+    files: EvaluationSets = Field(default_factory=dict)
+    """Name of each evaluation set, with its files: arc: arc.jsonl, or a section with `path` and
+    `fields`."""
+    tasks: tuple[str, ...] | None = None
+    """Names in `evaluate.tasks` of the config whose files are further sets. Without this option and
+    `files`: all tasks."""
+    action: Literal["drop", "cut"] = "drop"
+    """Drop a contaminated document, or cut the shared text and its surroundings out of it."""
+    ngram_words: Annotated[int, Field(ge=1)] = 13
+    """Number of consecutive shared words that contaminate a document."""
+    min_words: Annotated[int, Field(ge=1)] = 8
+    """Shorter texts of evaluation sets are ignored; texts shorter than `ngram_words` count as a
+    whole."""
+    cut_characters: Annotated[int, Field(ge=0)] = 200
+    """Characters to cut before and after the shared text, and on to the next sentence end."""
+    max_piece_characters: Annotated[int, Field(ge=0)] = 200
+    """Pieces with at most this number of characters between two cuts are removed too."""
+    max_pieces: Annotated[int, Field(ge=1)] = 10
+    """Documents that cuts divide into more pieces are dropped."""
+    _index: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _check_words(self) -> "Filter":
+        if self.min_words > self.ngram_words:
+            raise ValueError(f"min_words: {self.min_words}: above ngram_words {self.ngram_words}")
+        return self
+
+    @property
+    def input_files(self) -> tuple[Path, ...]:
+        return tuple(path for each in self.files.values() for path in each.paths)
+
+    @classmethod
+    def with_tasks(
+        cls, options: Mapping[str, Any], tasks: "Mapping[str, TaskSettings]"
+    ) -> Mapping[str, Any]:
+        """Return the options with the files of evaluation tasks as sets."""
+        if "files" in options and options.get("tasks") is None:
+            return options
+        names = options.get("tasks")
+        sets = {name: _files_of(name, tasks) for name in (tasks if names is None else names)}
+        further = {key: value for key, value in options.items() if key not in ("files", "tasks")}
+        if not (sets := {**sets, **options.get("files", {})}):
+            raise UserError("decontaminate: evaluate.tasks is empty; name evaluation sets in files")
+        return {"files": sets, **further}
+
+    def setup(self) -> None:
+        """Read the evaluation sets.
+
+        Raises:
+            UserError: no set is named, a file or a field is missing, or all texts of a set are
+                shorter than `min_words`.
+        """
+        from tokamake._csrc import NgramIndex
+
+        if not self.files or self.tasks is not None:
+            raise UserError("tasks are known to the workflow only; name evaluation sets in files")
+        index = NgramIndex(word_characters(), longest=self.ngram_words, shortest=self.min_words)
+        for number, (name, evaluation_set) in enumerate(self.files.items()):
+            added = [
+                index.add(text, number) for item in read_items(evaluation_set) for text in item
+            ]
+            if not any(added):
+                raise UserError(
+                    f"{', '.join(evaluation_set.path)}: {name} has no text of at least "
+                    f"{self.min_words} words; fix fields, or lower min_words"
+                )
+        index.finish()
+        self._index = index
+
+    def apply(self, document: Document) -> Drop | None:
+        """Search for shared n-grams; the number of a drop is the share of the words in them."""
+        index: NgramIndex = self._index
+        num_words, matches = index.find(document.text)
+        if not len(matches):
+            return None
+        names = [*self.files]
+        shares = {
+            names[number]: _covered_words(matches[matches[:, _SET] == number]) / num_words
+            for number in np.unique(matches[:, _SET])
+        }
+        for name, share in shares.items():
+            document.metrics[f"overlap with {name}"] = share
+        worst = max(shares, key=shares.__getitem__)
+        pieces = self._pieces(document.text, matches) if self.action == "cut" else []
+        if len(pieces) > self.max_pieces:
+            return Drop(f"overlaps {worst} in too many places", len(pieces))
+        if not pieces:
+            return Drop(f"overlaps {worst}", shares[worst])
+        document.text = "\n\n".join(pieces)
+        return None
+
+    def _pieces(self, text: str, matches: npt.NDArray[np.int64]) -> list[str]:
+        """Return the pieces of a text that remain after cuts."""
+        order = np.lexsort((-matches[:, _END], matches[:, _BEGIN]))
+        spans = matches[order][:, [_BEGIN, _END]].tolist()
+        pieces = cut(text, spans, characters=self.cut_characters)
+        return [piece for piece in pieces if len(piece) > self.max_piece_characters]
+
+
+def cut(text: str, spans: Iterable[tuple[int, int]], *, characters: int) -> list[str]:
+    """Cut spans out of a text, with at least `characters` on both sides, in whole sentences.
+
+    `spans` are sorted. The piece before a cut ends with a sentence; the cut ends with one, or at
+    the end of the text.
+    """
+    ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+    pieces, start = [], 0
+    for begin, end in spans:
+        if begin < start:  # cut already
+            continue
+        before = bisect_right(ends, begin - characters) - 1
+        if before >= 0 and ends[before] >= start:
+            pieces.append(text[start : ends[before] + 1])
+        after = bisect_left(ends, end + characters)
+        start = ends[after] + 1 if after < len(ends) else len(text)
+    return [*pieces, text[start:]]
+
+
+def _covered_words(matches: npt.NDArray[np.int64]) -> int:
+    """Count the words in n-grams, which may overlap; they are sorted by their first words."""
+    first, end = matches[:, _FIRST_WORD], np.maximum.accumulate(matches[:, _END_WORD])
+    before = np.concatenate([[0], end[:-1]])
+    return int(np.maximum(end - np.maximum(first, before), 0).sum())
+
+
+def _files_of(name: str, tasks: "Mapping[str, TaskSettings]") -> dict[str, Any]:
+    """Options of the evaluation set that a task reads."""
+    if name not in tasks:
+        known = ", ".join(tasks) or "nothing"
+        raise UserError(f"decontaminate: tasks: {name}: evaluate.tasks has {known}; fix the name")
+    task = tasks[name]
+    if not task.data or task.is_fetched:
+        raise UserError(
+            f"decontaminate: task {name} has no local files; list the other tasks in `tasks`, and "
+            f"name local copies of the data of {name} in `files`"
+        )
+    return {"path": [*task.data], "fields": [task.own.get("text_key", "text")]}
