@@ -131,9 +131,9 @@ def test_a_path_names_a_filter_outside_the_package(
     Path("mine.py").write_text(OUTSIDE + "\n")
     assert source_digest("mine.py", {"letter": "a"}) not in ("", digest)
     assert source_digest("length", {"min_words": 3}) == ""
-    Path("broken.py").write_text("import nothing_of_this_name")
-    with pytest.raises(UserError, match=r"broken\.py: cannot be imported \(ModuleNotFoundError"):
-        filter_class("broken.py")
+    Path("cannot.py").write_text("import nothing_of_this_name")
+    with pytest.raises(UserError, match=r"cannot\.py: cannot be imported \(ModuleNotFoundError"):
+        filter_class("cannot.py")
     Path("empty.py").touch()
     with pytest.raises(UserError, match=r"empty\.py: has no class Filter, derived from Document"):
         filter_class("empty.py")
