@@ -80,3 +80,11 @@ def test_a_new_model_has_an_embedding_for_each_entry_of_the_tokenizer(
         f"my.yaml: sized.yaml: vocab_size: 100 is less than the tokenizer's {entries} entries; "
         "raise it or leave it out"
     )
+
+
+def test_a_given_tokenizer_names_the_end_of_a_document() -> None:
+    path = make_tokenizer("tokenizer", "a")
+    Path(path, "tokenizer_config.json").write_text("{}")
+    assert refused(tokenizer={"path": path}).startswith(
+        "my.yaml: tokenizer.path: tokenizer/tokenizer.json: no eos_token in tokenizer_config.json"
+    )

@@ -65,7 +65,10 @@ def check_planned_tokenizer(config: WorkflowConfig, models: Mapping[str, Initial
     """
     given = config.given_tokenizer
     tokenizer = Path(given[0]) if given else config.shared.tokenizer
-    entries, checked = _entries(config, tokenizer), list[FimSettings]()
+    setting = "tokenizer.path" if config.shared.tokenizer.path else "model.checkpoint"
+    with naming_setting(next(iter(config.named_runs.values())).where, setting):
+        entries = _entries(config, tokenizer)
+    checked = list[FimSettings]()
     for name, run in config.runs.items():
         where, fim, initial = config.named_runs[name].where, run.train.fim, models.get(name)
         try:
@@ -79,7 +82,6 @@ def check_planned_tokenizer(config: WorkflowConfig, models: Mapping[str, Initial
         reads_text = any(not corpus.is_indexed for corpus in config.tables[name])
         needs_all = run.tokenizer.path or reads_text or fim.rate
         if initial and run.model.folder and isinstance(tokenizer, Path) and needs_all:
-            setting = "tokenizer.path" if run.tokenizer.path else "model.checkpoint"
             source = f"model.checkpoint {run.model.folder} has"
             with naming_setting(where, setting):
                 path = run.tokenizer.path or tokenizer
