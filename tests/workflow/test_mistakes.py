@@ -10,6 +10,16 @@ from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace,
 
 MISTAKES = {
     "unknown key": ({"trian": {}}, CORPORA, "my.yaml: trian: unknown key; did you mean train?"),
+    "missing evaluation set": (
+        {"tokenize": {"filters": [{"decontaminate": {"files": {"set": "gone.jsonl"}}}]}},
+        CORPORA,
+        "gone.jsonl: no such file; fix the list of files",
+    ),
+    "no evaluation task": (
+        {"tokenize": {"filters": ["decontaminate"]}},
+        CORPORA,
+        "corpus code: decontaminate: evaluate.tasks is empty; name evaluation sets in files",
+    ),
     "missing file": (
         {},
         CORPORA.replace("results/raw/docs/*", "none/*.jsonl"),

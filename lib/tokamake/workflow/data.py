@@ -15,6 +15,7 @@ from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import options
 from tokamake.workflow.paths import split_weights
 from tokamake.workflow.snakemake_internals import ancient
@@ -206,6 +207,7 @@ class DataRules:
         shards = [self._config.shards[name] for name in names]
         return files.digest(str([(s.name, s.files, s.byte_range, s.stamp) for s in shards]))
 
+    @exit_on_user_error()
     def filtered_shards_digest(self, wildcards: Any) -> str:
         """The same, and hashes of external filters' source files and of files that filters read."""
         filters = [each for entry in self._filters(wildcards.batch) for each in entry.items()]
