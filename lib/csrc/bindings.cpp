@@ -359,6 +359,7 @@ PYBIND11_MODULE(_csrc, module) {
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
            "Add the tokens of the missing words; return the tokens of all texts.");
   bind_decoding(module);
+  bind_language(module);
   bind_masking(module);
   bind_minhash(module);
   bind_ngrams(module);

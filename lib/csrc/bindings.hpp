@@ -33,6 +33,7 @@ inline std::string_view view_of(const pybind11::str& text) {
 std::vector<std::string_view> views_of(const pybind11::list& texts);
 
 void bind_decoding(pybind11::module_& module);
+void bind_language(pybind11::module_& module);
 void bind_masking(pybind11::module_& module);
 void bind_minhash(pybind11::module_& module);
 void bind_ngrams(pybind11::module_& module);

@@ -1,7 +1,7 @@
 """Types of the C++ extension (lib/csrc): for the modules of `tokamake.data`, and for generation.
 
 Arrays are contiguous and have the stated dtype, else TypeError is raised. Other bad input raises
-ValueError or IndexError. No object is thread-safe.
+ValueError or IndexError. No object is thread-safe, except LanguageModel.
 """
 
 from os import PathLike
@@ -496,6 +496,23 @@ class TextStatistics:
     def lines(self, text: str, *, short_characters: int) -> LineStatistics: ...
     def repetition(self, text: str) -> Repetition: ...
     def c4_lines(self, text: str, rules: C4Rules) -> C4Lines: ...
+
+class LanguageModel:
+    """A model of fastText that scores the language of a text, such as lid.176.ftz.
+
+    Any number of threads may use it. `scores` takes linear time, needs memory for the longest
+    word only, and releases the global interpreter lock.
+    """
+
+    def __init__(self, file: bytes) -> None:
+        """ValueError: not the model's format, or too short."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Languages, without __label__."""
+
+    def scores(self, text: str) -> npt.NDArray[np.float64]:
+        """(labels,) probabilities of the whole text; below 1e-5 they are 0."""
 
 # Tensors come in as addresses of contiguous fp32 (lengths: int64); decode.hpp has their shapes.
 def add_rms_norm(

