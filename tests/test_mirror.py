@@ -45,7 +45,8 @@ TESTED_THROUGH = {
         *("data/corpus/document_rows", "data/corpus/hash_documents"),
     ],
     "data/corpus/test_find_near_duplicates.py": [
-        *("data/corpus/near_duplicate_keys", "data/corpus/sign_documents"),
+        *("data/corpus/near_duplicate_keys", "data/corpus/near_duplicate_table"),
+        "data/corpus/sign_documents",
     ],
     "data/corpus/test_minhash.py": ["config/near_duplicates"],
     "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],

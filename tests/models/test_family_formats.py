@@ -68,7 +68,7 @@ def test_transformers_computes_the_logits_of_a_converted_model(
 ) -> None:
     convert(source=write_hf(tmp_path, family), target=tmp_path / "there", **CONVERTED[family])
     convert(source=tmp_path / "there", target=tmp_path / "back", format="hf", compare_logits=True)
-    assert "logits: as those of the source, by transformers" in capsys.readouterr().out
+    assert "logits: equal to the source, by transformers" in capsys.readouterr().out
 
 
 STORED = {

@@ -108,9 +108,9 @@ def test_a_shard_with_other_duplicates_is_written_again(
                 writer.add(f"some/{number:05d}", np.array(rows, ORDINAL))
         return planned / "duplicates"
 
-    assert written_shards(planned, capsys, duplicates=left_out(1, 2)) == "012"
-    assert written_shards(planned, capsys, duplicates=left_out(1, 2)) == ""
-    assert written_shards(planned, capsys, duplicates=left_out(1, 3)) == "1"
+    assert written_shards(planned, capsys, duplicates=(left_out(1, 2),)) == "012"
+    assert written_shards(planned, capsys, duplicates=(left_out(1, 2),)) == ""
+    assert written_shards(planned, capsys, duplicates=(left_out(1, 3),)) == "1"
 
 
 def test_a_wrong_fast_encoder_is_replaced(

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tokamake import _csrc
 from tokamake.data.corpus.document_rows import (
@@ -28,7 +26,6 @@ from tokamake.data.corpus.document_rows import (
 )
 from tokamake.data.corpus.near_duplicate_keys import KeyFile, Keys, Shard, write_key_file
 from tokamake.data.corpus.plan_file import read_plan
-from tokamake.data.corpus.sign_documents import unpack_places
 from tokamake.errors import UserError
 from tokamake.files import atomic
 
@@ -65,6 +62,9 @@ def find_near_duplicates(
         against: such files of earlier data; documents near one of theirs are duplicates.
         workers: threads that sort.
     """
+    # pyarrow takes long to import, and `--help` should be instant.
+    from tokamake.data.corpus.near_duplicate_table import PlacedDocuments, Twins, write_table
+
     if not files:
         raise UserError("find-near-duplicates: no file given; name at least one")
     signed = _Signed.open(files)
@@ -78,9 +78,9 @@ def find_near_duplicates(
             (rows_file,) = stack.enter_context(atomic(output))
             (table_file,) = stack.enter_context(atomic(table))
             _write_rows(rows_file, signed, dropped=dropped)
-            own = _PlacedDocuments(signed.shards(plan), signed.places())
-            twins = _table(dropped, roots, matches=matches, own=own, earlier=_joined(earlier))
-            pq.write_table(twins, table_file)
+            own = PlacedDocuments(signed.shards(plan), signed.places())
+            twins = Twins(dropped, roots, matches)
+            write_table(table_file, twins, own=own, earlier=PlacedDocuments.of_files(earlier))
             if keys:
                 (keys_file,) = stack.enter_context(atomic(keys))
                 write_key_file(
@@ -259,12 +259,6 @@ def _matches(bands: _Bands, earlier: Sequence[KeyFile], *, roots: Rows) -> npt.N
     return nearest[roots]
 
 
-def _joined(files: Sequence[KeyFile]) -> "_PlacedDocuments":
-    """Documents of all files, one file after the other."""
-    places = np.concatenate([np.zeros(0, HASH), *(file.places for file in files)])
-    return _PlacedDocuments([shard for file in files for shard in file.shards], places)
-
-
 def _kept_keys(bands: _Bands, roots: Rows) -> Iterator[tuple[Keys, Keys]]:
     """Different keys of each band, ascending, and the document that is kept of each."""
     for band in range(bands.signed.num_bands):
@@ -275,56 +269,3 @@ def _kept_keys(bands: _Bands, roots: Rows) -> Iterator[tuple[Keys, Keys]]:
             parts.append((keys[starts], roots[rows[starts]].astype(np.uint64)))
         keys, kept = (np.concatenate(each) for each in zip(*parts, strict=True))
         yield keys, kept
-
-
-# ---- The table of duplicates ----
-
-
-class _PlacedDocuments(NamedTuple):
-    """Documents with their shards, numbered over all of them."""
-
-    shards: Sequence[Shard]
-    """Names of shards, their numbers of documents, and their raw files."""
-    places: Keys
-    """(documents,) place of each document in its shard."""
-
-    def columns(self, rows: npt.NDArray[Any]) -> dict[str, pa.Array]:
-        """Shard, ordinal, raw file, and byte or line (or row) of documents."""
-        ends = np.cumsum([0, *(count for _, count, _ in self.shards)])
-        numbers = np.searchsorted(ends, rows, side="right") - 1
-        firsts = np.cumsum([0, *(len(files) for _, _, files in self.shards)])
-        place = unpack_places(self.places[rows])
-        names = [name for name, _, _ in self.shards]
-        files = [file for _, _, files in self.shards for file in files]
-        return {
-            "shard": _texts(numbers, names),
-            "document": pa.array(rows.astype(np.int64) - ends[numbers]),
-            "file": _texts(firsts[numbers] + place.file, files),
-            "byte": pa.array(place.number, mask=~place.is_byte),
-            "line": pa.array(place.number, mask=place.is_byte),
-        }
-
-
-def _texts(numbers: npt.NDArray[np.int64], texts: Sequence[str]) -> pa.Array:
-    values = pa.array(list(texts), pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(numbers), values).cast(pa.string())
-
-
-def _table(
-    dropped: npt.NDArray[np.int64],
-    roots: Rows,
-    *,
-    matches: npt.NDArray[np.int64],
-    own: _PlacedDocuments,
-    earlier: _PlacedDocuments,
-) -> pa.Table:
-    """Columns of the duplicates, and with the prefix kept_ of the documents that are kept."""
-    is_earlier = matches[dropped] >= 0
-    order = np.argsort(np.concatenate((np.flatnonzero(~is_earlier), np.flatnonzero(is_earlier))))
-    kept = own.columns(roots[dropped[~is_earlier]])
-    kept_earlier = earlier.columns(matches[dropped[is_earlier]])
-    both = {
-        f"kept_{name}": pa.concat_arrays([kept[name], kept_earlier[name]]).take(pa.array(order))
-        for name in kept
-    }
-    return pa.table({**own.columns(dropped), **both})
