@@ -98,17 +98,25 @@ class Filter(DocumentFilter):
 """
 
 
-def test_bad_documents_are_listed(trial: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "action"),
+    [("stop", "stop: a job stops at the first one"), ("quarantine", "quarantine: set aside")],
+)
+def test_bad_documents_are_listed(
+    trial: Path, capsys: pytest.CaptureFixture[str], policy: str, action: str
+) -> None:
     Path("broken.py").write_text(BROKEN)
     lines = ["bad", '{"text": "lorem \\u001b[2J"}', '{"text": "dolor \\u001b[2J\\nsit"}'] * 4
     Path("raw.jsonl").write_text("\n".join(lines))
     Path("config.yaml").write_text(
-        'corpora: corpora.tsv\ntokenize:\n  filters: [broken.py, regex: {drop: "dolor"}]\n'
+        f"corpora: corpora.tsv\ntokenize:\n  on_bad_document: {policy}\n"
+        '  filters: [broken.py, regex: {drop: "dolor"}]\n'
     )
     text = shown(capsys, documents=11, page=trial / "page.html")
     assert text.startswith("web: 11 documents of 1 file; all filters keep 0 (0.0%), 8 bad docu")
     assert "raw.jsonl:2: filter broken.py failed (ValueError: <lorem>); fix the filter" in text
     assert "raw.jsonl:1: not valid JSON" in text
+    assert f"bad documents (tokenize.on_bad_document: {action})\n" in text
     assert "\n  and 3 more\n" in text
     assert re.search("quarantined: ValueError +4 +57.1%", text)
     assert "    dolor \N{REPLACEMENT CHARACTER}[2J⏎sit\n" in text

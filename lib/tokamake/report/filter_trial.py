@@ -32,6 +32,8 @@ class Trial(NamedTuple):
     """Time of each filter per MB of text that it saw."""
     bad: list[str]
     """Places of documents that cannot be read or on which a filter failed, with the reasons."""
+    stops: bool
+    """Whether a job stops at such a document, by `tokenize.on_bad_document`."""
 
 
 class TimedFilter(DocumentFilter):
@@ -56,13 +58,12 @@ class TimedFilter(DocumentFilter):
         return self._seconds / max(1, self._bytes) * 1e6
 
     def apply(self, document: Document) -> Drop | None:
-        """Apply the filter, and add its time."""
-        self._bytes += len(document.text.encode())
-        apply, started = self._filter.apply, time.perf_counter()
-        try:
-            return apply(document)
-        finally:
-            self._seconds += time.perf_counter() - started
+        """Apply the filter, and add its time; a document on which it fails has none."""
+        num_bytes, started = len(document.text.encode()), time.perf_counter()
+        verdict = self._filter.apply(document)
+        self._seconds += time.perf_counter() - started
+        self._bytes += num_bytes
+        return verdict
 
 
 def text(trial: Trial) -> str:
@@ -72,7 +73,7 @@ def text(trial: Trial) -> str:
         lines += [title, *_aligned([_HEADER, *rows] if not number else rows, _widths(trial)), ""]
     examples = [line for entry in trial.counts for line in _examples(entry)]
     bad = [f"  {line}" for line in _bad(trial)]
-    lines += ["bad documents", *bad, ""] if bad else []
+    lines += [_bad_title(trial), *bad, ""] if bad else []
     return "\n".join([*lines, *examples])
 
 
@@ -86,9 +87,14 @@ def page(trials: Sequence[Trial]) -> str:
             samples = filter_samples.samples("examples", entry["samples"])
             body.append(samples or "<p></p>")
         if bad := _bad(trial):
-            body.append(html_pages.folded("bad documents", "".join(map(_paragraph, bad))))
+            body.append(html_pages.folded(_bad_title(trial), "".join(map(_paragraph, bad))))
         parts.append((trial.corpus, "\n".join(body)))
     return html_pages.page("Filters on a sample of documents", html_pages.sections(parts))
+
+
+def _bad_title(trial: Trial) -> str:
+    action = "stop: a job stops at the first one" if trial.stops else "quarantine: set aside"
+    return f"bad documents (tokenize.on_bad_document: {action})"
 
 
 def _paragraph(line: str) -> str:

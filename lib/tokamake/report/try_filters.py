@@ -141,6 +141,7 @@ def _trial(
         run.counts,
         [timer.seconds_per_mb for timer in timed],
         bad,
+        stops=settings.on_bad_document == "stop",
     )
 
 
