@@ -307,14 +307,14 @@ def test_the_error_of_a_failed_job_is_printed(finished: Path) -> None:
     result = snakemake_alone(finished, "--configfile", "other.yaml", "--", "train")
     text = result.stdout + result.stderr
     assert result.returncode == 1
-    assert "tokamake train: train.backend: deepspeed: with train.precision: fp16: DeepSpeed" in text
+    assert "tokamake train: train.precision: fp16: DeepSpeed has no fp16 on the CPU" in text
     assert "non-zero exit status 2" in text
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
     report = progress(finished)
     assert "run bad\n  failed   train\n  done     weigh, index, resolve\n" in report
     assert "\nfailed: train, logs/bad/train.log ends with:\n" in report
-    assert "  tokamake train: train.backend: deepspeed: with train.precision: fp16:" in report
+    assert "  tokamake train: train.precision: fp16: DeepSpeed has no fp16" in report
 
 
 def test_list_prints_a_sentence_about_each_rule(tmp_path: Path) -> None:
