@@ -26,7 +26,7 @@ FOOTER = "</mediawiki>\n"
 def page(
     number: int, title: str, text: str, *, ns: int | None = 0, redirect: str = "", more: str = ""
 ) -> str:
-    """A page with one revision, whose id is ten times that of the page; `more` follows it."""
+    """A page with one revision, whose id is ten times the page's id; `more` follows it."""
     size = len(text.encode())
     return f"""  <page>
     <title>{escape(title)}</title>

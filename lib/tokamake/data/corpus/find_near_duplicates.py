@@ -201,7 +201,7 @@ def _clusters(bands: _Bands, *, workers: int) -> Rows:
 
     todo = list(bands)
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        # Few parts at once: the pairs of those that wait take memory.
+        # Few parts at once: the pairs of parts that wait take memory.
         for start in range(0, len(todo), max(1, workers)):
             for first, second in pool.map(pairs, todo[start : start + max(1, workers)]):
                 _csrc.join_clusters(roots, first, second)

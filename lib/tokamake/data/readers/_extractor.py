@@ -64,7 +64,7 @@ class Extractor:
         self._threads = ThreadPoolExecutor(num_processes)
 
     def texts(self, pages: Iterable[WebPage]) -> list[str | BadRecord]:
-        """Return the text of each page, or why it has none. The order is that of the pages."""
+        """Return the text of each page in order, or the reason why it has none."""
         return list(self._threads.map(self._text, pages))
 
     def _text(self, page: WebPage) -> str | BadRecord:

@@ -122,7 +122,7 @@ def without_templates(text: str) -> str:
     """
     if "{{" not in text and "}}" not in text:
         return text
-    text = _INNERMOST.sub(_innermost, text)  # twice as fast as the scan, which does the others
+    text = _INNERMOST.sub(_innermost, text)  # twice as fast as the scan below
     out: list[str] = []
     opened: list[tuple[int, int]] = []  # number of braces, index of their mark in `out`
     position = 0
