@@ -148,6 +148,7 @@ if CONFIG.shared.tokenize.near_duplicates:
         input:
             data_rules.raw_files,
             data_rules.downloads_for("sign_documents"),
+            duplicates=data_rules.equal_documents,
             plan=data_rules.plan_file,
         output:
             f"{DATA}/near_duplicates/signed/{{batch}}.rows",
@@ -160,10 +161,13 @@ if CONFIG.shared.tokenize.near_duplicates:
         params:
             shards=data_rules.filtered_shards_digest,
             corpus=data_rules.tokenize_options,
+            duplicates=lambda wildcards, input: [
+                f"--duplicates={path}" for path in input.duplicates
+            ],
             options=options(CONFIG.shared.tokenize.near_duplicates, leave_out=("scope", "against")),
         shell:
             "tokamake sign-documents --plan {input.plan:q} --batch {wildcards.batch:q}"
-            " {params.corpus:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
+            " {params.corpus:q} {params.duplicates:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_near_duplicates:
         "Find the documents that are nearly the same as an earlier one."

@@ -171,13 +171,17 @@ class DataRules:
             return self._corpus_batches.get(corpus, [])
         return [batch for batches in self._corpus_batches.values() for batch in batches]
 
+    def equal_documents(self, wildcards: Any) -> list[str]:
+        """File of documents of a corpus that equal earlier ones, if the config asks for it."""
+        if not (deduplicate := self._config.shared.tokenize.deduplicate):
+            return []
+        scope = ALL if deduplicate == "data" else corpus_of(wildcards.batch)
+        return [f"{self._data_set.folder}/duplicates/{scope}.rows"]
+
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
         """Files of documents of a corpus to leave out, if the config asks for deduplication."""
         corpus, tokenize = corpus_of(wildcards.batch), self._config.shared.tokenize
-        paths = []
-        if tokenize.deduplicate:
-            scope = ALL if tokenize.deduplicate == "data" else corpus
-            paths.append(f"{self._data_set.folder}/duplicates/{scope}.rows")
+        paths = self.equal_documents(wildcards)
         if near := tokenize.near_duplicates:
             scope = ALL if near.scope == "data" else corpus
             paths.append(f"{self._data_set.folder}/near_duplicates/{scope}.rows")

@@ -15,11 +15,13 @@ from tokamake.config.near_duplicates import MinHashSettings
 from tokamake.data.corpus import find_near_duplicates as module
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table
+from tokamake.data.corpus.find_duplicates import find_duplicates
 from tokamake.data.corpus.find_near_duplicates import find_near_duplicates
+from tokamake.data.corpus.hash_documents import hash_documents
 from tokamake.data.corpus.minhash import make_minhash
 from tokamake.data.corpus.near_duplicate_keys import KeyFile
 from tokamake.data.corpus.plan import make_plan
-from tokamake.data.corpus.plan_file import Plan, write_plan
+from tokamake.data.corpus.plan_file import Plan, read_plan, write_plan
 from tokamake.data.corpus.sign_documents import pack_places, sign_documents, unpack_places
 from tokamake.errors import UserError
 
@@ -189,7 +191,37 @@ def test_several_keys_are_one_text(tmp_path: Path) -> None:
     assert [(row["document"], row["kept_document"]) for row in find(tmp_path, [rows])] == [(1, 0)]
 
 
+def test_a_document_that_equals_an_earlier_one_is_not_kept_in_place_of_another(
+    tmp_path: Path,
+) -> None:
+    """The filter drops the first of two equal documents: none of them stays for a near copy."""
+    raw = tmp_path / "a.jsonl"
+    text = "one two three four five six"
+    records = [("x", text), ("y", text), ("y", f"{text} seven"), ("y", f"{text} seven eight")]
+    raw.write_text("".join(json.dumps({"url": u, "text": t}) + "\n" for u, t in records))
+    corpus = Corpus(corpus="a", files=str(raw), weight=1)
+    write_plan(tmp_path / "plan.json", make_plan([corpus], PlanSettings(), declared={}))
+    equal, hashes, options = (
+        tmp_path / "equal.rows",
+        tmp_path / "hashes.rows",
+        "regex: {drop: x, field: url}",
+    )
+    hash_documents(plan=tmp_path / "plan.json", batch="a-00000", output=hashes)
+    find_duplicates([hashes], output=equal)
+    plan = read_plan(tmp_path / "plan.json")
+    files = signed(tmp_path, plan, filters=options, duplicates=(equal,))
+    assert [(row["document"], row["kept_document"]) for row in find(tmp_path, files)] == [(3, 2)]
+
+
 # ---- Mistakes and damage ----
+
+
+def test_a_filter_that_cannot_be_set_up_is_one_line(planned: Path) -> None:
+    (planned / "set.jsonl").write_text('{"question": "a"}\n')
+    filters = f"decontaminate: {{files: {{set: {planned}/set.jsonl}}}}"
+    with pytest.raises(UserError, match=r"^filter decontaminate: .*set\.jsonl:1: no field text"):
+        signed(planned, read_plan(planned / "plan.json"), filters=filters)
+    assert not list((planned / "signed").iterdir())
 
 
 def rows_of(path: Path, keys: list[list[int]], shard: str = "a/0") -> Path:

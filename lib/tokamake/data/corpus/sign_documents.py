@@ -1,8 +1,8 @@
 """Stage `sign_documents`: MinHash band keys of each document of a job batch.
 
 A row of the output has a key for each band and, last, the place of the document in its raw files,
-as `place_of` packs it. Documents that filters drop, bad documents and texts without words have the
-key 0 in each band.
+as `pack_places` packs it. Duplicates, documents that filters drop, bad documents and texts without
+words have the key 0 in each band.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus import documents
-from tokamake.data.corpus.document_rows import HASH, RowsWriter
+from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
-from tokamake.data.readers import open_unchanged, parse_range
+from tokamake.data.readers import open_unchanged, parse_range, select_texts
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
@@ -63,6 +63,7 @@ def sign_documents(
     format: str = "",
     filters: str = "",
     filter_seconds: float = 60,
+    duplicates: tuple[Path, ...] = (),
     bands: int = 14,
     rows: int = 8,
     shingle: int = 5,
@@ -70,8 +71,8 @@ def sign_documents(
 ) -> None:
     """Compute the MinHash band keys of each document of a job batch, to find near-duplicates.
 
-    Filters run first, as in `tokenize`. Several text keys count as one text. Bad documents, and
-    documents on which a filter fails, have no keys; `tokenize` handles them.
+    Filters run first, as in `tokenize`. Several text keys count as one text. Duplicates, bad
+    documents, and documents on which a filter fails have no keys; `tokenize` handles them.
 
     Args:
         plan: plan.json of the workflow.
@@ -82,6 +83,8 @@ def sign_documents(
         format: format of the files, if the stage cannot detect it.
         filters: filters of documents, as in `tokenize`.
         filter_seconds: time limit of the filters of a document, as in `tokenize`.
+        duplicates: files of `find-duplicates`: `tokenize` leaves these documents out, so that none
+            of them can be kept in place of another.
         bands: keys of a document; documents that share one are near-duplicates.
         rows: hashes in a band.
         shingle: consecutive words, or characters, whose sets are compared.
@@ -91,14 +94,15 @@ def sign_documents(
     from tokamake.config.filters import parse_filters
     from tokamake.config.near_duplicates import MinHashSettings
     from tokamake.data.corpus.minhash import make_minhash
-    from tokamake.data.filters._run import FilterRun, load_filters
+    from tokamake.data.filters._run import FilterRun, load_filters, set_up
     from tokamake.validation import validate
 
     settings = {"bands": bands, "rows": rows, "shingle": shingle, "unit": unit}
     minhash = make_minhash(validate(MinHashSettings, settings, "sign-documents"))
+    for path in duplicates:
+        read_table(path, verify=True)
     loaded = load_filters(parse_filters(filters))
-    for each in loaded:
-        each.filter.setup()
+    set_up(loaded)
     signer = _Signer(
         Fields(split_keys(text_key), template), minhash, FilterRun(loaded, seconds=filter_seconds)
     )
@@ -106,7 +110,8 @@ def sign_documents(
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             writer.add(shard.name, np.zeros((0, bands + 1), HASH))
-            for rows_of_block in signer.rows(shard, format=format):
+            left_out = read_duplicates(duplicates, shard.name)
+            for rows_of_block in signer.rows(shard, format=format, left_out=left_out):
                 writer.add(shard.name, rows_of_block)
                 num_documents += len(rows_of_block)
                 num_signed += int(np.count_nonzero(rows_of_block[:, 0]))
@@ -120,19 +125,29 @@ class _Signer(NamedTuple):
     minhash: "MinHash"
     filters: "FilterRun"
 
-    def rows(self, shard: PlannedShard, *, format: str) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield (documents, bands + 1) keys and places of a shard's documents in order."""
+    def rows(
+        self, shard: PlannedShard, *, format: str, left_out: npt.NDArray[np.int64]
+    ) -> Iterator[npt.NDArray[np.uint64]]:
+        """Yield (documents, bands + 1) keys and places of a shard's documents in order.
+
+        Documents with the ordinals `left_out` have no keys.
+        """
+        num_read = 0
         paths = [Path(path) for path in shard.files]
         byte_range = parse_range(shard.byte_range, paths)
         inputs = open_unchanged(paths, shard.stamps, byte_range=byte_range, format=format)
         for file, source in enumerate(inputs):
             for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
                 columns, kept, _ = documents.texts(block, self.fields)
+                is_new = ~np.isin(kept + num_read, left_out, assume_unique=True)
+                chosen = is_new.nonzero()[0].tolist()
+                columns = tuple(select_texts(column, chosen) for column in columns)
                 columns, kept = self.filters.apply(
-                    columns, block, source=source, indices=kept, on_failure=lambda *_: None
+                    columns, block, source=source, indices=kept[is_new], on_failure=lambda *_: None
                 )
                 signed = self.minhash.sign(["\n".join(row) for row in zip(*columns, strict=True)])
                 rows = np.zeros((len(block.records), signed.shape[1] + 1), HASH)
                 rows[kept, :-1] = signed
                 rows[:, -1] = pack_places(file, block.numbers, offsets=block.offsets)
+                num_read += len(rows)
                 yield rows
