@@ -65,7 +65,7 @@ def optimizer_table() -> str:
         facts = optimizer_facts(name)
         num_states = [*facts.state.values()].count("like_parameter")
         zero = "0 to 3" if facts.elementwise else "0"
-        if not facts.flat_buffers or facts.sampled_labels:
+        if not facts.flat_buffers or facts.extra_pass:
             zero = "no"
         cells = [
             *_plug_in_cells("optim", name),

@@ -178,12 +178,12 @@ def test_gradients_are_not_added_up_in_low_precision(
         (True, "cuda", "sophia_g", False),
     ],
 )
-def test_drawn_labels_are_not_deterministic_on_accelerators(
+def test_optimizers_without_a_deterministic_algorithm_are_refused_on_accelerators(
     deterministic: bool, device: str, optimizer: str, fits: bool
 ) -> None:
     run = make_run(deterministic=deterministic, optimizer={"name": optimizer})
     place: Any = SimpleNamespace(type=device)
-    with refused_unless(fits, r"^train\.deterministic: labels that sophia_g draws need"):
+    with refused_unless(fits, r"^train\.deterministic: true: optimizer sophia_g has no"):
         preflight_run.check_deterministic(run, place)
 
 

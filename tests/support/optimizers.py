@@ -10,6 +10,7 @@ import torch
 
 from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.optim._groups import parameter_groups, set_rates
 from tokamake.optim._sharded_parameters import UNSHARDED
 
@@ -44,6 +45,21 @@ def make(name: str, parameters: dict[str, torch.nn.Parameter], **values: Any) ->
     settings = OptimizerSettings(name=name, **values)
     groups = parameter_groups(parameters.items(), settings.used("weight_decay"))
     return plugins.load("optim", name).build(groups, settings, whole=UNSHARDED)
+
+
+def extra_pass(
+    gradients: Callable[[Relabel], int], labels: torch.Tensor | None = None, *, vocab_size: int = 4
+) -> ExtraPass:
+    """One micro batch of labels, (N,), for optimizers that relabel it."""
+    labels = torch.zeros(3, dtype=torch.int64) if labels is None else labels
+    return ExtraPass(
+        gradients=gradients,
+        labels=[labels],
+        label_numbers=[torch.arange(len(labels))],
+        label_shape=lambda: (1, len(labels)),
+        vocab_size=vocab_size,
+        seed=1,
+    )
 
 
 def trained(name: str, *, dtype: torch.dtype = torch.float64, **values: Any) -> Arrays:

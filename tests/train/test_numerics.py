@@ -76,11 +76,11 @@ def test_settings_that_cannot_be_compiled_are_refused(root: Path, changes: dict[
         make_run(root, "misfit", compile=True, **changes)
 
 
-def test_drawn_labels_are_not_deterministic_on_gpus(root: Path) -> None:
+def test_sophia_is_not_deterministic_on_gpus(root: Path) -> None:
     config = make_run(root, "drawn", deterministic=True, optimizer={"name": "sophia_g"})
     run = read_run(config)
     check_deterministic(run, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"deterministic: labels that sophia_g draws .* on cuda"):
+    with pytest.raises(UserError, match=r"deterministic: true: optimizer sophia_g .* on cuda"):
         check_deterministic(run, torch.device("cuda"))
 
 

@@ -112,9 +112,9 @@ def check_train_settings(train: TrainSettings) -> None:
         raise ValueError(
             f"train.backend: {train.backend}: finetuning uses the back end native; set that"
         )
-    if train.optimizer.facts.sampled_labels:
+    if train.optimizer.facts.extra_pass:
         raise ValueError(
-            f"train.optimizer.name: {train.optimizer.name}: samples its labels from logits of "
+            f"train.optimizer.name: {train.optimizer.name}: needs an extra pass with labels of "
             "tokens, which finetuning does not have; choose another optimizer"
         )
     for name in ("pipeline_parallel_size", "context_parallel_size"):

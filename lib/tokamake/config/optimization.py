@@ -42,8 +42,10 @@ class OptimizerFacts(NamedTuple):
     """Whether the states are Adam's, so that files of DeepSpeed's ZeRO and Megatron hold them."""
     averages_weights: bool = False
     """Whether it averages weights, in place of a schedule that lowers the learning rate."""
-    sampled_labels: bool = False
-    """Whether it needs gradients of labels that are sampled from the model."""
+    extra_pass: bool = False
+    """Whether it needs a second pass over the batches of a step; its `prepare` starts it."""
+    deterministic: bool = True
+    """Whether all its algorithms are deterministic on accelerators, too."""
 
 
 def optimizer_facts(name: str) -> OptimizerFacts:

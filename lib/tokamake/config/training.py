@@ -66,7 +66,7 @@ class TrainSettings(TrainFields):
                 f"{self.parallel.data_parallel_replicate_size}: with zero_stage 0, which shards "
                 "nothing; set zero_stage to 1 or more, or remove this setting"
             )
-        self._check_sampled_labels()
+        self._check_extra_pass()
         self._check_dropout()
         self._check_compile()
         self._check_split_backward()
@@ -144,18 +144,17 @@ class TrainSettings(TrainFields):
                     f"zero_stage {min(stages.values())} or more; set both, or set this to none"
                 )
 
-    def _check_sampled_labels(self) -> None:
-        if not self.optimizer.facts.sampled_labels:
+    def _check_extra_pass(self) -> None:
+        if not self.optimizer.facts.extra_pass:
             return
-        # The Gauss-Newton-Bartlett estimate needs a second backward pass, of sampled labels.
-        name = f"optimizer.name: {self.optimizer.name}: needs gradients of labels"
-        if self.backend not in (backends := _backends_with("SAMPLED_LABELS")):
+        name = f"optimizer.name: {self.optimizer.name}: needs an extra pass"
+        if self.backend not in (backends := _backends_with("EXTRA_PASS")):
             raise ValueError(
-                f"{name} sampled from the model; set backend to {' or '.join(backends)}"
+                f"{name} over the batches of a step; set backend to {' or '.join(backends)}"
             )
         if self.parallel.pipeline_parallel_size > 1:
             raise ValueError(
-                f"{name} sampled from logits, which only the last pipeline stage has; set "
+                f"{name} with labels made from logits, which only the last pipeline stage has; set "
                 "parallel.pipeline_parallel_size to 1"
             )
 

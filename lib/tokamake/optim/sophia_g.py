@@ -4,15 +4,21 @@ The Gauss-Newton-Bartlett estimate of the Hessian squares gradients of the loss 
 from the model, every `hessian_interval` updates.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tokamake.config.optimization import OptimizerSettings
+from tokamake.optim._extra_pass import ExtraPass
 from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group, ParameterBatch, Rule, decay
 from tokamake.optim._sharded_parameters import WholeParameters
+from tokamake.parallel.context import share
+from tokamake.parallel.loss import NO_LABEL, drawn
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -34,7 +40,8 @@ SETTINGS = {
 }
 ELEMENTWISE = True
 STATE = {"step": "replicated", "exp_avg": "like_parameter", "hessian": "like_parameter"}
-SAMPLED_LABELS = True
+EXTRA_PASS = True
+DETERMINISTIC = False
 
 
 def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParameters) -> Rule:
@@ -52,17 +59,22 @@ class SophiaG(Rule):
         super().__init__(groups, **options)
         self._interval = interval
 
-    def prepare(self, sampled_gradients: Callable[[int], int | None]) -> None:
-        """Update the Hessian if it is due; call it before the gradients of each step.
-
-        Args:
-            sampled_gradients: computes the gradients of labels sampled from the model, with the
-                random numbers of an update, and returns the number of these labels; None: the
-                gradients are not finite.
-        """
+    def prepare(self, extra_pass: ExtraPass) -> None:
+        """Update the Hessian if it is due; call it before the gradients of each step."""
         counts = (int(state["step"]) for state in self.state.values() if "step" in state)
         num_updates = max(counts, default=0)
-        if num_updates % self._interval == 0 and (num_labels := sampled_gradients(num_updates)):
+        if num_updates % self._interval:
+            return
+        draws = label_draws(
+            len(extra_pass.labels),
+            extra_pass.label_shape(),
+            seed=extra_pass.seed,
+            step=num_updates,
+            mesh=extra_pass.mesh,
+        )
+        if num_labels := extra_pass.gradients(
+            lambda number, logits: _sampled_labels(extra_pass, draws, number=number, logits=logits)
+        ):
             self.update_hessian(num_labels)
 
     @torch.no_grad()
@@ -91,3 +103,36 @@ class SophiaG(Rule):
         foreach_clamp_max_(directions, 1.0)
         foreach_clamp_min_(directions, -1.0)
         foreach_add_(batch.values, directions, alpha=-group["lr"])
+
+
+def label_draws(
+    num_batches: int,
+    label_shape: tuple[int, int],
+    *,
+    seed: int,
+    step: int,
+    mesh: Mesh = SINGLE_RANK,
+) -> list[Tensor]:
+    """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
+
+    A token of a global batch has the same number however ranks share the batch.
+    """
+    shape = (num_batches, mesh.data.size, *label_shape)
+    # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
+    all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
+    of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
+    return [*share(of_rank, axis=mesh.context, dim=2)]
+
+
+def _sampled_labels(
+    extra_pass: ExtraPass, draws: list[Tensor], *, number: int, logits: Tensor
+) -> Tensor:
+    """Labels of a micro batch, sampled from its logits where it has labels."""
+    labels, numbers = extra_pass.labels[number], extra_pass.label_numbers[number]
+    chances = draws[number].to(labels.device)
+    if numbers is not None:
+        chances = chances.flatten()[numbers]
+    elif missing := labels.shape[1] - chances.shape[1]:
+        chances = F.pad(chances, (0, missing))  # of labels that fill up rows of a decoder
+    sampled = drawn(logits, chances, extra_pass.mesh, size=extra_pass.vocab_size)
+    return sampled.where(labels != NO_LABEL, labels)

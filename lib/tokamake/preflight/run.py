@@ -115,9 +115,8 @@ def check_precision(train: TrainSettings, device: "torch.device") -> None:
 def check_deterministic(run: Run, device: "torch.device") -> None:
     """Refuse an optimizer that has no deterministic algorithm on a device."""
     optimizer = run.train.optimizer
-    if run.train.deterministic and device.type != "cpu" and optimizer.facts.sampled_labels:
+    if run.train.deterministic and device.type != "cpu" and not optimizer.facts.deterministic:
         raise UserError(
-            f"train.deterministic: labels that {optimizer.name} draws need cumulative sums, which "
-            f"torch has no deterministic algorithm for on {device.type}; set it to false, or use "
-            "another optimizer"
+            f"train.deterministic: true: optimizer {optimizer.name} has no deterministic algorithm "
+            f"on {device.type}; set it to false, or use another optimizer"
         )

@@ -216,7 +216,7 @@ def test_drawn_labels_follow_the_predictions() -> None:
         ({"backend": "deepspeed"}, "optimizer.name: sophia_g: .* set backend to native"),
     ],
 )
-def test_sophia_is_refused_where_labels_cannot_be_drawn(
+def test_sophia_is_refused_where_no_extra_pass_is_possible(
     changes: dict[str, Any], message: str
 ) -> None:
     values = {"train_steps": 9, **of_optimizer("sophia_g"), **changes}

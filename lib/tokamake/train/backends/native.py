@@ -10,20 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
+from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import sharding, tied_embeddings
-from tokamake.parallel.context import share
-from tokamake.parallel.loss import NO_LABEL, drawn
-from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase, GradientSums
@@ -57,7 +53,18 @@ class Engine(EngineBase):
 
     def _prepare(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> None:
         if hasattr(self.optimizer, "prepare"):
-            self.optimizer.prepare(partial(self._sampled_gradients, rows, batches))
+            size = self._run.architecture.vocab_size
+            assert size is not None
+            extra_pass = ExtraPass(
+                gradients=partial(self._relabelled_gradients, batches),
+                labels=[batch.labels for batch in batches],
+                label_numbers=[batch.label_numbers for batch in batches],
+                label_shape=partial(self.stages.objective.label_shape, rows[0]),
+                vocab_size=size,
+                seed=self._run.seed,
+                mesh=self.mesh,
+            )
+            self.optimizer.prepare(extra_pass)
             self._drop_gradients()
 
     def _update(
@@ -100,23 +107,11 @@ class Engine(EngineBase):
             )
         return GradientSums(total, squares, layers, loss_scale)
 
-    def _sampled_gradients(
-        self, rows: Sequence[Any], batches: Sequence[MicroBatch], step: int
-    ) -> int | None:
-        """Compute gradients of the mean loss of sampled labels; return the labels' number."""
+    def _relabelled_gradients(self, batches: Sequence[MicroBatch], relabel: Relabel) -> int | None:
+        """Compute gradients of the mean loss with other labels; see `ExtraPass.gradients`."""
         num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
-        shape = self.stages.objective.label_shape(rows[0])
-        draws = label_draws(len(rows), shape, seed=self._run.seed, step=step, mesh=self.mesh)
-        size = self._run.architecture.vocab_size
-        assert size is not None
-
-        def sample(number: int, logits: Tensor) -> Tensor:
-            return sampled_labels(
-                logits, batches[number], draws[number], mesh=self.mesh, vocab_size=size
-            )
-
         factors = LossFactors(loss_scale / num_labels)
-        self.stages.forward_backward(batches, factors, relabel=sample)
+        self.stages.forward_backward(batches, factors, relabel=relabel)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
@@ -188,38 +183,3 @@ class Engine(EngineBase):
             for kind, like in self._state_kinds.items():
                 if like == "like_parameter" and kind in state:
                     state[kind] = packed(chunk.local, kind, state[kind])
-
-
-# ---- Labels sampled from the model, for optimizers with the method `prepare` ----
-
-
-def label_draws(
-    num_batches: int,
-    label_shape: tuple[int, int],
-    *,
-    seed: int,
-    step: int,
-    mesh: Mesh = SINGLE_RANK,
-) -> list[Tensor]:
-    """Random numbers in [0, 1) that draw each label of this rank, (B, L) fp32 for each batch.
-
-    A token of a global batch has the same number however ranks share the batch. `label_shape` is
-    `ObjectiveBase.label_shape` of its micro batches.
-    """
-    shape = (num_batches, mesh.data.size, *label_shape)
-    # Drawn for all data-parallel ranks: the generator has no cheap way to skip numbers.
-    all_ranks = np.random.default_rng((seed, step)).random(shape, dtype=np.float32)
-    of_rank = torch.from_numpy(all_ranks[:, mesh.data.rank])
-    return [*share(of_rank, axis=mesh.context, dim=2)]
-
-
-def sampled_labels(
-    logits: Tensor, batch: MicroBatch, draws: Tensor, *, mesh: Mesh, vocab_size: int
-) -> Tensor:
-    """Labels of a micro batch, in its shape, sampled by `draws` where it has labels."""
-    labels, draws = batch.labels, draws.to(batch.labels.device)
-    if batch.label_numbers is not None:
-        draws = draws.flatten()[batch.label_numbers]
-    elif missing := labels.shape[1] - draws.shape[1]:
-        draws = F.pad(draws, (0, missing))  # of labels that fill up rows of a decoder
-    return drawn(logits, draws, mesh, size=vocab_size).where(labels != NO_LABEL, labels)

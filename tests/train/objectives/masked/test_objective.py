@@ -40,8 +40,8 @@ from tests.support.ranks import spawn
 from tests.support.runs import losses, records, write_start
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
+from tokamake.optim.sophia_g import label_draws
 from tokamake.preflight.model import check_layout
-from tokamake.train.backends.native import label_draws
 from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 

@@ -39,10 +39,10 @@ from tests.support.t5s import (
 )
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.errors import UserError
+from tokamake.optim.sophia_g import label_draws
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.model import check_layout, check_sequence_length
-from tokamake.train.backends.native import label_draws
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import with_precision

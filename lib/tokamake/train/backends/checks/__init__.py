@@ -7,6 +7,6 @@ They do not import torch, because validation of a config and dry runs call them,
   the ranks, whose device decides an empty one; device_type is None where the device is not known.
   Both raise ValueError;
 - literals about features that only some back ends have: OFFLOADS (setting of host memory → lowest
-  zero_stage; none if it is missing) and SAMPLED_LABELS (whether it can compute gradients of labels
-  that are sampled from the model).
+  zero_stage; none if it is missing) and EXTRA_PASS (whether an optimizer can ask for a second pass
+  over the batches of a step).
 """

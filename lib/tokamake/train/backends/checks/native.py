@@ -7,7 +7,7 @@ from tokamake.config.parallel import SPLIT_BACKWARD
 if TYPE_CHECKING:
     from tokamake.config.training import TrainSettings
 
-SAMPLED_LABELS = True
+EXTRA_PASS = True
 
 
 def check_settings(train: "TrainSettings") -> None:
