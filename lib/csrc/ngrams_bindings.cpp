@@ -1,4 +1,4 @@
-// Python bindings for n-grams of evaluation sets.
+// Python bindings for n-grams: of evaluation sets, and of texts that may repeat each other.
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -11,11 +11,14 @@ namespace py = pybind11;
 
 namespace {
 
-std::unique_ptr<tokamake::NgramIndex> make(const UInt32Array& characters, size_t longest,
-                                           size_t shortest) {
+using UInt64Array = py::array_t<uint64_t, py::array::c_style>;
+
+// Makes an object of a table of characters and two numbers.
+template <typename Made>
+std::unique_ptr<Made> make(const UInt32Array& characters, size_t first, size_t second) {
   check_one_dimension(characters);
   std::vector<uint32_t> table(characters.data(), characters.data() + characters.size());
-  return std::make_unique<tokamake::NgramIndex>(std::move(table), longest, shortest);
+  return std::make_unique<Made>(std::move(table), first, second);
 }
 
 bool add(tokamake::NgramIndex& index, const py::str& text, uint32_t set) {
@@ -37,15 +40,40 @@ std::pair<size_t, Int64Array> find(tokamake::NgramIndex& index, const py::str& t
   return {words, rows};
 }
 
+std::pair<UInt64Array, Int64Array> find_windows(tokamake::WordWindows& chooser,
+                                                const py::str& text) {
+  const std::string_view view = view_of(text);
+  std::vector<tokamake::WordWindow> windows;
+  {
+    py::gil_scoped_release release;
+    chooser.find(view, windows);
+  }
+  UInt64Array hashes(windows.size());
+  Int64Array spans({windows.size(), size_t{2}});
+  uint64_t* hash = hashes.mutable_data();
+  int64_t* span = spans.mutable_data();
+  for (const auto& window : windows) {
+    *hash++ = window.hash;
+    *span++ = window.begin;
+    *span++ = window.end;
+  }
+  return {hashes, spans};
+}
+
 }  // namespace
 
 void bind_ngrams(py::module_& module) {
   using tokamake::NgramIndex;
+  using tokamake::WordWindows;
   py::class_<NgramIndex>(module, "NgramIndex", "N-grams of evaluation sets.")
-      .def(py::init(&make), py::arg("characters").noconvert(), py::kw_only(), py::arg("longest"),
-           py::arg("shortest"))
+      .def(py::init(&make<NgramIndex>), py::arg("characters").noconvert(), py::kw_only(),
+           py::arg("longest"), py::arg("shortest"))
       .def("add", &add, py::arg("text"), py::arg("set"), "Add the n-grams of a text of a set.")
       .def("finish", &NgramIndex::finish, "Sort the n-grams, after the last one is added.")
       .def("__len__", &NgramIndex::size)
       .def("find", &find, py::arg("text"), "Words of a text, and its n-grams that are known.");
+  py::class_<WordWindows>(module, "WordWindows", "N-grams of texts, chosen by their hashes.")
+      .def(py::init(&make<WordWindows>), py::arg("characters").noconvert(), py::kw_only(),
+           py::arg("size"), py::arg("group"))
+      .def("find", &find_windows, py::arg("text"), "Hashes and places of the chosen n-grams.");
 }

@@ -238,6 +238,23 @@ class NgramIndex:
         """Words of the text, and (matches, 5): first word and end word, begin and end in code
         points, and set of each n-gram that a set has; sorted by first word, words and set."""
 
+class WordWindows:
+    """N-grams of texts, chosen by their hashes, so that texts with a long shared run choose the
+    same ones (winnowing; Schleimer, Wilkerson and Aiken 2003)."""
+
+    def __init__(self, characters: npt.NDArray[np.uint32], *, size: int, group: int) -> None:
+        """Prepare to search.
+
+        Args:
+            characters: as for `MinHash`.
+            size: words of an n-gram.
+            group: consecutive n-grams of which one is chosen; 1: all.
+        """
+
+    def find(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """(n-grams,) hashes and (n-grams, 2) first and end character, with punctuation after the
+        last word. Texts of fewer than size + group - 1 words have none."""
+
 def join_clusters(
     parents: npt.NDArray[np.uint32],
     first: npt.NDArray[np.uint32],

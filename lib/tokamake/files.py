@@ -194,6 +194,17 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def emptied(folder: Path) -> Iterator[Path]:
+    """A folder for intermediate files: empty at first, also after a kill, and removed at the end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _refuse_foreign(path: Path, temporary: Path, *, also: Iterable[str]) -> None:
     new_names = {entry.name for entry in temporary.iterdir()}
     names = sorted(entry.name for entry in path.iterdir() if entry.name not in new_names)

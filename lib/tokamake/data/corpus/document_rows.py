@@ -1,4 +1,4 @@
-"""Files with rows for the documents of many shards: hashes, or ordinals of exact duplicates.
+"""Files with rows for the documents of many shards: hashes, ordinals of duplicates, or passages.
 
 `hash_documents` writes a file of hashes per job batch; `find_duplicates` compares a corpus's hashes
 and writes a file of ordinals; `tokenize` reads it. Format: all rows, little-endian; JSON with the
@@ -99,14 +99,15 @@ def rows_width(path: Path, dtype: np.dtype) -> int:
 
 def read_duplicates(paths: Iterable[Path], shard: str) -> npt.NDArray[np.int64]:
     """Return the ordinals of a shard's duplicates in any of the files, ascending."""
-    parts = [_duplicates(path, shard) for path in paths]
+    parts = [read_shard_rows(path, shard, ORDINAL) for path in paths]
     return np.unique(np.concatenate([np.zeros(0, ORDINAL), *parts]))
 
 
-def _duplicates(path: Path, shard: str) -> npt.NDArray[np.int64]:
+def read_shard_rows(path: Path, shard: str, dtype: np.dtype) -> npt.NDArray:
+    """(rows,) rows of a shard, in memory."""
     first = 0
     for name, rows in read_table(path):
         if name == shard:
-            return np.array(read_rows(path, ORDINAL)[first : first + rows, 0])
+            return np.array(read_rows(path, dtype)[first : first + rows, 0])
         first += rows
     raise UserError(f"{path}: has no shard {shard}; rerun the workflow")

@@ -5,10 +5,9 @@ cluster, in the order of the files, is kept. So the result depends neither on jo
 on the parts in which keys are sorted.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from tokamake.data.corpus.document_rows import (
 from tokamake.data.corpus.near_duplicate_keys import KeyFile, Keys, Shard, write_key_file
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.errors import UserError
-from tokamake.files import atomic
+from tokamake.files import atomic, emptied
 
 _PART_ROWS = 1 << 24  # keys sorted at once; sorting them takes about 0.7 GB of memory
 _CHUNK_ROWS = 1 << 20  # rows read at once
@@ -69,7 +68,7 @@ def find_near_duplicates(
         raise UserError("find-near-duplicates: no file given; name at least one")
     signed = _Signed.open(files)
     earlier = [KeyFile.open(path, num_bands=signed.num_bands) for path in against]
-    with _emptied(output.with_name(f".{output.name}.parts")) as folder:
+    with emptied(output.with_name(f".{output.name}.parts")) as folder:
         bands = _Bands(signed, folder)
         roots = _clusters(bands, workers=workers)
         matches = _matches(bands, earlier, roots=roots)
@@ -90,17 +89,6 @@ def find_near_duplicates(
     print(
         f"{output}: {len(dropped):,} of {len(roots):,} documents are near-duplicates ({share:.2%})"
     )
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    """A folder that is empty at first, also after a kill, and removed at the end."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Signed(NamedTuple):

@@ -1,0 +1,63 @@
+"""Documents of a planned shard as `tokenize` writes them: good ones that pass the filters."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data.corpus import documents
+from tokamake.data.corpus.documents import Fields
+from tokamake.data.corpus.plan_file import PlannedShard
+from tokamake.data.readers import RecordBlock, open_unchanged, parse_range, select_texts
+
+if TYPE_CHECKING:
+    from tokamake.data.filters._run import FilterRun
+
+
+class FilteredBlock(NamedTuple):
+    """A block of a raw file, and the documents that are left of it."""
+
+    file: int
+    """Index of the raw file in the shard."""
+    block: RecordBlock
+    columns: tuple[Sequence[str], ...]
+    """Texts of the documents that are left, for each text key."""
+    kept: npt.NDArray[np.int64]
+    """(documents,) index in the block of each document that is left, ascending."""
+
+
+class DocumentSource(NamedTuple):
+    """How documents are read and filtered. Bad documents, and documents on which a filter fails,
+    are left out."""
+
+    fields: Fields
+    filters: "FilterRun"
+    format: str
+
+    def blocks(
+        self, shard: PlannedShard, duplicates: npt.NDArray[np.int64] | None = None
+    ) -> Iterator[FilteredBlock]:
+        """Yield the blocks of a shard in order, also those without a document that is left.
+
+        Args:
+            duplicates: numbers of documents of the shard to leave out before the filters.
+        """
+        paths = [Path(path) for path in shard.files]
+        byte_range = parse_range(shard.byte_range, paths)
+        inputs = open_unchanged(paths, shard.stamps, byte_range=byte_range, format=self.format)
+        num_read = 0
+        for file, source in enumerate(inputs):
+            for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
+                columns, kept, _ = documents.texts(block, self.fields)
+                if duplicates is not None and len(duplicates):
+                    is_new = ~np.isin(kept + num_read, duplicates, assume_unique=True)
+                    indices = np.flatnonzero(is_new).tolist()
+                    columns = tuple(select_texts(column, indices) for column in columns)
+                    kept = kept[is_new]
+                columns, kept = self.filters.apply(
+                    columns, block, source=source, indices=kept, on_failure=lambda *_: None
+                )
+                num_read += len(block.records)
+                yield FilteredBlock(file, block, columns, kept)

@@ -1,0 +1,101 @@
+"""Stage `hash_passages`: hash the lines, paragraphs or sequences of words of a job batch."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamake.data.corpus.document_rows import RowsWriter, read_duplicates, read_table
+from tokamake.data.corpus.documents import Fields, split_keys
+from tokamake.data.corpus.plan_file import batch_shards
+from tokamake.files import atomic
+from tokamake.runtime.console import counted
+
+if TYPE_CHECKING:
+    from tokamake.data.corpus.filtered_documents import FilteredBlock
+    from tokamake.data.corpus.passages import Passages
+
+
+def hash_passages(
+    *,
+    plan: Path,
+    batch: str,
+    output: Path,
+    text_key: tuple[str, ...] = ("text",),
+    template: str = "",
+    format: str = "",
+    filters: str = "",
+    filter_seconds: float = 60,
+    duplicates: tuple[Path, ...] = (),
+    unit: Literal["lines", "paragraphs", "words"] = "lines",
+    min_characters: int = 50,
+    min_words: int = 50,
+    edge_words: int = 8,
+) -> None:
+    """Hash the passages of each document of a job batch, to find text that repeats.
+
+    The documents are the ones that `tokenize` writes: duplicates are left out, and filters run
+    first. Bad documents, and documents on which a filter fails, have no passages; `tokenize`
+    handles them.
+
+    Args:
+        plan: plan.json of the workflow.
+        batch: name of a `tokenize` batch in the plan.
+        output: file of passages to write.
+        text_key: key or column that holds the text; several keys have passages of their own.
+        template: text of a document as a combination of keys.
+        format: format of the files, if the stage cannot detect it.
+        filters: filters of documents, as in `tokenize`.
+        filter_seconds: time limit of the filters of a document, as in `tokenize`.
+        duplicates: files of documents to leave out, as in `tokenize`.
+        unit: lines; paragraphs, between blank lines; or sequences of words.
+        min_characters: length of the shortest line or paragraph.
+        min_words: length of a sequence of words that is found for sure.
+        edge_words: words that may be missed at either end of a sequence.
+    """
+    # These modules import pydantic, and `--help` should be instant.
+    from tokamake.config.filters import parse_filters
+    from tokamake.config.repeats import RepeatSettings
+    from tokamake.data.corpus.filtered_documents import DocumentSource
+    from tokamake.data.corpus.passages import PASSAGE, make_finder
+    from tokamake.data.filters._run import FilterRun, load_filters, set_up
+    from tokamake.validation import validate
+
+    settings = {"unit": unit, "min_characters": min_characters}
+    settings |= {"min_words": min_words, "edge_words": edge_words}
+    find = make_finder(validate(RepeatSettings, settings, "hash-passages"))
+    set_up(loaded := load_filters(parse_filters(filters)))
+    filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
+    source = DocumentSource(Fields(split_keys(text_key), template), filter_run, format)
+    for path in duplicates:
+        read_table(path, verify=True)
+    num_passages = 0
+    with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
+        for shard in batch_shards(plan, batch):
+            writer.add(shard.name, np.zeros(0, PASSAGE))
+            left_out = read_duplicates(duplicates, shard.name) if duplicates else None
+            first = 0
+            for filtered in source.blocks(shard, left_out):
+                rows = np.concatenate([np.zeros(0, PASSAGE), *_rows(filtered, find, first=first)])
+                writer.add(shard.name, rows)
+                num_passages += len(rows)
+                first += len(filtered.block.records)
+    print(f"{output}: {counted(num_passages, 'passage')}")
+
+
+def _rows(
+    filtered: "FilteredBlock", find: "Callable[[str], Passages]", *, first: int
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the passages of each text; `first` is the number of the block's first document."""
+    from tokamake.data.corpus.passages import PASSAGE
+
+    texts = zip(*filtered.columns, strict=True)
+    for index, columns in zip(filtered.kept.tolist(), texts, strict=True):
+        for number, text in enumerate(columns):
+            hashes, spans = find(text)
+            rows = np.empty(len(hashes), PASSAGE)
+            rows["hash"], rows["document"], rows["text"] = hashes, first + index, number
+            rows["begin"], rows["end"] = spans[:, 0], spans[:, 1]
+            yield rows
