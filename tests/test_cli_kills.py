@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support import finetunes, hf_folder
@@ -18,6 +19,8 @@ from tests.support.forked import contents, run_stage, timed
 from tests.support.random_tensors import random_tensors
 from tokamake import files
 from tokamake.checkpoint.latest import latest
+from tokamake.data.corpus.document_rows import RowsWriter
+from tokamake.data.corpus.passages import PASSAGE
 
 NUM_KILLS = 8
 """Kills of each stage."""
@@ -44,7 +47,16 @@ def card(root: Path) -> Callable[[str], list[str]]:
     return lambda name: ["model-card", *options, f"--output={root / name}"]
 
 
-STAGES = {"export": export, "report": report, "model card": card}
+def repeats(root: Path) -> Callable[[str], list[str]]:
+    rows = np.zeros(200_000, PASSAGE)
+    rows["hash"] = np.random.default_rng(3).integers(0, 1 << 17, len(rows)) << 46
+    rows["document"], rows["end"] = np.arange(len(rows)), 1
+    with RowsWriter(root / "rows") as writer:
+        writer.add("a/0", rows)
+    return lambda name: ["find-repeats", str(root / "rows"), f"--output={root / name}"]
+
+
+STAGES = {"export": export, "report": report, "model card": card, "repeats": repeats}
 
 
 def survives(
@@ -76,7 +88,7 @@ def survives(
 @pytest.mark.parametrize(
     ("stage", "num_kills"),
     [
-        ("model card", 2),
+        *(("model card", 2), ("repeats", 2)),
         *(pytest.param(stage, NUM_KILLS, marks=pytest.mark.grid) for stage in STAGES),
     ],
 )

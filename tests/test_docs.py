@@ -66,6 +66,7 @@ BUILT = {
         "tokamake/results/data/deduplicated/near_duplicates/all.parquet",
         "tokamake/results/data/deduplicated/metadata.json",
     ),
+    "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "notebook": ("tokamake/losses.svg",),

@@ -20,7 +20,9 @@ from tokamake import commands as subcommands
 from tokamake import plugins
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.near_duplicates import NearDuplicateSettings
+from tokamake.config.repeats import RepeatSettings
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
+from tokamake.data.corpus.hash_passages import hash_passages
 from tokamake.data.corpus.sign_documents import sign_documents
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
@@ -154,10 +156,12 @@ def test_options_from_the_config_exist() -> None:
     assert of_corpora == {"text_key", "template", "format"}
     (names,) = re.findall(r"options\(\s*CONFIG.shared.tokenize,\s*leave_out=\((.*?)\)", RULES)
     left_out = re.findall(r'"(\w+)"', names)
-    assert left_out == ["deduplicate", "near_duplicates", "filters", "filter_seconds"]
+    assert left_out == ["deduplicate", "near_duplicates", "repeats", "filters", "filter_seconds"]
     assert of_corpora | set(TokenizeSettings.model_fields) - set(left_out) <= known
     known = set(inspect.signature(sign_documents).parameters)
     assert set(NearDuplicateSettings.model_fields) - {"scope", "against"} <= known
+    known = set(inspect.signature(hash_passages).parameters)
+    assert set(RepeatSettings.model_fields) - {"scope"} <= known
 
 
 def test_modules_and_longer_functions_have_docstrings() -> None:

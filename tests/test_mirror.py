@@ -46,7 +46,10 @@ TESTED_THROUGH = {
     ],
     "data/corpus/test_find_near_duplicates.py": [
         *("data/corpus/near_duplicate_keys", "data/corpus/near_duplicate_table"),
-        "data/corpus/sign_documents",
+        *("data/corpus/sign_documents", "data/corpus/filtered_documents"),
+    ],
+    "data/corpus/test_find_repeats.py": [
+        *("data/corpus/hash_passages", "data/tokenize/repeat_cuts"),
     ],
     "data/corpus/test_minhash.py": ["config/near_duplicates"],
     "data/corpus/test_plan.py": ["data/corpus/plan_file", "data/corpus/plan_shards"],

@@ -38,6 +38,10 @@ STAGES = {
             "data.corpus",
             "web-*.rows --plan plan.json --output web.rows --table web.parquet --keys web.keys",
         ),
+        "hash-passages": Command(
+            "data.corpus", "--plan plan.json --batch web-00000 --output web-00000.rows"
+        ),
+        "find-repeats": Command("data.corpus", "web-*.rows --output web.rows"),
         "fetch": Command("remote", "hf://meta-llama/Llama-3.1-8B"),
         "fetch-batch": Command(
             "data.corpus", "--plan plan.json --batch web-00000 --output fetched.json"

@@ -196,7 +196,7 @@ def atomic_folder(path: Path, *, also: Iterable[str] = ()) -> Iterator[Path]:
 
 @contextmanager
 def emptied(folder: Path) -> Iterator[Path]:
-    """A folder for intermediate files: empty at first, also after a kill, and removed at the end."""
+    """A folder of intermediate files: empty at first, also after a kill; removed at the end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

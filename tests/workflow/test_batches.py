@@ -129,7 +129,7 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
         "sample_corpus": {},
         "tokenizer": {"path": str(sampled / "tokenizer")},
         "plan": {"shard_bytes": 3500},
-        "tokenize": {"deduplicate": True, "near_duplicates": "fineweb"},
+        "tokenize": {"deduplicate": True, "near_duplicates": "fineweb", "repeats": "words"},
     }
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "raw").mkdir()
@@ -138,7 +138,9 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
     planned = jobs(snakemake(tmp_path, "-n", *MINE, "data"))
     of_duplicates = {"hash_documents": 3, "find_duplicates": 1}
     of_near_duplicates = {"sign_documents": 3, "find_near_duplicates": 1}
-    assert planned == {**ONE_OF_EACH, **of_duplicates, **of_near_duplicates, "tokenize": 3}
+    of_repeats = {"hash_passages": 3, "find_repeats": 1}
+    found = {**of_duplicates, **of_near_duplicates, **of_repeats}
+    assert planned == {**ONE_OF_EACH, **found, "tokenize": 3}
     assert snakemake(tmp_path, *MINE, "data").returncode == 0
     (metadata,) = json.loads((tmp_path / "results/data/metadata.json").read_text())
     counts = [metadata[key] for key in ("documents_in", "total_num_docs", "duplicate_documents")]

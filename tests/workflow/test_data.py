@@ -115,6 +115,19 @@ def test_near_duplicates_are_found_in_all_corpora_or_in_each(scope: str, name: s
     assert rules.signed_documents(wildcards(scope=name)) == expected
 
 
+@pytest.mark.parametrize(("scope", "name"), [("data", "all"), ("corpus", "web")])
+def test_repeats_are_found_in_all_corpora_or_in_each(scope: str, name: str) -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    job = wildcards(batch="web-00000")
+    assert make_rules(table=TWO_NAMES).corpus_repeats(job) == []
+    rules = make_rules(table=TWO_NAMES, tokenize={"repeats": {"scope": scope}})
+    folder = "results/data/repeats"
+    assert rules.corpus_repeats(job) == [f"{folder}/{name}.rows"]
+    files = [f"{folder}/hashed/{batch}-00000.rows" for batch in ("web", "web.x")]
+    expected = files if scope == "data" else files[:1]
+    assert rules.hashed_passages(wildcards(scope=name)) == expected
+
+
 # Damaged datasets
 
 

@@ -37,7 +37,7 @@ def test_settings_without_a_value_are_no_options() -> None:
 
 
 def test_all_settings_but_those_left_out_are_options() -> None:
-    left_out = {"deduplicate", "near_duplicates", "filter_seconds"}
+    left_out = {"deduplicate", "near_duplicates", "repeats", "filter_seconds"}
     given = options(TokenizeSettings(), leave_out=left_out)
     names = {option.strip("-").removeprefix("no-").partition("=")[0] for option in given}
     expected = set(TokenizeSettings.model_fields) - left_out

@@ -90,7 +90,7 @@ if CONFIG.downloads:
         benchmark:
             f"{DATA_SET.benchmarks}/fetch/{{stage}}-{{batch}}.tsv"
         wildcard_constraints:
-            stage="tokenize|hash_documents|sign_documents|train_tokenizer",
+            stage="tokenize|hash_documents|sign_documents|hash_passages|train_tokenizer",
             batch="|".join(map(re.escape, [ALL, *CONFIG.batch_names])),
         localrule: True  # compute nodes have no network
         conda:
@@ -194,6 +194,50 @@ if CONFIG.shared.tokenize.near_duplicates:
             " > {log:q} 2>&1"
 
 
+if CONFIG.shared.tokenize.repeats:
+
+    rule hash_passages:
+        "Hash the lines, paragraphs or sequences of words of a batch of shards."
+        input:
+            data_rules.raw_files,
+            data_rules.downloads_for("hash_passages"),
+            duplicates=data_rules.corpus_duplicates,
+            plan=data_rules.plan_file,
+        output:
+            f"{DATA}/repeats/hashed/{{batch}}.rows",
+        log:
+            f"{DATA_SET.logs}/hash_passages/{{batch}}.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/hash_passages/{{batch}}.tsv"
+        conda:
+            ENVIRONMENT
+        params:
+            shards=data_rules.filtered_shards_digest,
+            corpus=data_rules.tokenize_options,
+            duplicates=lambda wildcards, input: [
+                f"--duplicates={path}" for path in input.duplicates
+            ],
+            options=options(CONFIG.shared.tokenize.repeats, leave_out=("scope",)),
+        shell:
+            "tokamake hash-passages --plan {input.plan:q} --batch {wildcards.batch:q}"
+            " {params.corpus:q} {params.duplicates:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
+
+    rule find_repeats:
+        "Find the lines, paragraphs or sequences of words that occurred before."
+        input:
+            data_rules.hashed_passages,
+        output:
+            f"{DATA}/repeats/{{scope}}.rows",
+        log:
+            f"{DATA_SET.logs}/find_repeats/{{scope}}.log",
+        benchmark:
+            f"{DATA_SET.benchmarks}/find_repeats/{{scope}}.tsv"
+        conda:
+            ENVIRONMENT
+        shell:
+            "tokamake find-repeats {input:q} --output {output:q} > {log:q} 2>&1"
+
+
 rule tokenize:
     "Tokenize raw files into the shards of a job batch."
     input:
@@ -201,6 +245,7 @@ rule tokenize:
         downloads=data_rules.downloads_for("tokenize"),
         tokenizer=CONFIG.tokenizer_files,
         duplicates=data_rules.corpus_duplicates,
+        repeats=data_rules.corpus_repeats,
         plan=data_rules.plan_file,
     output:
         # Temporary if shards are: a merge that runs again then tokenizes them again.
@@ -219,15 +264,16 @@ rule tokenize:
         shards=data_rules.filtered_shards_digest,
         corpus=data_rules.tokenize_options,
         duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
+        repeats=lambda wildcards, input: [f"--repeats={path}" for path in input.repeats],
         options=options(
             CONFIG.shared.tokenize,
-            leave_out=("deduplicate", "near_duplicates", "filters", "filter_seconds"),
+            leave_out=("deduplicate", "near_duplicates", "repeats", "filters", "filter_seconds"),
         ),
         folder=f"{DATA}/shards",
     shell:
         "tokamake tokenize-batch --plan {input.plan:q} --batch {wildcards.batch:q}"
         " --output {params.folder:q} --summary {output:q} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
-        " {params.duplicates:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
+        " {params.duplicates:q} {params.repeats:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
 
 
 rule merge:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from tokamake.config.fields import Settings, TokenizerPath, plug_in
 from tokamake.config.filters import Filters
 from tokamake.config.near_duplicates import NearDuplicates
+from tokamake.config.repeats import Repeats
 
 
 class SampleCorpus(Settings):
@@ -86,7 +87,7 @@ class PlanSettings(Settings):
     max_jobs: Annotated[int, Field(ge=1)] = 500
     """Approximate maximum number of `tokenize` jobs. A plan with more shards puts several shards in
     one job. With more corpora than jobs, corpora of the same format and text keys share jobs,
-    unless `tokenize.deduplicate` or `tokenize.near_duplicates` is set."""
+    unless `tokenize.deduplicate`, `tokenize.near_duplicates` or `tokenize.repeats` is set."""
     merged_bytes: Annotated[int, Field(ge=1)] = 5_000_000_000
     """Approximate bytes of the .bin file of a merged dataset."""
     keep_shards: bool = True
@@ -127,6 +128,9 @@ class TokenizeSettings(Settings):
     near_duplicates: NearDuplicates | None = None
     """Drop documents that are nearly the same as an earlier one, after the filters: a preset,
     fineweb or slimpajama, or settings. null: keep them."""
+    repeats: Repeats | None = None
+    """Cut text out of documents that repeats earlier text, after the filters and without
+    duplicates: lines, paragraphs or words, or settings. null: keep it."""
     filters: Filters = ()
     """Filters of documents, in order: name of a filter and its options, such as length:
     {min_characters: 200}. A filter is built in (docs/howto/filter-documents.md), an entry point, or
@@ -134,3 +138,8 @@ class TokenizeSettings(Settings):
     filter_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
     """Time limit of the filters of a document, in seconds. A document that takes longer, such as in
     an endless search of a regular expression, is a bad document. 0: no limit."""
+
+    @property
+    def compares_documents(self) -> bool:
+        """Whether documents are compared with the others of their corpus."""
+        return any((self.deduplicate, self.near_duplicates, self.repeats))

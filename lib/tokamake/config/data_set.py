@@ -10,7 +10,7 @@ DEFAULT = "default"
 """Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
-    "near_duplicates",
+    *("near_duplicates", "repeats"),
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data: no `data_set` has such a name."""

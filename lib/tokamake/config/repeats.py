@@ -35,8 +35,10 @@ class RepeatSettings(Settings):
 
     @model_validator(mode="after")
     def _check_options(self) -> "RepeatSettings":
-        if self.edge_words >= self.min_words:
-            raise ValueError(f"edge_words: {self.edge_words}: not below min_words {self.min_words}")
+        if 2 * self.edge_words >= self.min_words:  # the words between the edges would not be found
+            raise ValueError(
+                f"edge_words: {self.edge_words}: not below half of min_words {self.min_words}"
+            )
         for name in {option for options in _OPTIONS.values() for option in options}:
             is_default = getattr(self, name) == type(self).model_fields[name].default
             if name not in _OPTIONS[self.unit] and not is_default:

@@ -46,7 +46,7 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | empty_documents | Int64 | documents without tokens |
     | duplicate_documents | Int64 | documents left out, since an earlier one is equal |
     | quarantined_documents | Int64 | documents set aside: unreadable, or a filter failed |
-    | filtered_documents | Int64 | documents that filters dropped |
+    | filtered_documents | Int64 | documents that filters dropped, or with repeated text only |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
     | filters | object | filters and their counts: dicts, as in metadata.json |
 

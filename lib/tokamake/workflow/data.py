@@ -187,6 +187,21 @@ class DataRules:
             paths.append(f"{self._data_set.folder}/near_duplicates/{scope}.rows")
         return paths
 
+    def hashed_passages(self, wildcards: Any) -> list[str]:
+        """Passages of the documents of a corpus, or of all corpora in their order."""
+        folder = f"{self._data_set.folder}/repeats/hashed"
+        repeats = self._config.shared.tokenize.repeats
+        is_whole = repeats is not None and repeats.scope == "data"
+        batches = self._batches_of(None if is_whole else wildcards.scope)
+        return [f"{folder}/{batch}.rows" for batch in batches]
+
+    def corpus_repeats(self, wildcards: Any) -> list[str]:
+        """File of text to cut out of a corpus, if the config asks for it."""
+        if not (repeats := self._config.shared.tokenize.repeats):
+            return []
+        scope = ALL if repeats.scope == "data" else corpus_of(wildcards.batch)
+        return [f"{self._data_set.folder}/repeats/{scope}.rows"]
+
     def corpus_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read."""
         corpus = self._config.corpora[corpus_of(wildcards.batch)]

@@ -73,7 +73,7 @@ def extended_plan(
             split_sentences=shared.tokenize.split_sentences,
             # Quarantine takes bad documents, however many the first ones are.
             check_documents=shared.tokenize.on_bad_document == "stop",
-            corpora_alone=bool(shared.tokenize.deduplicate or shared.tokenize.near_duplicates),
+            corpora_alone=shared.tokenize.compares_documents,
         )
     if previous:
         merged = Path(DataSet(shared.data_set).folder, "merged")

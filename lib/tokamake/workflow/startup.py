@@ -40,7 +40,7 @@ from tokamake.workflow.tasks import TaskRules
 
 _DATA_RULES = {
     *("train_tokenizer", "extend_tokenizer", "fetch", "hash_documents", "find_duplicates"),
-    *("sign_documents", "find_near_duplicates"),
+    *("sign_documents", "find_near_duplicates", "hash_passages", "find_repeats"),
     *("tokenize", "merge", "describe"),
 }
 """Rules that write files of the data folder that all its runs read."""

@@ -99,11 +99,11 @@ def rows_width(path: Path, dtype: np.dtype) -> int:
 
 def read_duplicates(paths: Iterable[Path], shard: str) -> npt.NDArray[np.int64]:
     """Return the ordinals of a shard's duplicates in any of the files, ascending."""
-    parts = [read_shard_rows(path, shard, ORDINAL) for path in paths]
+    parts = [read_shard_rows(path, shard, dtype=ORDINAL) for path in paths]
     return np.unique(np.concatenate([np.zeros(0, ORDINAL), *parts]))
 
 
-def read_shard_rows(path: Path, shard: str, dtype: np.dtype) -> npt.NDArray:
+def read_shard_rows(path: Path, shard: str, *, dtype: np.dtype) -> npt.NDArray:
     """(rows,) rows of a shard, in memory."""
     first = 0
     for name, rows in read_table(path):

@@ -37,12 +37,12 @@ class DocumentSource(NamedTuple):
     format: str
 
     def blocks(
-        self, shard: PlannedShard, duplicates: npt.NDArray[np.int64] | None = None
+        self, shard: PlannedShard, left_out: npt.NDArray[np.int64]
     ) -> Iterator[FilteredBlock]:
         """Yield the blocks of a shard in order, also those without a document that is left.
 
         Args:
-            duplicates: numbers of documents of the shard to leave out before the filters.
+            left_out: ordinals of documents of the shard that no filter should see, ascending.
         """
         paths = [Path(path) for path in shard.files]
         byte_range = parse_range(shard.byte_range, paths)
@@ -51,8 +51,8 @@ class DocumentSource(NamedTuple):
         for file, source in enumerate(inputs):
             for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
                 columns, kept, _ = documents.texts(block, self.fields)
-                if duplicates is not None and len(duplicates):
-                    is_new = ~np.isin(kept + num_read, duplicates, assume_unique=True)
+                if len(left_out):
+                    is_new = ~np.isin(kept + num_read, left_out, assume_unique=True)
                     indices = np.flatnonzero(is_new).tolist()
                     columns = tuple(select_texts(column, indices) for column in columns)
                     kept = kept[is_new]

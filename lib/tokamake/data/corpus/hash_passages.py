@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from tokamake.data.corpus.document_rows import RowsWriter, read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields, split_keys
+from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
 from tokamake.data.corpus.plan_file import batch_shards
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
-    from tokamake.data.corpus.filtered_documents import FilteredBlock
     from tokamake.data.corpus.passages import Passages
 
 
@@ -58,7 +58,6 @@ def hash_passages(
     # These modules import pydantic, and `--help` should be instant.
     from tokamake.config.filters import parse_filters
     from tokamake.config.repeats import RepeatSettings
-    from tokamake.data.corpus.filtered_documents import DocumentSource
     from tokamake.data.corpus.passages import PASSAGE, make_finder
     from tokamake.data.filters._run import FilterRun, load_filters, set_up
     from tokamake.validation import validate
@@ -75,7 +74,7 @@ def hash_passages(
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             writer.add(shard.name, np.zeros(0, PASSAGE))
-            left_out = read_duplicates(duplicates, shard.name) if duplicates else None
+            left_out = read_duplicates(duplicates, shard.name)
             first = 0
             for filtered in source.blocks(shard, left_out):
                 rows = np.concatenate([np.zeros(0, PASSAGE), *_rows(filtered, find, first=first)])
@@ -86,7 +85,7 @@ def hash_passages(
 
 
 def _rows(
-    filtered: "FilteredBlock", find: "Callable[[str], Passages]", *, first: int
+    filtered: FilteredBlock, find: "Callable[[str], Passages]", *, first: int
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield the passages of each text; `first` is the number of the block's first document."""
     from tokamake.data.corpus.passages import PASSAGE

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake._csrc import WordWindows
+from tokamake import _csrc
 from tokamake.config.repeats import RepeatSettings
 from tokamake.data.corpus.document_rows import HASH, read_shard_rows
 from tokamake.data.filters._words import word_characters
@@ -40,7 +40,7 @@ def make_finder(settings: RepeatSettings) -> Callable[[str], Passages]:
     """Return a function that finds the passages of a text."""
     if settings.unit == "words":
         group = settings.edge_words + 1
-        windows = WordWindows(
+        windows = _csrc.WordWindows(
             word_characters(), size=settings.min_words - settings.edge_words, group=group
         )
         return lambda text: Passages(*windows.find(text))
@@ -68,7 +68,7 @@ def _stripped(text: str, separator: re.Pattern[str]) -> Iterator[tuple[int, int]
 
 def read_cuts(path: Path, shard: str) -> npt.NDArray[Any]:
     """(cuts,) spans of a shard, by document, text and character."""
-    return read_shard_rows(path, shard, CUT)
+    return read_shard_rows(path, shard, dtype=CUT)
 
 
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:

@@ -5,24 +5,21 @@ as `pack_places` packs it. Duplicates, documents that filters drop, bad document
 words have the key 0 in each band.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus import documents
 from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields, split_keys
-from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
-from tokamake.data.readers import open_unchanged, parse_range, select_texts
+from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
+from tokamake.data.corpus.plan_file import batch_shards
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake._csrc import MinHash
-    from tokamake.data.filters._run import FilterRun
 
 _NUMBER_BITS = 43  # of a packed place; 20 bits are left for the file
 
@@ -103,51 +100,26 @@ def sign_documents(
         read_table(path, verify=True)
     loaded = load_filters(parse_filters(filters))
     set_up(loaded)
-    signer = _Signer(
-        Fields(split_keys(text_key), template), minhash, FilterRun(loaded, seconds=filter_seconds)
-    )
+    filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
+    source = DocumentSource(Fields(split_keys(text_key), template), filter_run, format)
     num_documents = num_signed = 0
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):
             writer.add(shard.name, np.zeros((0, bands + 1), HASH))
             left_out = read_duplicates(duplicates, shard.name)
-            for rows_of_block in signer.rows(shard, format=format, left_out=left_out):
+            for filtered in source.blocks(shard, left_out):
+                rows_of_block = _rows(filtered, minhash)
                 writer.add(shard.name, rows_of_block)
                 num_documents += len(rows_of_block)
                 num_signed += int(np.count_nonzero(rows_of_block[:, 0]))
     print(f"{output}: {counted(num_documents, 'document')}, {num_signed:,} with keys")
 
 
-class _Signer(NamedTuple):
-    """Computes the keys of documents."""
-
-    fields: Fields
-    minhash: "MinHash"
-    filters: "FilterRun"
-
-    def rows(
-        self, shard: PlannedShard, *, format: str, left_out: npt.NDArray[np.int64]
-    ) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield (documents, bands + 1) keys and places of a shard's documents in order.
-
-        Documents with the ordinals `left_out` have no keys.
-        """
-        num_read = 0
-        paths = [Path(path) for path in shard.files]
-        byte_range = parse_range(shard.byte_range, paths)
-        inputs = open_unchanged(paths, shard.stamps, byte_range=byte_range, format=format)
-        for file, source in enumerate(inputs):
-            for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
-                columns, kept, _ = documents.texts(block, self.fields)
-                is_new = ~np.isin(kept + num_read, left_out, assume_unique=True)
-                chosen = is_new.nonzero()[0].tolist()
-                columns = tuple(select_texts(column, chosen) for column in columns)
-                columns, kept = self.filters.apply(
-                    columns, block, source=source, indices=kept[is_new], on_failure=lambda *_: None
-                )
-                signed = self.minhash.sign(["\n".join(row) for row in zip(*columns, strict=True)])
-                rows = np.zeros((len(block.records), signed.shape[1] + 1), HASH)
-                rows[kept, :-1] = signed
-                rows[:, -1] = pack_places(file, block.numbers, offsets=block.offsets)
-                num_read += len(rows)
-                yield rows
+def _rows(filtered: FilteredBlock, minhash: "MinHash") -> npt.NDArray[np.uint64]:
+    """(documents, bands + 1) keys and places of all documents of a block."""
+    file, block, columns, kept = filtered
+    signed = minhash.sign(["\n".join(row) for row in zip(*columns, strict=True)])
+    rows = np.zeros((len(block.records), signed.shape[1] + 1), HASH)
+    rows[kept, :-1] = signed
+    rows[:, -1] = pack_places(file, block.numbers, offsets=block.offsets)
+    return rows

@@ -1,14 +1,19 @@
 """Cut text that occurred before out of documents, and count the cuts as a filter's verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus.passages import without
-from tokamake.data.filters._samples import NUM_SAMPLES, VerdictSamples, candidates
+from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.readers import Input, RecordBlock, select_texts
+
+Span = tuple[int, int]
+"""First character and end."""
 
 _NOTHING_LEFT = "nothing else is left"
 
@@ -24,10 +29,10 @@ class RepeatCuts:
         """
         self._cuts = cuts
         self._samples = VerdictSamples(NUM_SAMPLES)
-        self._num_documents = self._num_cuts = 0
+        self._num_documents = 0
+        self._num_cuts = 0
         self._changed = {"documents": 0, "characters": 0}
         self._dropped = {"documents": 0, "characters": 0}
-        self._num_cut_documents = 0
 
     @property
     def dropped(self) -> int:
@@ -36,7 +41,8 @@ class RepeatCuts:
     @property
     def counts(self) -> dict[str, Any]:
         """Counts in the form of a filter's, for the manifest."""
-        cuts = {"documents": self._num_cut_documents, "value": self._num_cuts}
+        num_documents = self._changed["documents"] + self._dropped["documents"]
+        cuts = {"documents": num_documents, "value": self._num_cuts}
         return {
             **{"filter": "repeats", "options": {}, "documents": self._num_documents},
             "changed": self._changed if self._changed["documents"] else {},
@@ -60,31 +66,22 @@ class RepeatCuts:
         documents that are left, and their indices.
         """
         self._num_documents += len(indices)
-        bounds = np.array([first, first + len(block.records)])
-        start, end = np.searchsorted(self._cuts["document"], bounds)
-        cuts = self._cuts[start:end]
-        documents = candidates(source, block)
         changed: list[dict[int, str]] = [{} for _ in columns]
         is_kept = np.ones(len(indices), bool)
-        positions = np.searchsorted(indices, np.unique(cuts["document"]).astype(np.int64) - first)
-        for position in positions.tolist():
-            index = int(indices[position])
+        documents = candidates(source, block)
+        for index, spans in self._spans(first, first + len(block.records)):
+            position = int(np.searchsorted(indices, index))
+            if position == len(indices) or indices[position] != index:
+                continue  # a filter failed now, for example at its time limit
             before = [column[position] for column in columns]
-            after = self._cut(before, cuts[cuts["document"] == first + index])
-            is_dropped = not any(text.strip() for text in after)
-            is_kept[position] = not is_dropped
-            num_characters = sum(map(len, before)) - (0 if is_dropped else sum(map(len, after)))
-            sums = self._dropped if is_dropped else self._changed
-            sums["documents"] += 1
-            sums["characters"] += num_characters
-            verdict = ("dropped", _NOTHING_LEFT) if is_dropped else ("changed", "")
-            if self._samples.wants(documents.hashes[index], verdict):
-                number = next(i for i, text in enumerate(after) if text != before[i])
-                texts = before[number], None if is_dropped else after[number]
-                self._samples.add(documents, index, verdict, texts=texts)
-            for changes, text, old in zip(changed, after, before, strict=True):
-                if text != old:
-                    changes[position] = text
+            after = [
+                without(text, spans[number]) if number in spans else text
+                for number, text in enumerate(before)
+            ]
+            is_kept[position] = self._count(documents, index, before=before, after=after)
+            self._num_cuts += sum(map(len, spans.values()))
+            for number in spans:
+                changed[number][position] = after[number]
         kept = np.flatnonzero(is_kept)
         texts_left = (
             select_texts(column, kept.tolist(), changed=changes)
@@ -92,13 +89,27 @@ class RepeatCuts:
         )
         return tuple(texts_left), indices[kept]
 
-    def _cut(self, texts: list[str], cuts: npt.NDArray[Any]) -> list[str]:
-        self._num_cut_documents += 1
-        self._num_cuts += len(cuts)
-        spans: list[list[tuple[int, int]]] = [[] for _ in texts]
-        for _, text, begin, end in cuts.tolist():
-            spans[text].append((begin, end))
-        return [
-            without(text, spans_of_text) if spans_of_text else text
-            for text, spans_of_text in zip(texts, spans, strict=True)
-        ]
+    def _spans(self, first: int, end: int) -> Iterator[tuple[int, dict[int, list[Span]]]]:
+        """Yield each document of a range that has cuts: index, and text → its spans."""
+        bounds = np.searchsorted(self._cuts["document"], [first, end])
+        cuts = self._cuts[slice(*bounds)].tolist()
+        for document, group in groupby(cuts, key=itemgetter(0)):
+            spans: dict[int, list[Span]] = {}
+            for _, text, begin, after in group:
+                spans.setdefault(text, []).append((begin, after))
+            yield document - first, spans
+
+    def _count(
+        self, documents: Sampled, index: int, *, before: list[str], after: list[str]
+    ) -> bool:
+        """Count a document, and take it as a sample; returns whether any text is left."""
+        is_left = any(text.strip() for text in after)
+        sums = self._changed if is_left else self._dropped
+        sums["documents"] += 1
+        sums["characters"] += sum(map(len, before)) - is_left * sum(map(len, after))
+        verdict = ("changed", "") if is_left else ("dropped", _NOTHING_LEFT)
+        if self._samples.wants(documents.hashes[index], verdict):
+            pair = next(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])
+            texts = pair if is_left else (pair[0], None)
+            self._samples.add(documents, index, verdict, texts=texts)
+        return is_left

@@ -27,7 +27,12 @@ from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
 from tokamake.data.tokenize.encoder import Encoder
-from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
+from tokamake.data.tokenize.shard_options import (
+    ShardOptions,
+    ShardRequest,
+    dataset_files,
+    dataset_prefixes,
+)
 from tokamake.data.tokenize.shard_reader import (
     DocumentBatch,
     EncodedBatch,
@@ -51,20 +56,18 @@ class ShardWriter:
     def __init__(
         self,
         inputs: Iterable[Input],
-        output: Path,
+        shard: ShardRequest,
         *,
         tokenizer: Tokenizer,
         encoder: Encoder,
         options: ShardOptions,
-        duplicates: npt.NDArray[np.int64] | None = None,
         filters: "Sequence[LoadedFilter]" = (),
     ) -> None:
         self._inputs = inputs
-        self._output = output
+        self._shard = shard
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._options = options
-        self._duplicates = duplicates
         self._filters = filters
         self._dtype = token_dtype(tokenizer.vocab_size)
 
@@ -74,7 +77,7 @@ class ShardWriter:
         Mismatch: the fast encoder is wrong for this text.
         """
         started = time.monotonic()
-        prefixes = dataset_prefixes(self._output, self._options)
+        prefixes = dataset_prefixes(self._shard.output, self._options)
         quarantine_file = quarantine_path(prefixes[0])
         # Manifests are last: `atomic` renames in this order, and a manifest vouches for the rest.
         paths = [path for prefix in prefixes for path in dataset_files(prefix)[:-1]]
@@ -85,7 +88,8 @@ class ShardWriter:
             reader = ShardReader(
                 self._inputs,
                 self._options,
-                duplicates=self._duplicates,
+                duplicates=self._shard.duplicates,
+                repeats=self._shard.repeats,
                 filters=self._filters,
                 quarantine=quarantine,
             )
@@ -114,7 +118,7 @@ class ShardWriter:
         with closing(self._encode_ahead(reader)) as encoded_batches:
             for batch, columns in progress(
                 encoded_batches,
-                label=f"tokenize {self._output.name}",
+                label=f"tokenize {self._shard.output.name}",
                 unit="documents",
                 size=lambda item: len(item[0].inputs),
                 num_bytes=lambda item: sum(encoded.text_bytes for encoded in item[1]),

@@ -1,4 +1,4 @@
-"""Options of a shard, and the names of its files, which depend on them."""
+"""Inputs and options of a shard, and the names of its files, which depend on them."""
 
 import math
 import re
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from tokamake.data.corpus import documents
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path, sources_path
@@ -51,6 +54,23 @@ class ShardOptions:
             raise UserError(
                 f"--text-key {','.join(names)}: keys become parts of file names; use keys without /"
             )
+
+
+@dataclass(frozen=True)
+class ShardRequest:
+    """A shard to write."""
+
+    output: Path
+    """Prefix of its indexed datasets."""
+    paths: list[Path]
+    byte_range: str = ""
+    """Part of a single raw file, START:END, or empty."""
+    duplicates: npt.NDArray[np.int64] | None = None
+    """Ordinals of documents to leave out."""
+    stamps: tuple[str, ...] = ()
+    """Stamp of each raw file in the plan; empty without a plan."""
+    repeats: npt.NDArray[Any] | None = None
+    """Rows of `passages.CUT`: text to cut out."""
 
 
 def dataset_prefixes(output: Path, options: ShardOptions) -> list[Path]:

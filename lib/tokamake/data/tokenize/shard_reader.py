@@ -25,6 +25,7 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from tokamake.data.filters._run import FilterRun, LoadedFilter
+    from tokamake.data.tokenize.repeat_cuts import RepeatCuts
 
 # Small enough that the same pages of memory serve one batch after the other.
 _BATCH_CHARACTERS = 2 << 20
@@ -158,6 +159,7 @@ class ShardReader:
         options: ShardOptions,
         *,
         duplicates: npt.NDArray[np.int64] | None,
+        repeats: npt.NDArray[Any] | None,
         filters: "Sequence[LoadedFilter]",
         quarantine: Quarantine,
     ) -> None:
@@ -165,6 +167,7 @@ class ShardReader:
 
         Args:
             duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
+            repeats: rows of `passages.CUT`, spans to cut out of the documents, after the filters.
             filters: filters of the remaining documents.
         """
         self._inputs = inputs
@@ -175,6 +178,11 @@ class ShardReader:
             from tokamake.data.filters import _run  # imports pydantic, which takes 0.25 s
 
             self._filters = _run.FilterRun(filters, seconds=options.filter_seconds)
+        self._repeats: RepeatCuts | None = None
+        if repeats is not None:
+            from tokamake.data.tokenize import repeat_cuts  # imports pydantic, too
+
+            self._repeats = repeat_cuts.RepeatCuts(repeats)
         self._quarantine = quarantine
         self._num_read = self._num_duplicates = 0
         self._opened: list[Input] = []
@@ -199,6 +207,7 @@ class ShardReader:
             set_aside = partial(self._set_aside, source, block)
             for index, reason in texts.bad:
                 set_aside(index, reason)
+            first = self._num_read
             self._num_read += len(block.records)
             kept = is_kept.nonzero()[0].tolist()
             columns = tuple(select_texts(column, kept) for column in texts.columns)
@@ -206,6 +215,10 @@ class ShardReader:
             if self._filters:
                 columns, indices = self._filters.apply(
                     columns, block, indices=indices, source=source, on_failure=set_aside
+                )
+            if self._repeats:
+                columns, indices = self._repeats.apply(
+                    columns, block, indices=indices, first=first, source=source
                 )
             yield DocumentBatch(
                 columns,
@@ -232,8 +245,12 @@ class ShardReader:
             "quarantined_documents": self._quarantine.documents,
             "duplicate_documents": self._num_duplicates,
         }
-        if self._filters:  # manifests without filters stay as earlier versions wrote them
-            counts |= {"filtered_documents": self._filters.dropped, "filters": self._filters.counts}
+        # Manifests without filters and cuts stay as earlier versions wrote them.
+        if self._filters or self._repeats:
+            filters, repeats = self._filters, self._repeats
+            dropped = (filters.dropped if filters else 0) + (repeats.dropped if repeats else 0)
+            entries = (filters.counts if filters else []) + ([repeats.counts] if repeats else [])
+            counts |= {"filtered_documents": dropped, "filters": entries}
         return counts
 
     @property

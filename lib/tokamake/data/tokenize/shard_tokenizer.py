@@ -3,16 +3,14 @@
 If the fast encoder is wrong, a shard is encoded again with the reference tokenizer.
 """
 
+import hashlib
 import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
 
 from tokamake.data import readers
 from tokamake.data.indexed import job_batch
@@ -21,7 +19,12 @@ from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import is_one_document, open_unchanged, read_stamp
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
 from tokamake.data.tokenize.shard import ShardWriter
-from tokamake.data.tokenize.shard_options import ShardOptions, dataset_files, dataset_prefixes
+from tokamake.data.tokenize.shard_options import (
+    ShardOptions,
+    ShardRequest,
+    dataset_files,
+    dataset_prefixes,
+)
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -29,21 +32,6 @@ from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
     from tokamake.data.filters._run import LoadedFilter
-
-
-@dataclass(frozen=True)
-class ShardRequest:
-    """A shard to write."""
-
-    output: Path
-    """Prefix of its indexed datasets."""
-    paths: list[Path]
-    byte_range: str = ""
-    """Part of a single raw file, START:END, or empty."""
-    duplicates: npt.NDArray[np.int64] | None = None
-    """Ordinals of documents to leave out."""
-    stamps: tuple[str, ...] = ()
-    """Stamp of each raw file in the plan; empty without a plan."""
 
 
 class ShardTokenizer:
@@ -111,11 +99,10 @@ class ShardTokenizer:
                 format=self.options.format,
                 workers=self._workers,
             ),
-            shard.output,
+            shard,
             tokenizer=self._tokenizer,
             encoder=self._encoder,
             options=self.options,
-            duplicates=shard.duplicates,
             filters=self._filters,
         )
         return writer.write(request)
@@ -162,6 +149,7 @@ class ShardTokenizer:
         del options["filters"], options["filter_seconds"]
         if self._filters:
             options["filters"] = [[*loaded[:3]] for loaded in self._filters]
+        repeats = shard.repeats
         return digest(
             {
                 "inputs": [_file_stamp(path) for path in shard.paths],
@@ -169,6 +157,9 @@ class ShardTokenizer:
                 "tokenizer": self._tokenizer.fingerprint,
                 "options": options,
                 "duplicates": None if shard.duplicates is None else shard.duplicates.tolist(),
+                **(
+                    {} if repeats is None else {"repeats": hashlib.sha256(repeats.data).hexdigest()}
+                ),
             }
         )
 

@@ -87,8 +87,8 @@ def tokenize(
     # These modules import numpy or pydantic, and `tokamake tokenize --help` should be instant.
     from tokamake.data import readers
     from tokamake.data.corpus.documents import Fields, split_keys
-    from tokamake.data.tokenize.shard_options import ShardOptions
-    from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
+    from tokamake.data.tokenize.shard_options import ShardOptions, ShardRequest
+    from tokamake.data.tokenize.shard_tokenizer import ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
 
     chosen: Filters = ()

@@ -28,6 +28,7 @@ def tokenize_batch(
     filters: str = "",
     filter_seconds: float = 60,
     duplicates: tuple[Path, ...] = (),
+    repeats: Path | None = None,
     workers: int = 0,
 ) -> None:
     """Tokenize a job batch of a plan: write its incomplete shards.
@@ -61,15 +62,17 @@ def tokenize_batch(
         filter_seconds: time limit of the filters of a document, in seconds; a document that takes
             longer is a bad one. 0: no limit.
         duplicates: files of `find-duplicates` or `find-near-duplicates`: documents to leave out.
+        repeats: file of `find-repeats`: text to cut out of documents, after the filters.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
     """
     # These modules import numpy or pydantic, and `--help` should be instant.
     from tokamake.data.corpus.document_rows import read_duplicates, read_table
     from tokamake.data.corpus.documents import Fields, split_keys
+    from tokamake.data.corpus.passages import read_cuts
     from tokamake.data.corpus.plan_file import batch_shards
     from tokamake.data.indexed import job_batch
-    from tokamake.data.tokenize.shard_options import ShardOptions, dataset_prefixes
-    from tokamake.data.tokenize.shard_tokenizer import ShardRequest, ShardTokenizer
+    from tokamake.data.tokenize.shard_options import ShardOptions, ShardRequest, dataset_prefixes
+    from tokamake.data.tokenize.shard_tokenizer import ShardTokenizer
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.runtime.folder_lock import alone
 
@@ -92,7 +95,7 @@ def tokenize_batch(
         filters=chosen,
         filter_seconds=filter_seconds,
     )
-    for path in duplicates:
+    for path in (*duplicates, *([repeats] if repeats else [])):
         read_table(path, verify=True)
     shards = [
         ShardRequest(
@@ -101,6 +104,7 @@ def tokenize_batch(
             shard.byte_range,
             read_duplicates(duplicates, shard.name) if duplicates else None,
             shard.stamps,
+            read_cuts(repeats, shard.name) if repeats else None,
         )
         for shard in batch_shards(plan, batch)
     ]
