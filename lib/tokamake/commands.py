@@ -109,6 +109,20 @@ STAGES = {
             'lambada --checkpoint results/tiny/training --settings \'{"data": ["lambada.jsonl"]}\'',
         ),
         "generate": Command("generate", "--checkpoint results/tiny/training --prompt 'def main'"),
+        "generate-texts": Command(
+            "generate", "--checkpoint results/tiny/training --num-texts 100 --output texts.jsonl"
+        ),
+        "score-texts": Command(
+            "detoxify",
+            """texts.jsonl --scorer '{"word_list": "words.txt"}' --output scored.jsonl""",
+        ),
+        "select-texts": Command(
+            "detoxify", "scored.jsonl --keep 0.5 --output kept.jsonl --summary kept.json"
+        ),
+        "measure-toxicity": Command(
+            "detoxify", "--before before.jsonl --after after.jsonl --output toxicity.json"
+        ),
+        "plot-detoxified": Command("report", "--scores toxicity.json --output detoxification.html"),
         "evaluate-finetuned": Command(
             "finetune",
             "rte --checkpoint results/rte/finetuned --data dev=RTE/dev.tsv --tokenizer tokenizer"

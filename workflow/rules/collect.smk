@@ -10,4 +10,12 @@ rule data:
         expand(rules.weigh.output, run=CONFIG.runs),
 
 
+if CONFIG.shared.detoxify:
+
+    rule detoxify:
+        "Train on the least toxic texts of the model, and compare its toxicity before and after."
+        input:
+            expand(rules.plot_detoxified.output, run=CONFIG.runs),
+
+
 finish(SNAKEMAKE, FUNCTIONS)

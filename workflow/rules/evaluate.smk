@@ -14,6 +14,8 @@ rule evaluate:
         "logs/{run}/evaluate{segment}.log",
     benchmark:
         "results/benchmarks/{run}/evaluate{segment}.tsv"
+    wildcard_constraints:
+        segment=r"(\.(0|[1-9]\d*))?",
     conda:
         ENVIRONMENT
     threads: 2

@@ -116,6 +116,7 @@ rule report:
             if finetune_rules.names
             else []
         ),
+        expand(rules.plot_detoxified.output, run=CONFIG.runs) if CONFIG.shared.detoxify else [],
     output:
         html=f"{DATA_SET.shared}/report.html",
         config=f"{DATA_SET.shared}/config.json",

@@ -10,7 +10,7 @@ DEFAULT = "default"
 """Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
-    *("near_duplicates", "repeats"),
+    *("near_duplicates", "repeats", "detoxify"),
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data: no `data_set` has such a name."""
@@ -62,6 +62,16 @@ class DataSet(NamedTuple):
     def settings(self) -> str:
         """Settings that the data were made with."""
         return f"{self.folder}/data_set.json"
+
+    @property
+    def detoxify(self) -> str:
+        """Folder of texts that the runs' initial model writes."""
+        return f"{self.folder}/detoxify"
+
+    @property
+    def kept_texts(self) -> str:
+        """Raw file of the least toxic of these texts."""
+        return f"{self.detoxify}/kept.jsonl"
 
     @property
     def metadata(self) -> str:

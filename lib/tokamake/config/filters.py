@@ -4,12 +4,8 @@ A filter is a file of `data/filters`, an entry point of the group `tokamake.filt
 a Python file. `tokamake.data.filters` lists the names that the file defines.
 """
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from tokamake import files, plugins
+from tokamake.config.external_files import file_hash, import_file
 from tokamake.config.fields import Settings
 from tokamake.config.tasks import TaskSettings
 from tokamake.errors import UserError
@@ -30,7 +27,7 @@ _GROUP = "tokamake.filters"
 def filter_class(name: str) -> Any:
     """Return the class of a filter by its name in the config."""
     if name.endswith(".py"):
-        return _checked(_module(name), name)
+        return _checked(import_file(name, noun="filters"), name)
     if name in plugins.names(_FOLDER):
         return plugins.load(_FOLDER, name).Filter
     external = {entry.name: entry for entry in entry_points(group=_GROUP)}
@@ -41,23 +38,6 @@ def filter_class(name: str) -> Any:
         return _checked(external[name].load(), name)
     except ImportError as error:
         raise UserError(f"{name}: cannot be imported ({error}); install its package") from None
-
-
-@cache
-def _module(path: str) -> Any:
-    """Import a Python file. Its folder stays out of the search path."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such file; paths of filters start from {Path.cwd()}")
-    spec = importlib.util.spec_from_file_location(f"tokamake_filter_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pydantic resolves annotations there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
-    return module
 
 
 def _checked(loaded: Any, name: str) -> Any:
@@ -74,26 +54,11 @@ def source_digest(name: str, options: Mapping[str, Any]) -> str:
     These are the source file of an external filter, and the files that a filter reads.
     """
     loaded = filter_class(name)
-    hashes = [_file_hash(path) for path in getattr(loaded(**options), "input_files", ())]
+    hashes = [file_hash(path) for path in getattr(loaded(**options), "input_files", ())]
     if name not in plugins.names(_FOLDER):
         source = name if name.endswith(".py") else inspect.getsourcefile(loaded)
-        hashes.insert(0, _file_hash(Path(source or "")))
+        hashes.insert(0, file_hash(Path(source or "")))
     return hashes[0] if len(hashes) == 1 else files.digest(hashes) if hashes else ""
-
-
-def _file_hash(path: Path) -> str:
-    """Hash a file; a dry run asks for each job batch, so keep the hash of a version of it."""
-    try:
-        status = path.stat()
-        return _hash_of_version(path, modified=status.st_mtime_ns, size=status.st_size)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); fix the path") from None
-
-
-@cache
-def _hash_of_version(path: Path, *, modified: int, size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def complete_filters(

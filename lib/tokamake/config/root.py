@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
+from tokamake.config.detoxify import DetoxifySettings
 from tokamake.config.fields import Name, Settings
 from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
@@ -131,6 +132,9 @@ class Config(Settings):
     states). Each is written to results/<run>/convert/<name>."""
     export: ExportSettings = ExportSettings()
     """Export in Hugging Face's format."""
+    detoxify: DetoxifySettings | None = None
+    """Texts of the model that the runs start from, the least toxic of which they train on; and
+    toxicity before and after. Empty: none of it."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()

@@ -27,7 +27,7 @@ class WorkflowConfig:
     """Corpora of each run."""
     corpora: dict[str, Corpus]
     """Corpora of all runs, by name."""
-    sample_files: dict[str, int]
+    made_files: dict[str, int]
     """Raw files that the workflow makes itself, with their sizes in bytes."""
     plan: Plan
     """Shards, merged datasets and job batches."""
@@ -58,6 +58,12 @@ class WorkflowConfig:
     def data_set(self) -> DataSet:
         """The data that all runs share."""
         return DataSet(self.shared.data_set)
+
+    @property
+    def sample_files(self) -> dict[str, int]:
+        """Raw files that `sample_corpus` makes, with their sizes in bytes."""
+        kept = self.data_set.kept_texts
+        return {path: size for path, size in self.made_files.items() if path != kept}
 
     @cached_property
     def given_tokenizer(self) -> list[Path] | None:

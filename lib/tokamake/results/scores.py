@@ -47,25 +47,27 @@ def evaluations(*folders: str | Path) -> pd.DataFrame:
 
 def _scores(folder: Path) -> Iterator[Row]:
     last = read_train_json(folder).get("step")
-    for _, step, path in _by_step(folder.glob("evaluate.*json")):
+    for _, step, path in _by_step(folder.glob("evaluate.*json"), last):
         scores = read_scores(path)
         subsets = {**scores["corpora"], "overall": scores["overall"]}
-        yield from _rows(subsets, path, step=step or last, task=HELD_OUT)
-    for name, step, path in _by_step((folder / "tasks").glob("*.json")):
-        yield from _rows({"overall": read_task(path)}, path, step=step or last, task=name)
+        yield from _rows(subsets, path, step=step, task=HELD_OUT)
+    for name, step, path in _by_step((folder / "tasks").glob("*.json"), last):
+        yield from _rows({"overall": read_task(path)}, path, step=step, task=name)
     path = folder / "evaluate_finetuned.json"
     if path.is_file():
         finetuned = _object(path, "evaluate-finetuned", keys=("scores",))
         yield from _rows(finetuned["scores"], path, step=None, task=finetuned.get("task"))
 
 
-def _by_step(paths: Iterable[Path]) -> list[tuple[str, int, Path]]:
-    """Name and step of files NAME.STEP.json and NAME.json, whose step is 0; it comes last."""
+def _by_step(paths: Iterable[Path], last: int | None) -> list[tuple[str, int | None, Path]]:
+    """Name and step of files NAME.STEP.json and NAME.json, whose step is `last`; it comes last."""
     found = []
     for path in paths:
         if match := re.fullmatch(r"([^.]+)(?:\.(\d+))?\.json", path.name):
-            found.append((match[1], int(match[2] or 0), path))
-    return sorted(found, key=lambda each: (each[0], each[1] or math.inf))
+            found.append((match[1], int(match[2]) if match[2] else math.inf, path))
+    return [
+        (name, last if step == math.inf else int(step), path) for name, step, path in sorted(found)
+    ]
 
 
 def _rows(subsets: dict[str, Any], path: Path, *, step: int | None, task: Any) -> Iterator[Row]:

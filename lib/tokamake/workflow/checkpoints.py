@@ -81,6 +81,16 @@ class CheckpointRules:
             return None
         return self.starts[name] if name in self._native else f"results/import/{name}"
 
+    @exit_on_user_error()
+    def initial_folder(self, wildcards: Any) -> str:
+        """The native checkpoint that a run starts from."""
+        if (folder := self._native_folder(wildcards.run)) is None:
+            raise UserError(
+                f"run {wildcards.run}: starts from random weights, which are not evaluated; name a "
+                "checkpoint in model.checkpoint"
+            )
+        return folder
+
     def start_options(self, wildcards: Any) -> list[str]:
         """The native checkpoint that a run starts from, as an option of `resolve`.
 

@@ -98,21 +98,23 @@ def read_workflow_config(
         _check_braces(run, where)
     tables = _read_tables({n: run for n, run in runs.items() if run.config.finetune is None})
     corpora = merge_tables(tables.values())
-    sample_files = {
+    made_files = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
+    if shared.detoxify:
+        made_files[DataSet(shared.data_set).kept_texts] = shared.detoxify.kept_bytes
     previous = read_previous(DataSet(shared.data_set))
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since
     else:
-        plan = extended_plan(runs, corpora, declared=sample_files, previous=previous)
+        plan = extended_plan(runs, corpora, declared=made_files, previous=previous)
     return WorkflowConfig(
         named_runs=runs,
         tables=tables,
         corpora=corpora,
-        sample_files=sample_files,
+        made_files=made_files,
         plan=plan,
         previous_plan=previous,
     )

@@ -61,8 +61,8 @@ class DataRules:
         Other raw files are not declared as inputs: 100,000 would slow Snakemake; digests in
         `params` stand for their sizes and times.
         """
-        samples = self._config.sample_files
-        return sorted(samples.keys() & set(paths)) if samples else []
+        made = self._config.made_files
+        return sorted(made.keys() & set(paths)) if made else []
 
     def tokenizer_corpus(self) -> list[str]:
         """Raw files that the tokenizer is trained on and that a job makes."""

@@ -92,8 +92,12 @@ class RunSettings:
         training, too. As a function of the output, this makes no finished jobs run again: the
         number of ranks changes no result.
         """
-        self._check_causal(wildcards.run)
-        train, tasks = self._config.runs[wildcards.run].train, str(resources.get("tasks", 1))
+        return self.layout(wildcards.run, resources)
+
+    def layout(self, run: str, resources: Any) -> list[str]:
+        """`inference_options` of a run."""
+        self._check_causal(run)
+        train, tasks = self._config.runs[run].train, str(resources.get("tasks", 1))
         if not tasks.isdecimal() or int(tasks) == 1:
             return []
         names = ("tensor_parallel_size", "pipeline_parallel_size")

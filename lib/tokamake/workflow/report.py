@@ -58,11 +58,15 @@ FINETUNE_FIGURES = (Figure("finetuning.html", "Finetuning"), Figure("scores.svg"
 """Figures that the rule `plot_finetuned` draws."""
 
 
-def figure_outputs(figures: Iterable[Figure]) -> list[str]:
+DETOXIFY_FIGURES = (Figure("detoxification.html", "Detoxification"),)
+"""Figures that the rule `plot_detoxified` draws."""
+
+
+def figure_outputs(figures: Iterable[Figure], folder: str = f"{RUN}/plots") -> list[str]:
     """Figures of a `{run}` as outputs that the report shows."""
     return [
         in_report(
-            f"{RUN}/plots/{figure.file}",
+            f"{folder}/{figure.file}",
             category=figure.category,
             caption=figure.caption,
             labels={"run": "{run}", "shows": figure.subject},
@@ -89,7 +93,8 @@ def figure_rules(config: WorkflowConfig) -> list[str]:
     rules = ["plot"] if plotted else []
     rules += ["compare"] if len(plotted) > 1 else []
     rules += ["plot_encoder"] if plotted_encoders(config) else []
-    return rules + (["plot_finetuned"] if config.finetuned else [])
+    rules += ["plot_finetuned"] if config.finetuned else []
+    return rules + (["plot_detoxified"] if config.shared.detoxify else [])
 
 
 class ReportRules:

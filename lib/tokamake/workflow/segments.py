@@ -16,6 +16,10 @@ from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.config.data_set import RUN
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.checkpoints import CheckpointRules
+
+START = ".0"
+"""Segment of the initial checkpoint, which `evaluate` alone knows."""
 
 
 class SegmentRules:
@@ -27,6 +31,7 @@ class SegmentRules:
         planned: Callable[[str], str] | None,
         *,
         force_job: Callable[[str], None] | None = None,
+        checkpoints: CheckpointRules | None = None,
     ) -> None:
         """Read how far each run has come.
 
@@ -34,8 +39,9 @@ class SegmentRules:
             planned: gives the path of a run's segments.json, once `plan_segments` wrote it; None in
                 a job, which takes its controller's plan.
             force_job: makes Snakemake run the job that writes a file; None in a job.
+            checkpoints: initial checkpoints of runs, for segment .0.
         """
-        self._config = config
+        self._config, self._checkpoints = config, checkpoints
         self._planned, self._force_job = planned, force_job
         begun = {name: self._first_step(name) for name in config.runs}
         self.open_ended = [
@@ -111,18 +117,23 @@ class SegmentRules:
         return [f"--until-step={step}"] if step else []
 
     def evaluated_model(self, wildcards: Any) -> str:
-        """Folder of the model to evaluate: the exported one, or a segment's checkpoint."""
+        """Folder of the model to evaluate: exported, initial (.0) or of a segment."""
+        if wildcards.segment == START and self._checkpoints:
+            return self._checkpoints.initial_folder(wildcards)
         run = RUN.format(run=wildcards.run)
         step = wildcards.segment[1:]
         return f"{run}/training/global_step{step}" if step else f"{run}/export"
 
-    def evaluated_inputs(self, wildcards: Any) -> str:
+    def evaluated_inputs(self, wildcards: Any) -> list[str] | str:
         """The file that exists once the model to evaluate does."""
+        if wildcards.segment == START and self._checkpoints:
+            return self._checkpoints.start_inputs(wildcards)
         return f"{RUN}/train{{segment}}.json" if wildcards.segment else f"{RUN}/export"
 
     def evaluations(self, wildcards: Any) -> list[str]:
-        """Evaluations after all segments of a run but the last."""
-        return [f"{RUN}/evaluate.{step}.json" for step in self.ends(wildcards.run)]
+        """Evaluations after all segments of a run but the last, and before one that detoxifies."""
+        start = [0] if self._config.shared.detoxify else []
+        return [f"{RUN}/evaluate.{step}.json" for step in [*start, *self.ends(wildcards.run)]]
 
     def saved_since_start(self) -> list[str]:
         """One line a run that trained since the workflow started and did not end."""

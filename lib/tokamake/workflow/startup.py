@@ -25,6 +25,7 @@ from tokamake.units import in_bytes
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.config import check_workflow_config, read_workflow_config
 from tokamake.workflow.data import DataRules
+from tokamake.workflow.detoxify import DetoxifyRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_on_user_error, exit_with
 from tokamake.workflow.finetune import FinetuneRules
@@ -41,6 +42,7 @@ from tokamake.workflow.tasks import TaskRules
 _DATA_RULES = {
     *("train_tokenizer", "extend_tokenizer", "fetch", "hash_documents", "find_duplicates"),
     *("sign_documents", "find_near_duplicates", "hash_passages", "find_repeats"),
+    *("generate_texts", "score_texts", "select_texts"),
     *("tokenize", "merge", "describe"),
 }
 """Rules that write files of the data folder that all its runs read."""
@@ -65,10 +67,14 @@ class RuleFunctions:
         self.data = DataRules(config, force_job)
         self.checkpoints = CheckpointRules(config)
         self.segments = SegmentRules(
-            config, planned_segments if is_main else None, force_job=force_job
+            config,
+            planned_segments if is_main else None,
+            force_job=force_job,
+            checkpoints=self.checkpoints,
         )
         self.tasks = TaskRules(config, self.segments)
         self.finetune = FinetuneRules(config)
+        self.detoxify = DetoxifyRules(config, self.checkpoints)
         self.doctor = DoctorRules(snakemake)
         self.preflight = Preflight(config, snakemake)
         self.report = ReportRules(config, snakemake)
@@ -117,6 +123,7 @@ def rule_functions(
         if is_main:
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
+            functions.detoxify.check()
         return functions
 
 
@@ -216,6 +223,7 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
         checkpoints=functions.checkpoints,
         segments=functions.segments,
         tasks=functions.tasks,
+        detoxify=functions.detoxify,
         doctor=functions.doctor,
     )
     snakemake.expand_targets(partial(_expand_targets, snakemake, targets))

@@ -13,6 +13,8 @@ from pathlib import Path
 from tokamake.config.data_set import RUN
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
+from tokamake.workflow.detoxify import RULES as DETOXIFY_RULES
+from tokamake.workflow.detoxify import DetoxifyRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_with
 from tokamake.workflow.finetune import RULES as FINETUNE_RULES
@@ -30,6 +32,7 @@ class Targets:
     checkpoints: CheckpointRules
     segments: SegmentRules
     tasks: TaskRules
+    detoxify: DetoxifyRules
     doctor: DoctorRules
 
     def expand(self, targets: Iterable[str]) -> set[str]:
@@ -68,6 +71,8 @@ class Targets:
         wildcards, outputs = self.snakemake.outputs(target)
         if "task" in wildcards:
             return self.tasks.outputs_for_all_runs(outputs)
+        if "texts" in wildcards:
+            return self.detoxify.outputs_for_all_texts(outputs)
         if not {"run"} <= wildcards <= {"run", "segment"}:
             return []
         runs = self.config.finetuned if rule in FINETUNE_RULES else self.config.runs
@@ -77,6 +82,8 @@ class Targets:
         """Exit with one line if no rule makes a target."""
         if target in FINETUNE_RULES:
             exit_with(f"{target}: no run of this config finetunes; give one the section finetune")
+        if target in DETOXIFY_RULES:
+            exit_with(f"{target}: this config detoxifies no model; give it the section detoxify")
         path = os.path.relpath(target)
         top, _, below = path.partition("/")
         name, _, rest = below.partition("/")

@@ -1,0 +1,204 @@
+"""Texts for detoxification, as functions for rules.
+
+Wildcards: `texts`, the folder of texts of one kind; `shard`, a part of them; `run`.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from tokamake.config.data_set import RUN
+from tokamake.config.detoxify import DetoxifySettings
+from tokamake.config.scorers import check_scorer_packages, source_digests
+from tokamake.errors import UserError
+from tokamake.generate.prompts import read_prompts
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.checkpoints import CheckpointRules
+from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.options import RunSettings, options
+
+RULES = (
+    *("generate_texts", "score_texts", "select_texts", "measure_toxicity", "plot_detoxified"),
+    "detoxify",
+)
+"""Rules of a config with the section `detoxify`."""
+
+
+class DetoxifyRules:
+    """Texts of the model before training, and continuations before and after it."""
+
+    def __init__(self, config: WorkflowConfig, checkpoints: CheckpointRules) -> None:
+        self._config, self._checkpoints = config, checkpoints
+        self.samples = f"{config.data_set.detoxify}/samples"
+        """Folder of the texts without a prompt."""
+        self.before = f"{config.data_set.detoxify}/before"
+        """Folder of the continuations before training."""
+        self._runs = {self.after(run): run for run in config.runs}
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders of all texts; the wildcard `texts` is one of them."""
+        return [self.samples, self.before, *self._runs]
+
+    @staticmethod
+    def after(run: str) -> str:
+        """Folder of the continuations after training."""
+        return f"{RUN.format(run=run)}/detoxify"
+
+    @property
+    def _settings(self) -> DetoxifySettings:
+        settings = self._config.shared.detoxify
+        assert settings is not None, "rules ask for it in this case only"
+        return settings
+
+    # ---- Checks of the dry run ----
+
+    def check(self) -> None:
+        """Check the section, as far as possible before a model exists."""
+        if self._config.shared.detoxify is None:
+            return
+        where = next(iter(self._config.named_runs.values())).where
+        with _naming(f"{where}: detoxify"):
+            self._check_start()
+            self._check_corpus()
+        with _naming(f"{where}: detoxify.scorer"):
+            check_scorer_packages(self._settings.scorer)
+            source_digests(self._settings.scorer)
+        with _naming(f"{where}: detoxify.prompts"):
+            _ = self._num_prompts
+
+    def _check_start(self) -> None:
+        starts = {
+            str(run.model.folder or "random weights"): name
+            for name, run in self._config.all_runs.items()
+            if not run.model.parent
+        }
+        if len(starts) > 1:
+            named = ", ".join(f"{name} from {start}" for start, name in starts.items())
+            raise UserError(
+                f"runs start from different models ({named}), but share the texts of one; give "
+                "each model a config with its own data_set"
+            )
+        if "random weights" in starts:
+            raise UserError(
+                "runs start from random weights; name the model to detoxify in model.checkpoint, "
+                "such as results/tiny/training of another config"
+            )
+
+    def _check_corpus(self) -> None:
+        kept = self._config.data_set.kept_texts
+        if all(kept not in shard.files for shard in self._config.plan.shards):
+            raise UserError(
+                f"no corpus reads {kept}, the texts to train on; add a row with this file to the "
+                "table of corpora"
+            )
+
+    # ---- Shards ----
+
+    @cached_property
+    def _num_prompts(self) -> int:
+        prompts = self._settings.prompts
+        return len(read_prompts(prompts.path, key=prompts.key, toxicity_key=prompts.toxicity_key))
+
+    def _num_texts(self, texts: str) -> int:
+        settings = self._settings
+        is_sample = texts == self.samples
+        return settings.num_texts if is_sample else self._num_prompts * settings.continuations
+
+    def scored(self, texts: str) -> list[str]:
+        """Files of scored texts in a folder."""
+        num_shards = -(-self._num_texts(texts) // self._settings.texts_per_job)
+        return [f"{texts}/scored-{shard:05d}.jsonl" for shard in range(num_shards)]
+
+    def scored_before(self, wildcards: Any) -> list[str]:  # noqa: ARG002
+        """Files of scored continuations before training."""
+        return self.scored(self.before)
+
+    def scored_after(self, wildcards: Any) -> list[str]:
+        """Files of scored continuations after training."""
+        return self.scored(self.after(wildcards.run))
+
+    def outputs_for_all_texts(self, outputs: list[str]) -> list[str]:
+        """Files that a rule with the wildcards `texts` and `shard` makes for all texts."""
+        shards = {texts: range(len(self.scored(texts))) for texts in self.folders}
+        return [
+            output.format(texts=texts, shard=f"{shard:05d}")
+            for output in outputs
+            for texts, numbers in shards.items()
+            for shard in numbers
+        ]
+
+    # ---- Inputs and options ----
+
+    def model(self, wildcards: Any) -> str:
+        """Folder of the model that writes texts."""
+        if run := self._runs.get(wildcards.texts):
+            return f"{RUN.format(run=run)}/export"
+        return self._checkpoints.initial_folder(self._first)
+
+    def model_inputs(self, wildcards: Any) -> list[str] | str:
+        """Files that exist once the model does."""
+        is_after = wildcards.texts in self._runs
+        return self.model(wildcards) if is_after else self._checkpoints.start_inputs(self._first)
+
+    @property
+    def _first(self) -> Any:
+        """Wildcards of a run that starts from the model to detoxify."""
+        return next(_Run(name) for name, run in self._config.runs.items() if not run.model.parent)
+
+    def prompts(self, wildcards: Any) -> list[str]:
+        """The file of prompts; empty for texts without a prompt."""
+        return [] if wildcards.texts == self.samples else [str(self._settings.prompts.path)]
+
+    def generation_options(self, wildcards: Any) -> list[str]:
+        """Texts of a shard, and how the model writes them, as options of `generate-texts`."""
+        settings, prompts = self._settings, self._settings.prompts
+        first = int(wildcards.shard) * settings.texts_per_job
+        number = min(settings.texts_per_job, self._num_texts(wildcards.texts) - first)
+        sampling = options(settings, only=("temperature", "top_p", "seed"))
+        shared = [f"--num-texts={number}", f"--first={first}", "--top-k=0", *sampling]
+        if wildcards.texts == self.samples:
+            return [*shared, f"--max-new-tokens={settings.max_new_tokens}"]
+        keys = {"prompt-key": prompts.key, "toxicity-key": prompts.toxicity_key}
+        return [
+            *shared,
+            f"--max-new-tokens={settings.continuation_tokens}",
+            f"--continuations={settings.continuations}",
+            *(f"--{name}={key}" for name, key in keys.items()),
+        ]
+
+    def layout(self, run_settings: RunSettings) -> Callable[..., list[str]]:
+        """Function of a job: how its ranks share the model, which changes no text."""
+
+        def layout(wildcards: Any, output: Any, *, resources: Any) -> list[str]:
+            run = self._runs.get(wildcards.texts, self._first.run)
+            batch_size = f"--batch-size={self._settings.batch_size}"
+            return [*run_settings.layout(run, resources), batch_size]
+
+        return layout
+
+    def scorer(self, wildcards: Any) -> str:  # noqa: ARG002
+        """The scorer as JSON. A function, since Snakemake would format the braces of a text."""
+        return json.dumps(self._settings.scorer, sort_keys=True)
+
+    @exit_on_user_error()
+    def scorer_digests(self, wildcards: Any) -> list[str]:  # noqa: ARG002
+        """Hashes of the files that decide scores: texts are scored again if one changes."""
+        return source_digests(self._settings.scorer)
+
+
+class _Run:
+    """Wildcards with a run."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+
+@contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{setting}: {error}") from None
