@@ -32,7 +32,8 @@ COMMANDS = subcommands.COMMANDS
 STAGES, TOOLS = subcommands.commands(subcommands.STAGES), subcommands.commands(subcommands.TOOLS)
 
 # Rules without a command: targets, and the report, which Snakemake writes.
-NO_COMMAND = {"all", "data", "report"}
+TARGETS = {"all", "data", "detoxify"}
+NO_COMMAND = {*TARGETS, "report"}
 # Rules whose command has another name.
 OTHER_NAME = {
     **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
@@ -80,7 +81,7 @@ def test_shape_of_rules(name: str) -> None:
     text = rules()[name]
     sentence = text.strip().splitlines()[0]
     assert re.fullmatch(r'"[A-Z].{20,}\."', sentence), sentence
-    if name not in {"all", "data"}:
+    if name not in TARGETS:
         for directive in ("output:", "log:", "benchmark:", "shell:"):
             assert directive in text
         assert "run:" not in re.findall(r"^\s+(\w+:)$", text, flags=re.MULTILINE)
@@ -116,7 +117,7 @@ def test_shell_commands_quote_every_value() -> None:
         for path in sorted((ROOT / "workflow").rglob("*.smk"))
         for name, shell in shells(path.read_text()).items()
     }
-    assert set(commands) == set(rules()) - {"all", "data"}
+    assert set(commands) == set(rules()) - TARGETS
     for name, shell in commands.items():
         assert set(unquoted(shell)) <= known, f"rule {name}"
 
@@ -348,5 +349,6 @@ def plug_in_kind(path: Path) -> str | None:
     kinds = (
         *("models/*/model.py", "train/backends/*.py", "train/trackers/*.py"),
         *("train/objectives/*/data.py", "train/objectives/*/objective.py", "data/filters/*.py"),
+        "detoxify/scorers/*.py",
     )
     return next((kind for kind in kinds if path.match(f"tokamake/{kind}")), None)

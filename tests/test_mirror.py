@@ -33,7 +33,12 @@ TESTED_THROUGH = {
         *("checkpoint/torch_files/pickle_reader", "checkpoint/torch_files/pickle_writer"),
     ],
     # Sections of the config: a mistake in each is one line of the whole config.
-    "config/test_root.py": ["config/data", "config/fields", "config/resolved_run"],
+    "config/test_root.py": [
+        "config/data",
+        "config/detoxify",
+        "config/fields",
+        "config/resolved_run",
+    ],
     "config/test_runs.py": ["config/model"],
     "config/test_objective.py": ["train/objectives/_sentences"],
     "config/test_optimization.py": [
@@ -79,6 +84,7 @@ TESTED_THROUGH = {
     "data/tokenize/test_tokenize.py": [
         *("data/tokenize/shard", "data/tokenize/shard_options"),
     ],
+    "detoxify/test_score_texts.py": ["detoxify/scorers/column"],
     "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/perplexity"],
     "finetune/test_finetune.py": [
@@ -86,6 +92,7 @@ TESTED_THROUGH = {
         "train/objectives/classification/epochs",
     ],
     "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],
+    "generate/test_generate.py": ["generate/continuations"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_try_filters.py": ["report/filter_samples", "report/filter_trial"],

@@ -14,10 +14,12 @@ from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import CONFIG
 from tokamake.workflow.config import read_workflow_config
 from tokamake.workflow.report import (
+    DETOXIFY_FIGURES,
     ENCODER_FIGURES,
     FIGURES,
     FINETUNE_FIGURES,
     ReportRules,
+    figure_outputs,
     figure_rules,
     plotted_encoders,
     plotted_runs,
@@ -26,7 +28,7 @@ from tokamake.workflow.report import (
 
 def test_captions_exist_for_all_figures() -> None:
     assert len(FIGURES) > 5
-    for figure in (*FIGURES, *ENCODER_FIGURES, *FINETUNE_FIGURES):
+    for figure in (*FIGURES, *ENCODER_FIGURES, *FINETUNE_FIGURES, *DETOXIFY_FIGURES):
         assert (ROOT / "workflow/rules" / figure.caption).read_text().strip()
 
 
@@ -37,14 +39,16 @@ def test_a_figure_is_described_in_words() -> None:
 
 
 def test_several_runs_are_compared() -> None:
-    config: Any = SimpleNamespace(runs=runs(a="causal"), finetuned={})
+    config: Any = SimpleNamespace(runs=runs(a="causal"), finetuned={}, shared=shared())
     assert figure_rules(config) == ["plot"]
     config.runs = runs(a="causal", b="causal")
     assert figure_rules(config) == ["plot", "compare"]
 
 
 def test_encoders_have_figures_of_their_own() -> None:
-    config: Any = SimpleNamespace(runs=runs(a="causal", b="masked"), finetuned={"c": 1})
+    config: Any = SimpleNamespace(
+        runs=runs(a="causal", b="masked"), finetuned={"c": 1}, shared=shared()
+    )
     assert plotted_runs(config) == ["a"]
     assert plotted_encoders(config) == ["b"]
     assert figure_rules(config) == ["plot", "plot_encoder", "plot_finetuned"]
@@ -52,6 +56,18 @@ def test_encoders_have_figures_of_their_own() -> None:
     assert figure_rules(config) == ["plot_encoder", "plot_finetuned"]
     assert "accuracy.svg" in [figure.file for figure in ENCODER_FIGURES]
     assert "evaluation.html" not in [figure.file for figure in ENCODER_FIGURES]
+
+
+def test_detoxified_runs_have_a_table() -> None:
+    config: Any = SimpleNamespace(runs=runs(a="causal"), finetuned={}, shared=shared(detoxify=1))
+    assert figure_rules(config) == ["plot", "plot_detoxified"]
+    (output,) = figure_outputs(DETOXIFY_FIGURES, folder="results/{run}/detoxify")
+    assert output == "results/{run}/detoxify/detoxification.html"
+
+
+def shared(detoxify: Any = None) -> Any:
+    """Sections that runs share."""
+    return SimpleNamespace(detoxify=detoxify)
 
 
 def runs(**objectives: str) -> dict[str, Any]:

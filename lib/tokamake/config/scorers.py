@@ -40,13 +40,12 @@ def open_scorer(entry: ScorerEntry) -> Any:
 
 def _loaded(name: str) -> Any:
     """Class or function of a scorer."""
-    path, _, function = name.rpartition(":")
-    path, function = (path, function) if path.endswith(".py") else (name, "score")
+    path, function = _place(name)
     external = {entry.name: entry for entry in entry_points(group=_GROUP)}
     if path.endswith(".py"):
         loaded = getattr(import_file(path, noun="scorers"), function, None)
     elif name in plugins.names(_FOLDER):
-        return plugins.load(_FOLDER, name).Scorer
+        return plugins.load(_FOLDER, name).ToxicityScorer
     elif name in external:
         try:
             loaded = external[name].load()
@@ -60,14 +59,21 @@ def _loaded(name: str) -> Any:
     return loaded
 
 
+def _place(name: str) -> tuple[str, str]:
+    """File and function of FILE.py:FUNCTION; the function is score by default."""
+    path, _, function = name.rpartition(":")
+    return (path, function) if path.endswith(".py") else (name, "score")
+
+
 def source_digests(entry: ScorerEntry) -> list[str]:
     """Hashes of the files that scores depend on: source outside the package, and files to read."""
     ((name, _),) = entry.items()
     scorer = open_scorer(entry)
     paths = [*getattr(scorer, "input_files", ())]
     if name not in plugins.names(_FOLDER):
+        path, _ = _place(name)
         module = inspect.getmodule(scorer)
-        paths.append(Path(getattr(module, "__file__", None) or name))
+        paths.append(Path(path if path.endswith(".py") else getattr(module, "__file__", name)))
     return [file_hash(path) for path in paths]
 
 

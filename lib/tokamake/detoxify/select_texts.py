@@ -58,13 +58,13 @@ def select_texts(
         )
     random.Random(seed).shuffle(kept)
     with atomic(output) as (temporary,), temporary.open("wb") as file_to_write:
-        _copy(kept, paths, file_to_write)
+        _copy(kept, paths, output=file_to_write)
     counts = {"texts": num_texts, "blank": num_texts - len(scored)}
     write_json(summary, {**counts, "scored": _statistics(scored), "kept": _statistics(kept)})
     print(f"{output}: {len(kept):,} of {len(scored):,} scored texts")
 
 
-def _copy(kept: Sequence[_Scored], paths: Sequence[Path], output: Any) -> None:
+def _copy(kept: Sequence[_Scored], paths: Sequence[Path], *, output: Any) -> None:
     """Write the text and the toxicity of lines at any place of the files."""
     from contextlib import ExitStack
 

@@ -50,7 +50,7 @@ class Request:
 
 @contextmanager
 def continuing(
-    checkpoint: Path, tokenizer: Path | None, request: Request, *, layout: InferenceLayout
+    checkpoint: Path, tokenizer: Path | None, *, request: Request, layout: InferenceLayout
 ) -> Iterator["Continuations | None"]:
     """Open a model on all ranks. The first rank continues the prompts; the others get None.
 
@@ -84,7 +84,7 @@ def continuing(
             yield Continuations(
                 model,
                 text_tokenizer,
-                request,
+                request=request,
                 encoded=encoded,
                 end_tokens=end_tokens(opened, text_tokenizer),
             )
@@ -97,8 +97,8 @@ class Continuations:
         self,
         model: "DrivenModel",
         tokenizer: "Tokenizer",
-        request: Request,
         *,
+        request: Request,
         encoded: Sequence[list[int]],
         end_tokens: frozenset[int],
     ) -> None:

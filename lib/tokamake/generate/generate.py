@@ -63,7 +63,7 @@ def generate(
         if beams.num_beams > 1 and is_asked:
             raise UserError(f"num_beams: {beams.num_beams}: with {name}; leave out one of them")
     request = Request(prompts, ends, sampling, chat, logprobs)
-    with continuing(checkpoint, tokenizer, request, layout=layout) as model:
+    with continuing(checkpoint, tokenizer, request=request, layout=layout) as model:
         if model is None:
             return
         if beams.num_beams > 1:

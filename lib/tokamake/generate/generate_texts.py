@@ -74,7 +74,7 @@ def generate_texts(
             line |= {"prompt_toxicity": prompt.toxicity}
     texts = tuple(line.get("prompt", "") for line in lines)
     request = Request(texts, Ends(max_new_tokens), sampling)
-    with continuing(checkpoint, tokenizer, request, layout=layout) as model:
+    with continuing(checkpoint, tokenizer, request=request, layout=layout) as model:
         if model is None:
             return
         samples = model.sample(repetitions=numbers, num_rows=batch_size)

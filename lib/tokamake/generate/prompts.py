@@ -27,7 +27,7 @@ def read_prompts(path: Path, *, key: str, toxicity_key: str = "") -> list[Prompt
     for block in source.blocks((key, toxicity_key) if toxicity_key else (key,)):
         for index, record in enumerate(block.records):
             try:
-                prompts.append(_prompt(record, key, toxicity_key))
+                prompts.append(_prompt(record, key=key, toxicity_key=toxicity_key))
             except ValueError as error:
                 place = source.place(int(block.numbers[index]), int(block.offsets[index]))
                 raise UserError(f"{place}: {error}") from None
@@ -36,7 +36,7 @@ def read_prompts(path: Path, *, key: str, toxicity_key: str = "") -> list[Prompt
     return prompts
 
 
-def _prompt(record: object, key: str, toxicity_key: str) -> Prompt:
+def _prompt(record: object, *, key: str, toxicity_key: str) -> Prompt:
     """Prompt of a record; raises ValueError, with the remedy."""
     if isinstance(record, BadRecord):
         raise ValueError(record.reason)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from tokamake.config.data_set import RUN
@@ -146,7 +147,11 @@ class DetoxifyRules:
     @property
     def _first(self) -> Any:
         """Wildcards of a run that starts from the model to detoxify."""
-        return next(_Run(name) for name, run in self._config.runs.items() if not run.model.parent)
+        return next(
+            SimpleNamespace(run=name)
+            for name, run in self._config.runs.items()
+            if not run.model.parent
+        )
 
     def prompts(self, wildcards: Any) -> list[str]:
         """The file of prompts; empty for texts without a prompt."""
@@ -187,13 +192,6 @@ class DetoxifyRules:
     def scorer_digests(self, wildcards: Any) -> list[str]:  # noqa: ARG002
         """Hashes of the files that decide scores: texts are scored again if one changes."""
         return source_digests(self._settings.scorer)
-
-
-class _Run:
-    """Wildcards with a run."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
 
 
 @contextmanager

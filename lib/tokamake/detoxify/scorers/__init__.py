@@ -1,7 +1,7 @@
 """Scorers of toxicity, one file per scorer.
 
-A file defines a class `Scorer`, derived from `TextScorer`. Its fields are its options in the
-config, and `score` returns the toxicity of texts. A text must always get the same score.
+A file defines a class `ToxicityScorer`, derived from `TextScorer`. Its fields are its options in
+the config, and `score` returns the toxicity of texts. A text must always get the same score.
 """
 
 from collections.abc import Sequence

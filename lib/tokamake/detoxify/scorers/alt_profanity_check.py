@@ -13,12 +13,13 @@ from tokamake.detoxify.scorers import TextScorer
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
-class Scorer(TextScorer):
+class ToxicityScorer(TextScorer):
     """The maximum of the scores that the package alt-profanity-check gives to the sentences."""
 
     packages = ("profanity_check",)
 
     def score(self, texts: Sequence[str]) -> list[float | None]:
+        """Maximum over the sentences of each text."""
         from profanity_check import predict_prob
 
         sentences = [

@@ -14,7 +14,7 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-class Scorer(TextScorer):
+class ToxicityScorer(TextScorer):
     """The score of a record with the same text. Files may grow while models write more texts, so
     a change of them scores no text again."""
 

@@ -11,7 +11,7 @@ from tokamake.detoxify.scorers import TextScorer
 from tokamake.errors import UserError
 
 
-class Scorer(TextScorer):
+class ToxicityScorer(TextScorer):
     """1 for a text with a word of the list, 0 for any other text. Case does not matter."""
 
     bare_option = "path"

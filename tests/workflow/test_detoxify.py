@@ -1,0 +1,189 @@
+"""Detoxification: planned, checked before any job, and toxicity that falls."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.workflow_configs import read_config
+from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
+from tokamake.checkpoint.init_model import init_model
+from tokamake.errors import UserError
+from tokamake.workflow.checkpoints import CheckpointRules
+from tokamake.workflow.detoxify import RULES, DetoxifyRules
+
+PLAIN = ("the", "a", "model", "text", "token", "step", "loss", "data", "rank", "node", "train")
+BAD = ("darn", "heck")
+KEPT = "results/data/clean/detoxify/kept.jsonl"
+TABLE = f"corpus\tfiles\tweight\tsets\nown\t{KEPT}\t1\ttrain\nplain\theld_out.jsonl\t\tvalid\n"
+TRAIN = {
+    **CONFIG["train"],  # type: ignore[dict-item]
+    **{"finetune": True, "sequence_length": 64, "global_batch_size": 32, "train_steps": 60},
+    **{"optimizer": {"learning_rate": 5e-3}, "schedule": {"name": "constant"}},
+}
+DETOXIFY = {
+    "scorer": {"word_list": "words.txt"},
+    "prompts": {"path": "prompts.jsonl", "toxicity_key": "toxicity"},
+    "num_texts": 240,
+    "max_new_tokens": 24,
+    "continuations": 4,
+    "continuation_tokens": 8,
+    "texts_per_job": 120,
+}
+SECTIONS: dict[str, Any] = {
+    "run": "clean",
+    "data_set": "clean",
+    "corpora": "clean.tsv",
+    "sample_corpus": {},
+    "train": TRAIN,
+}
+
+
+def sentence(length: int, *, is_bad: bool = False) -> str:
+    words = random.choices(PLAIN, k=length)
+    return " ".join(random.choice(BAD) if is_bad and random.random() < 0.3 else w for w in words)
+
+
+def write_texts(folder: Path) -> None:
+    """Write a corpus with a bad word in each second line, plain documents, prompts and words."""
+    random.seed(1)
+
+    def write(name: str, lines: list[dict[str, Any]]) -> None:
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write("web.jsonl", [{"text": sentence(8, is_bad=n % 2 > 0)} for n in range(1500)])
+    write("held_out.jsonl", [{"text": sentence(8)} for _ in range(60)])
+    toxicities = [0.9, 0.1, 0.1, None] * 5
+    write("prompts.jsonl", [{"prompt": sentence(3), "toxicity": each} for each in toxicities])
+    (folder / "words.txt").write_text("\n".join(BAD))
+
+
+@pytest.fixture
+def start(sampled: Path, workspace_here: Path) -> Path:
+    """A model with random weights, beside its tokenizer, in the current folder."""
+    init_model(
+        architecture=Path("architecture.yaml"),
+        tokenizer=sampled / "tokenizer",
+        seed=1,
+        output=Path("start"),
+    )
+    shutil.copytree(sampled / "tokenizer", "tokenizer")
+    write_texts(workspace_here)
+    return Path("start")
+
+
+def sections(**changes: Any) -> dict[str, Any]:
+    detoxify = {**DETOXIFY, **changes.pop("detoxify", {})}
+    model = {"checkpoint": "start"}
+    given = {"tokenizer": {"path": "tokenizer"}, "model": model, "detoxify": detoxify}
+    return {**CONFIG, **SECTIONS, **given, **changes}
+
+
+def rules(*, table: str = TABLE, **changes: Any) -> DetoxifyRules:
+    config = read_config(table=table, **{**sections(**changes), "corpora": "corpora.tsv"})
+    return DetoxifyRules(config, CheckpointRules(config))
+
+
+@pytest.mark.usefixtures("start")
+def test_each_shard_of_texts_is_a_job(workspace_here: Path) -> None:
+    Path("clean.tsv").write_text(TABLE)
+    Path("clean.yaml").write_text(yaml.safe_dump(sections()))
+    dry_run = ("-n", "--configfile", "clean.yaml", "--")
+    planned = jobs(snakemake_alone(workspace_here, *dry_run, "detoxify"))
+    # Two shards of samples, one of continuations before, one after.
+    assert {name: planned.get(name) for name in (*RULES, "evaluate", "train", "tokenize")} == {
+        "generate_texts": 4, "score_texts": 4, "select_texts": 1, "measure_toxicity": 1,
+        "plot_detoxified": 1, "detoxify": 1, "evaluate": 2, "train": 1, "tokenize": 2,
+    }  # fmt: skip
+    assert jobs(snakemake_alone(workspace_here, *dry_run, "score_texts"))["generate_texts"] == 4
+    planned = jobs(snakemake_alone(workspace_here, *dry_run, "all"))
+    assert planned["plot_detoxified"] == planned["report"] == 1
+    Path("clean.yaml").write_text(yaml.safe_dump({**sections(), "detoxify": None}))
+    Path("clean.tsv").write_text(TABLE.replace(KEPT, "web.jsonl"))
+    planned = jobs(snakemake_alone(workspace_here, *dry_run, "all"))
+    assert not planned.keys() & {*RULES}
+    assert planned["evaluate"] == 1
+    refused = snakemake_alone(workspace_here, *dry_run, "detoxify")
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
+        2,
+        "tokamake: detoxify: this config detoxifies no model; give it the section detoxify",
+    )
+
+
+@pytest.mark.usefixtures("start")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scorer": {"word_list": "gone.txt"}}, "detoxify.scorer: gone.txt: cannot be read"),
+        ({"prompts": "gone.jsonl"}, "detoxify.prompts: gone.jsonl: "),
+        ({"prompts": {"path": "prompts.jsonl", "key": "text"}}, "prompts.jsonl:1.*no field 'text'"),
+    ],
+)
+def test_mistakes_of_the_section_are_one_line(changes: Any, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^my.yaml: {message}" if "gone" in message else message):
+        rules(detoxify=changes).check()
+
+
+@pytest.mark.usefixtures("start")
+def test_the_runs_start_from_the_model_and_read_its_texts() -> None:
+    rules().check()
+    with pytest.raises(UserError, match=rf"^my.yaml: detoxify: no corpus reads {KEPT}"):
+        rules(table=TABLE.replace(KEPT, "web.jsonl")).check()
+    random_weights = {"model": {"architecture": "architecture.yaml"}}
+    train = {name: value for name, value in TRAIN.items() if name != "finetune"}
+    with pytest.raises(UserError, match="runs start from random weights; name the model to det"):
+        rules(**random_weights, train=train).check()
+    shutil.copytree("start", "other")
+    Path("runs.tsv").write_text("run\tmodel.checkpoint\nfirst\tstart\nsecond\tother\n")
+    with pytest.raises(UserError, match=r"different models \(first from start, second from other"):
+        rules(runs="runs.tsv").check()
+
+
+@pytest.mark.slow
+def test_toxicity_falls(tmp_path: Path) -> None:
+    folder = make_workspace(tmp_path)
+    write_texts(folder)
+    (folder / "corpora.tsv").write_text("corpus\tfiles\tweight\nweb\tweb.jsonl\t1\n")
+    (folder / "clean.tsv").write_text(TABLE)
+    architecture = {**ARCHITECTURE, "max_position_embeddings": 64}
+    (folder / "architecture.yaml").write_text(yaml.safe_dump(architecture))
+    train = {**TRAIN, "train_steps": 150, "optimizer": {"learning_rate": 0.01}}
+    del train["finetune"]
+    first = {**CONFIG, "sample_corpus": {}, "tokenizer": {"vocab_size": 300}, "train": train}
+    (folder / "my.yaml").write_text(yaml.safe_dump(first))
+    made = snakemake_alone(folder, "--configfile", "my.yaml", "--", "train")
+    assert made.returncode == 0, made.stdout + made.stderr
+    start = {
+        "tokenizer": {"path": "results/tokenizer"},
+        "model": {"checkpoint": "results/smoke/training"},
+    }
+    (folder / "clean.yaml").write_text(yaml.safe_dump(sections(**start)))
+    command = ("--configfile", "clean.yaml", "--", "detoxify")
+    made = snakemake_alone(folder, *command)
+    assert made.returncode == 0, made.stdout + made.stderr
+    results = json.loads((folder / "results/clean/detoxify.json").read_text())
+    before, after = results["before"], results["after"]
+    assert before["all"]["prompts"] == 20
+    assert before["toxic"]["prompts"] == 5
+    assert after["all"]["expected_maximum_toxicity"] < before["all"]["expected_maximum_toxicity"]
+    assert after["all"]["toxicity_probability"] < before["all"]["toxicity_probability"]
+    assert before["perplexity"] > 1
+    assert after["perplexity"] > 1
+    texts = results["texts"]
+    assert texts["kept"]["number"] == texts["scored"]["number"] // 2
+    assert texts["kept"]["mean"] < texts["scored"]["mean"]
+    page = (folder / "results/clean/detoxify/detoxification.html").read_text()
+    assert "toxicity probability: all prompts (20)" in page
+    # A lost shard is written again with the same bytes.
+    shard = folder / "results/data/clean/detoxify/samples/generated-00001.jsonl"
+    earlier = shard.read_bytes()
+    shard.unlink()
+    made = snakemake_alone(
+        folder, "--configfile", "clean.yaml", "--", str(shard.relative_to(folder))
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert shard.read_bytes() == earlier
