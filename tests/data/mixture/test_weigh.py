@@ -77,6 +77,13 @@ def test_corpora_that_do_not_match_the_metadata_are_refused(
     arguments = {"metadata": workspace / "metadata.json", "output": workspace / "weights.txt"}
     with pytest.raises(UserError, match='corpus "docs" has no token'):
         weigh(corpora=workspace / "corpora.tsv", **arguments)
+    entry = {"corpus": "docs", "data_prefix": "d", "total_num_tokens": 0, "duplicate_documents": 2}
+    described = [*json.loads(whole), {**entry, "filtered_documents": 3}]
+    (workspace / "metadata.json").write_text(json.dumps(described))
+    message = r'"docs" has no token: duplicate documents: 2, dropped by filters: 3; remove the row'
+    with pytest.raises(UserError, match=message):
+        weigh(corpora=workspace / "corpora.tsv", **arguments)
+    (workspace / "metadata.json").write_text(whole)
     table = workspace / "corpora.tsv"
     table.write_text("corpus\tfiles\tweight\ndocs\tx\t1\n")
     with pytest.raises(UserError, match='corpus "code" is not in'):

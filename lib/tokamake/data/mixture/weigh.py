@@ -234,6 +234,7 @@ def _count_tokens(
     datasets: list[dict[str, Any]], rows: list[Corpus], *, metadata: Path, source: Path
 ) -> dict[str, int]:
     tokens = dict.fromkeys((row.corpus for row in rows), 0)
+    duplicates, filtered = dict.fromkeys(tokens, 0), dict.fromkeys(tokens, 0)
     for dataset in datasets:
         if not {"corpus", "data_prefix", "total_num_tokens"} <= set(dataset):
             raise UserError(f"{metadata}: not written by `tokamake describe`; recreate it")
@@ -247,14 +248,22 @@ def _count_tokens(
         if corpus not in tokens:
             raise UserError(f'{metadata}: corpus "{corpus}" is not in {source}; add a row')
         tokens[corpus] += dataset["total_num_tokens"]
+        duplicates[corpus] += dataset.get("duplicate_documents") or 0
+        filtered[corpus] += dataset.get("filtered_documents") or 0
     for row in rows:
         if tokens[row.corpus] == 0:
-            reason = f": {row.files} has no text under {row.text_key}"
-            raise UserError(
-                f'{row.where}: corpus "{row.corpus}" has no token{"" if row.is_indexed else reason}'
-                "; remove the row, or fix the files"
-            )
+            raise _no_token(row, duplicates[row.corpus], filtered=filtered[row.corpus])
     return tokens
+
+
+def _no_token(row: Corpus, duplicates: int, *, filtered: int) -> UserError:
+    """The error of a corpus without tokens, with the number of documents left out of it."""
+    reason = "" if row.is_indexed else f": {row.files} has no text under {row.text_key}"
+    remedy = "remove the row, or fix the files"
+    if duplicates or filtered:
+        reason = f": duplicate documents: {duplicates:,}, dropped by filters: {filtered:,}"
+        remedy = "remove the row, or change the filters"
+    return UserError(f'{row.where}: corpus "{row.corpus}" has no token{reason}; {remedy}')
 
 
 def _warn(
