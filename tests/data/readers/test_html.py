@@ -10,8 +10,9 @@ import pytest
 
 from tests.support.readings import PACK, read
 from tests.support.warc_files import PAGE, TEXT
-from tokamake.data.readers import is_one_document, sniff
+from tokamake.data.readers import html, is_one_document, open_input, sniff
 from tokamake.errors import UserError
+from tokamake.files import sha256
 
 
 def write(path: Path, data: str | bytes = PAGE) -> Path:
@@ -71,6 +72,15 @@ def test_pages_in_archives(tmp_path: Path) -> None:
 
 def test_a_page_has_one_text(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds one text, not a, b"):
-        from tokamake.data.readers import open_input
-
         [*open_input(write(tmp_path / "a.html")).blocks(("a", "b"))]
+
+
+def test_a_page_that_is_too_long_is_a_bad_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "LONGEST_PAGE_BYTES", 5)
+    path = write(tmp_path / "a.html")
+    source = open_input(path)
+    (block,) = source.blocks(("text",))
+    assert [record.reason for record in block.records] == ["longer than 5 bytes; leave it out"]
+    assert source.sha256 == sha256(path)  # of the whole file

@@ -32,10 +32,19 @@ def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raise UserError(
             f"{raw.path}: an HTML page holds one text, not {', '.join(keys)}; give one text_key"
         )
-    data = read_all(raw.chunks(), LONGEST_PAGE_BYTES)
+    chunks = iter(raw.chunks())
+    data = read_all(chunks, LONGEST_PAGE_BYTES)
     if data is None:
-        raise UserError(f"{raw.path}: longer than {LONGEST_PAGE_BYTES:,} bytes; leave it out")
-    (text,) = open_extractor(raw.settings["extractor"], raw.workers).texts([WebPage(data)])
-    record = text if isinstance(text, BadRecord) else {keys[0]: text}
+        for _ in chunks:  # the manifest has the hash of the whole file
+            pass
+    record = _record(raw, data, keys[0])
     start = -1 if raw.compression else 0
-    yield RecordBlock([record], np.array([1], np.int64), np.array([start], np.int64), [data])
+    yield RecordBlock([record], np.array([1], np.int64), np.array([start], np.int64), [data or b""])
+
+
+def _record(raw: Input, data: bytes | None, key: str) -> dict[str, str] | BadRecord:
+    """The text of a page; None is a page that is too long."""
+    if data is None:
+        return BadRecord(f"longer than {LONGEST_PAGE_BYTES:,} bytes; leave it out")
+    (text,) = open_extractor(raw.settings["extractor"], raw.workers).texts([WebPage(data)])
+    return text if isinstance(text, BadRecord) else {key: text}
