@@ -33,6 +33,17 @@ class TaskSettings(PlugInSettings):
         fetches = plugins.constant(FOLDER, self.name, "IS_FETCHED", default=False)
         return bool(fetches or self.addresses)
 
+    def evaluation_sets(self) -> dict[str, dict[str, Any]] | None:
+        """Local data of a task that finds them itself: name of each set → its files and fields.
+
+        None: the files of `data` are all.
+
+        Raises:
+            UserError: data are not local.
+        """
+        find = getattr(plugins.load(FOLDER, self.name), "evaluation_sets", None)
+        return None if find is None else dict(find(self))
+
     @model_validator(mode="after")
     def _check_data(self) -> "TaskSettings":
         needs_data = plugins.constant(FOLDER, self.name, "NEEDS_DATA")

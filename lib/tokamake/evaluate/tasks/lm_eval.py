@@ -59,6 +59,23 @@ def files(settings: "TaskSettings") -> list[Path]:
     return [path for path in paths if path.is_file() and path.parent.name != "__pycache__"]
 
 
+def evaluation_sets(settings: "TaskSettings") -> dict[str, dict[str, Any]]:
+    """Return the local files of the tasks and the fields of their questions, by names of tasks.
+
+    Raises:
+        UserError: a task reads no local files.
+    """
+    from tokamake.evaluate.tasks import _lm_eval_files
+
+    include = settings.own["include"]
+    if not include:
+        raise UserError(
+            "lm-eval's own tasks have no local files; list the other tasks in `tasks`, and name "
+            "local copies of their data in `files`"
+        )
+    return _lm_eval_files.evaluation_sets(settings.own["tasks"], Path(include))
+
+
 def fetch(settings: "TaskSettings") -> None:
     """Download the datasets of the tasks into the cache of the Hub.
 
