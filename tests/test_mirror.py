@@ -88,7 +88,7 @@ TESTED_THROUGH = {
     "doctor/test_communication.py": ["doctor/hosts"],
     "evaluate/test_evaluate.py": ["evaluate/perplexity"],
     "finetune/test_finetune.py": [
-        *("finetune/finetune_run", "finetune/prepare_finetune", "finetune/start"),
+        *("finetune/finetune_run", "finetune/prepare_finetune"),
         "train/objectives/classification/epochs",
     ],
     "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],

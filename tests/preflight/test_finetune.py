@@ -5,10 +5,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.finetunes import small_bert, write_vocabulary
+from tokamake import files
 from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.finetune import check_files, check_model, check_settings
+from tokamake.preflight.finetune import (
+    SETTINGS_RECORD,
+    check_files,
+    check_model,
+    check_settings,
+    decide_changed,
+    finetune_settings,
+)
 
 
 def test_files_that_do_not_exist_name_their_setting(tmp_path: Path) -> None:
@@ -38,3 +46,25 @@ def test_rows_and_tokens_must_fit_the_model(tmp_path: Path) -> None:
 def test_mistakes_in_settings_are_of_the_user() -> None:
     with pytest.raises(UserError, match=r"train.backend: deepspeed"):
         check_settings(TrainSettings(backend="deepspeed"))
+
+
+def test_a_dry_run_compares_settings_without_the_facts_of_a_job(tmp_path: Path) -> None:
+    finetune = FinetuneSettings(task="rte", train_files="a.tsv", validation_files="b.tsv")
+    train = TrainSettings()
+    made = finetune_settings(train, finetune, seed=3, weights="d" * 64, train_rows="e" * 64)
+    with pytest.raises(UserError, match="another run: its settings are not known"):
+        decide_changed(tmp_path, made, on_change="refuse")
+    files.write_json(tmp_path / SETTINGS_RECORD, made)
+    assert decide_changed(tmp_path, made, on_change="refuse") is None
+    planned = finetune_settings(train, finetune, seed=3)
+    assert decide_changed(tmp_path, planned, on_change="refuse") is None
+    logged = finetune_settings(train.model_copy(update={"log_interval": 7}), finetune, seed=3)
+    assert decide_changed(tmp_path, logged, on_change="refuse") is None
+    other = finetune_settings(train, finetune, seed=4)
+    with pytest.raises(UserError, match=r"of another run: seed 3 -> 4\. Give the run another name"):
+        decide_changed(tmp_path, other, on_change="refuse")
+    text = decide_changed(tmp_path, other, on_change="restart")
+    assert text == "starts again, because of seed 3 -> 4"
+    changed = finetune_settings(train, finetune, seed=3, weights="f" * 64)
+    with pytest.raises(UserError, match="another run: weights differs"):
+        decide_changed(tmp_path, changed, on_change="refuse")

@@ -136,10 +136,14 @@ def test_braces_without_a_name_are_no_wildcard() -> None:
             {"model": {"architecture": "none.yaml"}},
             "model.architecture: none.yaml: no such file; fix the path, or choose",
         ),
+        (
+            {"tokenize": {"near_duplicates": {"against": ["none.keys"]}}},
+            "tokenize.near_duplicates.against: none.keys: no such file; fix the path, or build",
+        ),
     ],
 )
 def test_a_missing_file_names_its_setting(sections: dict[str, Any], message: str) -> None:
-    assert refused(**sections).startswith(f"my.yaml: {message}")
+    assert refused(**sections, is_main_process=True).startswith(f"my.yaml: {message}")
 
 
 def test_a_mistake_of_one_run_names_its_line() -> None:

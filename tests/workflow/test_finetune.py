@@ -144,6 +144,18 @@ def test_raw_text_becomes_a_finetuned_encoder(tmp_path: Path) -> None:
     report = (folder / "results/report.html").read_text()
     assert "finetuning.html" in report
     assert jobs(snakemake(folder, "-n", *MINE, "all")) == {}
+    # The dry run compares settings as the job does: it allows the same ones and refuses others.
+    again = snakemake(folder, "-n", "--forcerun", "finetune", *MINE, "all")
+    assert jobs(again)["finetune"] == 1
+    table = (folder / "runs.tsv").read_text()
+    (folder / "runs.tsv").write_text(table.replace("\t2\t8\n", "\t3\t8\n"))
+    refused = snakemake(folder, "-n", *MINE, "all")
+    assert refused.returncode == 2
+    assert (
+        "run order: results/order/training: has checkpoints of another run: epochs 2 -> 3. Give"
+        in (refused.stderr)
+    )
+    (folder / "runs.tsv").write_text(table)
     # Records as an earlier version of the rule wrote them rerun nothing.
     for path in (run / ".made_from/finetune.json.json", run / ".made_from/finetuned.json"):
         record = json.loads(path.read_text())

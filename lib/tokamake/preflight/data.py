@@ -35,6 +35,18 @@ def check_planned_data(config: WorkflowConfig, name: str) -> None:
         objective.check_tokenizer(run.tokenizer)
 
 
+def check_earlier_keys(config: WorkflowConfig) -> None:
+    """Check that the keys of earlier data exist, which near-duplicates are compared with."""
+    near = config.shared.tokenize.near_duplicates
+    _, where = next(iter(config.named_runs.values()))
+    for path in near.against if near else ():
+        if not path.is_file():
+            raise UserError(
+                f"{where}: tokenize.near_duplicates.against: {path}: no such file; fix the path, "
+                "or build the other data first: near_duplicates/*.keys in their folder"
+            )
+
+
 def check_index(run: Run, index: IndexContent) -> None:
     """Compare sequence length, index settings and number of samples with model and index."""
     train = run.train

@@ -1,18 +1,35 @@
-"""Checks of a run that finetunes: settings, files, model and tokenizer. No tensor is read."""
+"""Checks of a run that finetunes: settings, files, model, tokenizer, changes. Reads no tensor."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tokamake import plugins
+from tokamake import files, plugins
+from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.config.architecture import Architecture
-from tokamake.config.finetune import FinetuneSettings, FinetuneTask, check_train_settings
+from tokamake.config.data_set import RUN
+from tokamake.config.fields import dotted
+from tokamake.config.finetune import (
+    TRAIN_SETTINGS,
+    FinetuneSettings,
+    FinetuneTask,
+    check_train_settings,
+)
 from tokamake.config.runs import NamedRun
+from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError
+from tokamake.preflight.changes import compare_settings
 from tokamake.preflight.initial_models import InitialModel, initial_model, parents_first
 from tokamake.preflight.model import FAMILIES, check_layout_and_length
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.preflight.tokenizer import check_embeddings
+
+SETTINGS_RECORD = "settings.json"
+"""File in the output folder: the settings that decide the run's weights."""
 
 
 def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:
@@ -42,9 +59,9 @@ def check_settings(train: TrainSettings) -> None:
 def check_files(finetune: FinetuneSettings) -> list[Path]:
     """Return the files of a task, in the order of the settings."""
     paths = []
-    for setting, files in files_of(finetune):
+    for setting, named in files_of(finetune):
         try:
-            paths += expand([*files])
+            paths += expand([*named])
         except UserError as error:
             raise UserError(f"finetune.{setting}: {error}") from None
     return paths
@@ -54,8 +71,8 @@ def files_of(finetune: FinetuneSettings) -> Iterable[tuple[str, tuple[str, ...]]
     """Settings that name files, with their values."""
     yield "train_files", finetune.train_files
     yield "validation_files", finetune.validation_files
-    for name, files in finetune.test_files.items():
-        yield f"test_files.{name}", files
+    for name, named in finetune.test_files.items():
+        yield f"test_files.{name}", named
 
 
 def check_model(
@@ -96,3 +113,57 @@ def check_finetuned(
             raise UserError(f"{where}: {error}") from None
         known[name] = initial
     return found
+
+
+# ---- Changes since a checkpoint ----
+
+
+def finetune_settings(
+    train: TrainSettings, finetune: FinetuneSettings, *, seed: int, **of_job: Any
+) -> dict[str, Any]:
+    """All that decides the weights of a run, and which epoch is the best.
+
+    Args:
+        of_job: facts that only a job knows: weights, rows, architecture.
+    """
+    return {
+        "seed": seed,
+        **of_job,
+        "task": finetune.task.model_dump(mode="json"),
+        "epochs": finetune.epochs,
+        "train": train.model_dump(mode="json", include={*TRAIN_SETTINGS} - WITHOUT_EFFECT),
+    }
+
+
+def decide_changed(output: Path, settings: dict[str, Any], *, on_change: OnChange) -> str | None:
+    """Say what happens to a run with checkpoints of other settings; None: they are equal.
+
+    Args:
+        settings: `finetune_settings`; a dry run compares settings without the facts of a job.
+    """
+    record = output / SETTINGS_RECORD
+    changed = "its settings are not known"
+    if record.is_file():
+        known = files.read_json(record, "remove it")
+        earlier = {key: value for key, value in known.items() if key in settings}
+        changed = str(compare_settings(dotted(earlier), dotted(settings)))
+    if not changed:
+        return None
+    if on_change == "restart":
+        return f"starts again, because of {changed}"
+    raise UserError(
+        f"{output}: has checkpoints of another run: {changed}. Give the run another name, "
+        "undo the changes, or set train.on_change to restart, which moves the checkpoints aside"
+    )
+
+
+def check_finetune_changes(config: WorkflowConfig, name: str) -> None:
+    """Say what happens to a run that has a checkpoint and other settings since."""
+    run, output = config.finetuned[name], Path(RUN.format(run=name)) / "training"
+    assert run.finetune is not None
+    state, _ = newest_state(output)
+    if state is None or not (output / SETTINGS_RECORD).is_file():
+        return  # the job decides
+    settings = finetune_settings(run.train, run.finetune, seed=run.seed)
+    if text := decide_changed(output, settings, on_change=run.train.on_change):
+        print(f"tokamake: run {name}: {text}", file=sys.stderr)

@@ -18,7 +18,7 @@ from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
-from tokamake.preflight.data import check_splits, held_out_splits
+from tokamake.preflight.data import check_earlier_keys, check_splits, held_out_splits
 from tokamake.preflight.finetune import check_finetuned
 from tokamake.preflight.initial_models import check_initial_models
 from tokamake.preflight.planned import WorkflowConfig
@@ -124,6 +124,7 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
     """Check the data, models and files that a config names; the main process opens checkpoints."""
     pretrained = {name: config.named_runs[name] for name in config.runs}
     if is_main_process:
+        check_earlier_keys(config)
         check_empty(config.corpora, config.plan)
         check_indexes(config.corpora, config.plan, previous=config.previous_plan)
         check_repeated(config.tables.values(), config.plan)

@@ -16,6 +16,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_planned_data
+from tokamake.preflight.finetune import check_finetune_changes
 from tokamake.preflight.packages import check_corpus_packages, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
@@ -77,13 +78,14 @@ class Preflight:
 
     @exit_on_user_error()
     def finetune(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
-        """Check packages and ranks of a run that finetunes."""
+        """Check packages, ranks and changes of a run that finetunes."""
         name = wildcards.run
         is_finetuned = Path(RUN.format(run=name), "finetune.json").exists()
         if self._is_main_process and not is_finetuned:
             train = self._config.finetuned[name].train
             settings = train.model_copy(update={"rampup_batch_size": None})
             self._check_ranks(name, settings, rule="finetune")
+        self._check_once(check_finetune_changes, name)
         return []
 
     def _check_once(self, check: Callable[[WorkflowConfig, str], None], name: str) -> None:

@@ -12,6 +12,7 @@ from tests.data.corpus.test_plan import SETTINGS, corpus, plan_files
 from tokamake.data.corpus.corpora import read_corpora
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan
+from tokamake.data.readers import _extractor
 from tokamake.errors import UserError
 
 
@@ -121,3 +122,17 @@ def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> No
     (raw / "a.zip").write_bytes(b"PK\5\6" + bytes(18))
     with pytest.raises(UserError, match=r"corpora\.tsv:2: .*a\.zip: an archive without files"):
         planned()
+
+
+def test_a_missing_package_of_a_reader_is_one_line(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (raw / "page.html").write_text("<!DOCTYPE html><html><p>Some text.</p></html>")
+    monkeypatch.setattr(_extractor, "find_spec", lambda _: None)
+    _extractor.open_extractor.cache_clear()
+    message = (
+        r"^corpus \"a\": extractor resiliparse: needs the package resiliparse; "
+        r"pip install 'tokamake\[corpora\]'$"
+    )
+    with pytest.raises(UserError, match=message):
+        make_plan([corpus("raw/*")], SETTINGS, declared={}, check_documents=True)
