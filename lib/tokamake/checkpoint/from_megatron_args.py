@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files, plugins
+from tokamake.config.objective import objective_of
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 
 _OF_ALL = ("name", "learning_rate", "start_weight_decay", "end_weight_decay")
-_OBJECTIVES = {"pretrain_bert": ("bert", "masked"), "pretrain_t5": ("t5", "span_corruption")}
+_MODELS = "models/*/megatron"
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads")
 
 
@@ -59,9 +60,9 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
             f"{weight} {Path(folder, prefix)}\n" for weight, prefix in pairs
         )
         settings["weights"] = f"{base}.weights.txt"
-    if program in _OBJECTIVES:
+    if objective := objective_of(program):
         of_sentences = {"split_sentences": True, "append_eod": False}
-        settings |= {"train.objective": _OBJECTIVES[program][1], "tokenize": of_sentences}
+        settings |= {"train.objective": objective, "tokenize": of_sentences}
     if "num_layers" in model or "model.checkpoint" not in settings:
         architecture = _architecture(program, model, flags=flags)
         written["model.yaml"] = yaml.safe_dump(architecture, sort_keys=False)
@@ -268,8 +269,14 @@ def _architecture(
         "max_position_embeddings": _parsed(flags.get("seq-length", ["2048"])[0]),
         "ffn_hidden_size": gated if model.get("swiglu") else 4 * width,
     }
-    family = _OBJECTIVES.get(program, ("",))[0]
-    tensors = plugins.constant("models/*/megatron", family, "TENSORS") if family else ()
+    family = next((name for name in plugins.names(_MODELS) if program in _programs(name)), None)
+    tensors = plugins.constant(_MODELS, family, "TENSORS") if family else ()
     args, where = Namespace(**defaults | model), Path("flags")
     shape = architecture_of(args, where, padded_vocab_size=1, names=frozenset(tensors))
     return shape.model_dump(exclude={"vocab_size"}, exclude_none=True)
+
+
+def _programs(family: str) -> tuple[str, ...]:
+    """Scripts of Megatron that train no other family."""
+    programs: tuple[str, ...] = plugins.constant(_MODELS, family, "PROGRAMS", default=())
+    return programs

@@ -41,6 +41,7 @@ class ObjectiveData:
         generates: whether its models predict the next token: evaluate and generate take them.
         has_padding: whether samples may be shorter than `train.sequence_length`.
         has_epochs: whether samples are rows of files, which no index orders.
+        megatron_program: Megatron's script that trains it, if it trains nothing else.
     """
 
     stacks = "decoder"
@@ -48,6 +49,7 @@ class ObjectiveData:
     generates = False
     has_padding = False
     has_epochs = False
+    megatron_program = ""
 
     # ---- Settings and model ----
 
@@ -98,6 +100,12 @@ class ObjectiveData:
 def objective_data(name: str) -> ObjectiveData:
     data: ObjectiveData = plugins.load(_KIND, name).Data()
     return data
+
+
+def objective_of(program: str) -> str | None:
+    """Objective that a script of Megatron trains, such as pretrain_bert; None: the default."""
+    names = (n for n in plugins.names(_KIND) if objective_data(n).megatron_program == program)
+    return next(names, None) if program else None
 
 
 def objectives_of(stacks: str) -> tuple[str, ...]:

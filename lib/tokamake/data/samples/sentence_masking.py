@@ -101,9 +101,9 @@ def _vocabulary(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
     model = definition.get("model", {})
     if model.get("type") != "WordPiece" or model.get("continuing_subword_prefix", "##") != "##":
         raise UserError(
-            f"tokenizer {path}: objectives masked and span_corruption mask whole words, which only "
-            "a WordPiece tokenizer marks (with ##); give the tokenizer of a BERT, or train one "
-            "with tokenizer.kind wordpiece"
+            f"tokenizer {path}: train.masking masks whole words, which only a WordPiece tokenizer "
+            "marks (with ##); give the tokenizer of a BERT, or train one with tokenizer.kind "
+            "wordpiece"
         )
     added = {token["content"]: token["id"] for token in definition["added_tokens"]}
     vocabulary: dict[str, int] = {**model["vocab"], **added}

@@ -14,6 +14,8 @@ from tokamake.models.common.megatron_format import (
     layer_norm_fields,
 )
 
+PROGRAMS = ("pretrain_bert",)
+
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 
 TENSORS = ("lm_head.dense.weight",)

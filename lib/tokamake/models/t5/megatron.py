@@ -16,6 +16,8 @@ from tokamake.models.common.megatron_format import (
     layer_norm_fields,
 )
 
+PROGRAMS = ("pretrain_t5",)
+
 ARGUMENTS = {"swiglu": False, "normalization": "layernorm"}
 
 TENSORS = ("language_model.decoder.layers.0.inter_attention.query.weight",)

@@ -12,7 +12,7 @@ from tokamake.train.objectives._sentences import SentenceData
 class Data(SentenceData):
     """Samples of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
 
-    stacks = "encoder"
+    stacks, megatron_program = "encoder", "pretrain_bert"
     name, max_ngram, num_special, unused = "masked", 3, 3, "decoder_sequence_length"
 
     def check_model(self, train: TrainFields, architecture: Architecture) -> None:

@@ -12,7 +12,7 @@ from tokamake.train.objectives._sentences import SentenceData, max_masked
 class Data(SentenceData):
     """Samples of an encoder and a decoder."""
 
-    stacks = "encoder_decoder"
+    stacks, megatron_program = "encoder_decoder", "pretrain_t5"
     # Megatron-LM leaves two places of the encoder free.
     name, max_ngram, num_special, unused = "span_corruption", 10, 2, "sentence_order"
 
