@@ -50,6 +50,10 @@ QUICKLY_PLANNED = ("aurora",)
 TRACKERS = pytest.mark.extra("trackers", "wandb")
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
+    "detoxify": (
+        "tokamake/results/cleaned/detoxify/detoxification.html",
+        "tokamake/scored.jsonl",
+    ),
     "finetune": (
         "tokamake/results/order/evaluate_finetuned.json",
         "tokamake/results/order/export/config.json",
