@@ -125,22 +125,30 @@ def test_each_shard_of_texts_is_a_job(workspace_here: Path) -> None:
 )
 def test_mistakes_of_the_section_are_one_line(changes: Any, message: str) -> None:
     with pytest.raises(UserError, match=rf"^my.yaml: {message}" if "gone" in message else message):
-        rules(detoxify=changes).check()
+        rules(detoxify=changes).check(checks_packages=True)
+
+
+@pytest.mark.usefixtures("start")
+def test_the_kept_texts_are_one_shard() -> None:
+    changes = {**sections(plan={"shard_bytes": 100}), "corpora": "corpora.tsv"}
+    shards = read_config(table=TABLE, **changes).plan.shards
+    assert [shard.byte_range for shard in shards if shard.files == (KEPT,)] == [""]
+    assert len(shards) > 2
 
 
 @pytest.mark.usefixtures("start")
 def test_the_runs_start_from_the_model_and_read_its_texts() -> None:
-    rules().check()
+    rules().check(checks_packages=True)
     with pytest.raises(UserError, match=rf"^my.yaml: detoxify: no corpus reads {KEPT}"):
-        rules(table=TABLE.replace(KEPT, "web.jsonl")).check()
+        rules(table=TABLE.replace(KEPT, "web.jsonl")).check(checks_packages=True)
     random_weights = {"model": {"architecture": "architecture.yaml"}}
     train = {name: value for name, value in TRAIN.items() if name != "finetune"}
     with pytest.raises(UserError, match="runs start from random weights; name the model to det"):
-        rules(**random_weights, train=train).check()
+        rules(**random_weights, train=train).check(checks_packages=True)
     shutil.copytree("start", "other")
     Path("runs.tsv").write_text("run\tmodel.checkpoint\nfirst\tstart\nsecond\tother\n")
     with pytest.raises(UserError, match=r"different models \(first from start, second from other"):
-        rules(runs="runs.tsv").check()
+        rules(runs="runs.tsv").check(checks_packages=True)
 
 
 @pytest.mark.slow

@@ -165,7 +165,8 @@ def test_clusters_choose_jobs_greedily(profile: str) -> None:
 def test_all_jobs_with_ranks_have_the_cores_of_training(profile: str) -> None:
     """On Slurm, they are those of a task; without the setting, a rule has two."""
     threads = yaml.safe_load((ROOT / f"profiles/{profile}/profile.yaml").read_text())["set-threads"]
-    rules = ("evaluate", "evaluate_task", "generate", "finetune", "evaluate_finetuned")
+    rules = {"evaluate", "evaluate_task", "evaluate_finetuned", "finetune"}
+    rules |= {"generate", "generate_texts"}
     assert {threads[rule] for rule in rules} == {threads["train"]}
 
 

@@ -5,11 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from tokamake.config.fields import Settings
+from tokamake.config.fields import InferenceDtype, Settings
 from tokamake.config.scorers import Scorer
-
-_BYTES_PER_TOKEN = 4
-"""Estimate for the plan of the data, which is made before there are texts."""
 
 
 class PromptFile(Settings):
@@ -61,8 +58,5 @@ class DetoxifySettings(Settings):
     """Texts, or continuations, that a job writes. It changes no text."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Texts that are written at the same time."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Estimated size of the kept texts."""
-        return max(1, int(self.num_texts * self.keep * self.max_new_tokens * _BYTES_PER_TOKEN))
+    dtype: InferenceDtype = "fp32"
+    """Dtype of weights and computation: fp32, bf16 or fp16."""

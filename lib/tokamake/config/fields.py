@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
@@ -15,6 +15,8 @@ from tokamake.remote.addresses import is_remote
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Word that becomes part of a file name."""
+InferenceDtype = Literal["fp32", "bf16", "fp16"]
+"""Dtype of weights and computation of a job that does not train."""
 
 
 FETCH = {"fetch": True}

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.detoxify import DetoxifySettings
-from tokamake.config.fields import Name, Settings
+from tokamake.config.fields import InferenceDtype, Name, Settings
 from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.objective import objective_data
@@ -17,8 +17,6 @@ from tokamake.config.optimization import zero_file_optimizers
 from tokamake.config.tasks import Tasks
 from tokamake.config.training import TrainSettings, check_finetune
 from tokamake.errors import UserError
-
-InferenceDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class EvaluateSettings(Settings):

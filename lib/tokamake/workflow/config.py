@@ -104,7 +104,8 @@ def read_workflow_config(
         for name in sample_names(corpus, sample.num_files)
     }
     if shared.detoxify:
-        made_files[DataSet(shared.data_set).kept_texts] = shared.detoxify.kept_bytes
+        # One shard: byte ranges of a size that nobody knows could lie behind the file's end.
+        made_files[DataSet(shared.data_set).kept_texts] = shared.plan.shard_bytes
     previous = read_previous(DataSet(shared.data_set))
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since

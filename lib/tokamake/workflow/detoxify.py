@@ -56,7 +56,7 @@ class DetoxifyRules:
 
     # ---- Checks of the dry run ----
 
-    def check(self) -> None:
+    def check(self, *, checks_packages: bool) -> None:
         """Check the section, as far as possible before a model exists."""
         if self._config.shared.detoxify is None:
             return
@@ -65,7 +65,8 @@ class DetoxifyRules:
             self._check_start()
             self._check_corpus()
         with _naming(f"{where}: detoxify.scorer"):
-            check_scorer_packages(self._settings.scorer)
+            if checks_packages:
+                check_scorer_packages(self._settings.scorer)
             source_digests(self._settings.scorer)
         with _naming(f"{where}: detoxify.prompts"):
             _ = self._num_prompts
@@ -162,7 +163,7 @@ class DetoxifyRules:
         settings, prompts = self._settings, self._settings.prompts
         first = int(wildcards.shard) * settings.texts_per_job
         number = min(settings.texts_per_job, self._num_texts(wildcards.texts) - first)
-        sampling = options(settings, only=("temperature", "top_p", "seed"))
+        sampling = options(settings, only=("temperature", "top_p", "seed", "dtype"))
         shared = [f"--num-texts={number}", f"--first={first}", "--top-k=0", *sampling]
         if wildcards.texts == self.samples:
             return [*shared, f"--max-new-tokens={settings.max_new_tokens}"]

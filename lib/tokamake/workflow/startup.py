@@ -123,7 +123,8 @@ def rule_functions(
         if is_main:
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
-            functions.detoxify.check()
+            # With conda, jobs have the packages of another environment.
+            functions.detoxify.check(checks_packages=not snakemake.uses_conda)
         return functions
 
 
