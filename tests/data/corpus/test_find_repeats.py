@@ -93,9 +93,9 @@ def passages_of(text: str, unit: str) -> list[str]:
     return ["\n".join(lines).strip() for lines in paragraphs if lines]
 
 
-def planned(folder: Path, *, shard_bytes: int, corpora: str = "ab") -> Plan:
+def planned(folder: Path, *, shard_bytes: int, corpora: str = "ab", max_jobs: int = 500) -> Plan:
     table = [Corpus(corpus=c, files=f"{folder}/texts/{c}*.jsonl", weight=1) for c in corpora]
-    settings = PlanSettings(shard_bytes=shard_bytes, merged_bytes=10**9)
+    settings = PlanSettings(shard_bytes=shard_bytes, merged_bytes=10**9, max_jobs=max_jobs)
     plan = make_plan(table, settings, declared={}, check_documents=False, corpora_alone=True)
     write_plan(folder / "plan.json", plan)
     return plan
@@ -136,8 +136,13 @@ def tokenized(folder: Path, plan: Plan, **options: Any) -> tuple[list[str], list
 
 
 @pytest.mark.parametrize(
-    ("shard_bytes", "part_rows", "chunk_rows", "workers"),
-    [(10**9, 1 << 24, 1 << 20, 1), (3000, 7, 11, 2), (900, 64, 5, 3), (1500, 1, 1 << 20, 7)],
+    ("shard_bytes", "max_jobs", "part_rows", "chunk_rows", "workers"),
+    [
+        (10**9, 500, 1 << 24, 1 << 20, 1),
+        (3000, 500, 7, 11, 2),
+        (900, 3, 64, 5, 3),
+        (1500, 2, 1, 1 << 20, 7),
+    ],
 )
 @pytest.mark.parametrize("unit", [*SETTINGS])
 def test_the_first_of_each_passage_stays(
@@ -145,6 +150,7 @@ def test_the_first_of_each_passage_stays(
     monkeypatch: pytest.MonkeyPatch,
     unit: str,
     shard_bytes: int,
+    max_jobs: int,
     part_rows: int,
     chunk_rows: int,
     workers: int,
@@ -152,7 +158,8 @@ def test_the_first_of_each_passage_stays(
     monkeypatch.setattr(module, "_PART_ROWS", part_rows)
     monkeypatch.setattr(module, "_CHUNK_ROWS", chunk_rows)
     write_corpora(workspace)
-    plan = planned(workspace, shard_bytes=shard_bytes)
+    plan = planned(workspace, shard_bytes=shard_bytes, max_jobs=max_jobs)
+    assert max_jobs == 500 or len(plan.tokenize_batches) < len(plan.shards)
     path = repeats(workspace, plan, **SETTINGS[unit])
     assert [name for name, _ in read_table(path)] == [shard.name for shard in plan.shards]
     assert not [*workspace.glob(".repeats*")]
