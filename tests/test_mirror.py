@@ -123,6 +123,7 @@ TESTED_THROUGH = {
     ],
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/sharding"],
     # Training over ranks, with each back end.
+    "schedules/test_schedules.py": ["schedules/_schedule"],
     "train/checkpoints/test_resume.py": [
         "checkpoint/native/resume_state",
         "preflight/run_record",

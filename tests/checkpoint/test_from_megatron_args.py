@@ -14,8 +14,8 @@ from docs.generate import FLAGS, HEAD, flags_table
 from tokamake.checkpoint.from_megatron_args import flag_table, from_megatron_args, read_flags
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.root import Config
+from tokamake.config_files import read_yaml
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml
 
 GPT2 = """
 python -m torch.distributed.launch --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\

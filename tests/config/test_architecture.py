@@ -7,8 +7,8 @@ import pytest
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

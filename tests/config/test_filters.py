@@ -14,10 +14,10 @@ from tokamake.config.filters import (
     parse_filters,
     source_digest,
 )
+from tokamake.config_files import validate
 from tokamake.data.corpus.corpora import read_corpora
 from tokamake.data.filters.length import Filter as Length
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 OUTSIDE = '''
 from tokamake.data.filters import Document, DocumentFilter, Drop

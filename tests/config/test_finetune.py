@@ -7,8 +7,8 @@ import pytest
 from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings, check_train_settings
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 TASK = {"task": "rte", "train_files": "a.tsv", "validation_files": ["b.tsv", "c.tsv"]}
 

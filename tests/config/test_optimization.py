@@ -9,8 +9,8 @@ from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.schedule import ScheduleSettings, unfinished_warmup
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 
 @pytest.mark.parametrize("name", plugins.names("optim"))

@@ -16,10 +16,10 @@ from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import read_run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
-from tokamake.validation import validate
 
 OPTIMIZER = """
 from tokamake.optim._optimizer_base import Rule

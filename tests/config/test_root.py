@@ -14,9 +14,9 @@ from tokamake.config.fields import Settings
 from tokamake.config.model import ModelSettings
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run, write_run
 from tokamake.config.root import Config, schema
+from tokamake.config_files import validate
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 
 def error_of(value: object) -> str:

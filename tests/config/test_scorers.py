@@ -9,8 +9,8 @@ import pytest
 from tokamake.config import scorers as module
 from tokamake.config.detoxify import DetoxifySettings
 from tokamake.config.scorers import check_scorer_packages, load_scorer, source_digests
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 OUTSIDE = '''
 from tokamake.detoxify.scorers import TextScorer

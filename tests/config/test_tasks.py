@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tokamake.config.root import EvaluateSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 
 def read(tasks: dict[str, Any]) -> EvaluateSettings:

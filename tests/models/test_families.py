@@ -24,11 +24,11 @@ from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.model_tensors import shapes, to_model
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.config.parallel import ParallelSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL
 from tokamake.models.common.language_model import predictions
 from tokamake.models.common.recompute import Recompute
-from tokamake.validation import validate
 
 MODELS = ROOT / "config/models"
 GPTS = [gpts.LEARNED, gpts.MQA, gpts.ROTARY, gpts.ALIBI]

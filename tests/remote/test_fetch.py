@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.web_server import Server
 from tokamake.config.root import Config
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.remote.fetch import fetch
-from tokamake.validation import validate
 
 MODEL = {
     "README.md": b"card",

@@ -9,11 +9,11 @@ import pytest
 from tests.support.web_server import Server
 from tokamake import cli
 from tokamake.config.root import Config
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.remote.fetch import fetch
 from tokamake.remote.local_copy import bring, fetch_tokenizer, local_copy, replace_addresses
 from tokamake.serve.serve import _names
-from tokamake.validation import validate
 
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}"}
 

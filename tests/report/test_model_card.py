@@ -13,9 +13,9 @@ from tokamake.config.architecture import read_architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.report.model_card import model_card
-from tokamake.validation import validate
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tokamake import plugins
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.schedule import ScheduleSettings
 from tokamake.config.training import TrainSettings
-from tokamake.schedules import Schedule
+from tokamake.schedules._schedule import Schedule
 
 WARMUP, STEPS = 7, 40
 

@@ -16,8 +16,8 @@ from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
 from tokamake.config.architecture import read_architecture
 from tokamake.config.runs import read_runs
+from tokamake.config_files import read_table
 from tokamake.preflight.run import check_ranks
-from tokamake.validation import read_table
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "config/examples").glob("*.yaml"))
 QUICK = ("gpt3-175b", "llama-aurora")

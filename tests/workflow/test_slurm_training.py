@@ -14,8 +14,8 @@ from tests.support.pbs_servers import wait_for
 from tests.support.runs import launch, losses, weights
 from tests.support.slurm_cluster import PATIENCE
 from tests.support.slurm_site import DEADLINE, MARKS, Site
-from tokamake.batch_systems import seconds_of
 from tokamake.config.resolved_run import read_run, write_run
+from tokamake.scheduler_formats import seconds_of
 
 pytestmark = MARKS
 

@@ -41,7 +41,7 @@ def from_megatron_args(arguments: list[str], /, *, output: Path = Path("megatron
     import yaml
 
     from tokamake.config.root import Config
-    from tokamake.validation import validate
+    from tokamake.config_files import validate
 
     program, flags = read_flags(arguments)
     paths = flags.pop("data-path", [])

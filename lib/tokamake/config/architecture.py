@@ -21,8 +21,8 @@ from pydantic import (
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.objective import objectives_of
+from tokamake.config_files import parse_yaml, read_yaml, unknown_key, validate
 from tokamake.errors import UserError
-from tokamake.validation import parse_yaml, read_yaml, unknown_key, validate
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -17,8 +17,8 @@ from tokamake import files, plugins
 from tokamake.config.external_files import file_hash, import_file
 from tokamake.config.fields import Settings
 from tokamake.config.tasks import TaskSettings
+from tokamake.config_files import parse_yaml, validate
 from tokamake.errors import UserError
-from tokamake.validation import parse_yaml, validate
 
 _FOLDER = "data/filters"
 _GROUP = "tokamake.filters"

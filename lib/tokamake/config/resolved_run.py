@@ -15,8 +15,8 @@ from tokamake.config.data_set import data_set_in
 from tokamake.config.fields import Settings
 from tokamake.config.objective import objective_data
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import read_yaml, validate
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml, validate
 
 
 class ResolvedTrainSettings(TrainSettings):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from tokamake.config_files import read_table, validate
 from tokamake.errors import UserError
-from tokamake.validation import read_table, validate
 
 if TYPE_CHECKING:
     from tokamake.config.root import Config

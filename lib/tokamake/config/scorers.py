@@ -16,8 +16,8 @@ from pydantic import BeforeValidator
 from tokamake import plugins
 from tokamake.config.external_files import file_hash, import_file
 from tokamake.config.fields import Settings
+from tokamake.config_files import parse_yaml, validate
 from tokamake.errors import UserError
-from tokamake.validation import parse_yaml, validate
 
 _FOLDER = "detoxify/scorers"
 _GROUP = "tokamake.scorers"

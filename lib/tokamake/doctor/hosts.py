@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.batch_systems import hosts_of
 from tokamake.doctor.environment import LOCKED_BYTES, RECIPE, limit_result
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.console import counted, shortened
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.spare_nodes import hosts_of_job
+from tokamake.scheduler_formats import hosts_of
 
 _SAME = {
     "python": "Python on hosts",

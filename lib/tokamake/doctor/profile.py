@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tokamake.config_files import read_yaml
 from tokamake.doctor.launcher import Launcher, read_launcher
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml
 
 NAMES = ("profile.yaml", "config.yaml")
 NO_CLUSTER = ("local", "dryrun", "touch")

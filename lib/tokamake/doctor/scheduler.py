@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from getpass import getuser
 from typing import Any
 
-from tokamake.batch_systems import seconds_of
 from tokamake.doctor.profile import Profile, ResourceRequest
 from tokamake.doctor.programs import ask
 from tokamake.doctor.result import Result, ok, warning, wrong
 from tokamake.runtime.console import counted
+from tokamake.scheduler_formats import seconds_of
 
 SECONDS = 20.0
 

@@ -103,7 +103,7 @@ def read_task(name: str, settings: str) -> "TaskSettings":
 
     from tokamake import plugins
     from tokamake.config.tasks import FOLDER, TaskSettings
-    from tokamake.validation import validate
+    from tokamake.config_files import validate
 
     if name not in (known := plugins.names(FOLDER)):
         raise UserError(f"{name}: no such task; choose one of {', '.join(known)}")

@@ -71,8 +71,8 @@ def evaluate_finetuned(
 
 def _task(name: str, settings: str) -> "FinetuneTask":
     from tokamake.config.finetune import FinetuneTask
+    from tokamake.config_files import parse_yaml, validate
     from tokamake.errors import UserError
-    from tokamake.validation import parse_yaml, validate
 
     values = parse_yaml(settings, "settings")
     if not isinstance(values, dict):

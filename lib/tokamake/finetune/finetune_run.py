@@ -11,8 +11,8 @@ from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings
 from tokamake.config.objective import TaskObjectiveName
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.config.training import LENGTHS, TrainSettings
+from tokamake.config_files import read_yaml, validate
 from tokamake.errors import UserError
-from tokamake.validation import read_yaml, validate
 
 _NO_INDEX = Path("no-index")
 """Rows of a task are in no index."""

@@ -36,11 +36,11 @@ def prepare_finetune(
     from tokamake.checkpoint.tensors.checkpoint import Target
     from tokamake.config.finetune import FinetuneSettings
     from tokamake.config.training import TrainSettings
+    from tokamake.config_files import parse_json
     from tokamake.finetune.finetune_run import FinetuneRun, write_finetune_run
     from tokamake.finetune.task_head import table, with_task_head
     from tokamake.preflight.finetune import check_files, check_model, check_settings
     from tokamake.runtime.cores import file_workers
-    from tokamake.validation import parse_json
 
     finetune = parse_json(FinetuneSettings, settings, where="finetune")
     train_settings = parse_json(TrainSettings, train, where="train")

@@ -15,6 +15,7 @@ from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.preflight.run_record import (
     RunRecord,
@@ -24,7 +25,6 @@ from tokamake.preflight.run_record import (
     trained_run,
 )
 from tokamake.runtime.console import counted
-from tokamake.validation import validate
 
 DottedSettings = dict[str, Any]
 """Settings by dotted names."""

@@ -20,6 +20,7 @@ from tokamake.config.data_set import RUN
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
+from tokamake.config_files import read_yaml
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import UserError
 from tokamake.preflight.initial_checkpoint import (
@@ -31,7 +32,6 @@ from tokamake.preflight.initial_checkpoint import (
 )
 from tokamake.preflight.model import check_layout_and_length, check_objective
 from tokamake.remote.hub_models import unfetched
-from tokamake.validation import read_yaml
 
 
 class InitialModel(NamedTuple):

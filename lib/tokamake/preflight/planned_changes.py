@@ -18,6 +18,7 @@ from tokamake.config.data_set import RUN
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.root import Config
+from tokamake.config_files import read_yaml
 from tokamake.data.corpus.plan_file import PlannedMerge
 from tokamake.data.indexed.manifest import raw_inputs, read_manifest
 from tokamake.data.indexed.paths import corpus_of, manifest_path
@@ -34,7 +35,6 @@ from tokamake.preflight.changes import (
 )
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.run_record import WITHOUT_EFFECT, RunRecord, record_path
-from tokamake.validation import read_yaml
 
 OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
 """Settings of `tokenize` that the manifest of a dataset states."""

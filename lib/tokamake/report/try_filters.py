@@ -60,8 +60,8 @@ def _read(config: Path, names: Sequence[str]) -> "tuple[TokenizeSettings, list[C
     """Read settings, the chosen rows of the table of corpora, and the evaluation tasks."""
     from tokamake.config.data import TokenizeSettings
     from tokamake.config.root import EvaluateSettings
+    from tokamake.config_files import read_yaml, validate
     from tokamake.data.corpus.corpora import INDEXED, read_corpora
-    from tokamake.validation import read_yaml, validate
 
     values = read_yaml(config, "name the config file of a workflow")
     if not isinstance(values, dict):

@@ -11,10 +11,10 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config.data_set import data_set_in
 from tokamake.config.fields import dotted
+from tokamake.config_files import read_yaml, validate
 from tokamake.errors import UserError
 from tokamake.files import read_json
 from tokamake.results.frames import Row, frame, pick, run_folders
-from tokamake.validation import read_yaml, validate
 
 _SETTINGS = {"data_set": "string", "family": "string", "parameters": "Int64", "seed": "Int64"}
 _TRAINED = {

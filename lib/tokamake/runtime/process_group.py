@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokamake.batch_systems import hosts_of
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.cores import num_threads
 from tokamake.runtime.device import BACKENDS, noted_device_faults
 from tokamake.runtime.rank_errors import report_from_rank_0
 from tokamake.runtime.ranks import Ranks, mpi, variable
+from tokamake.scheduler_formats import hosts_of
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tokamake.batch_systems import hosts_of
 from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.console import shortened
+from tokamake.scheduler_formats import hosts_of
 
 HOSTFILE_VARIABLE = "TOKAMAKE_HOSTFILE"
 """Environment variable with the file of the hosts on which a launch script starts ranks."""

@@ -1,6 +1,6 @@
 """Cooldown, constant phase, annealing: a run can continue from its constant phase with new data."""
 
-from tokamake.schedules import between
+from tokamake.schedules._schedule import between
 
 SETTINGS = {
     "warmup_steps": 0,

@@ -1,6 +1,6 @@
 """Warmup-stable-decay (trapezoid): the peak learning rate until a cooldown."""
 
-from tokamake.schedules import between
+from tokamake.schedules._schedule import between
 
 SETTINGS = {
     "warmup_steps": 0,

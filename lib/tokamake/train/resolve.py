@@ -48,9 +48,9 @@ def resolve(
     """
     from tokamake.config.resolved_run import Run, write_run
     from tokamake.config.training import TrainSettings
+    from tokamake.config_files import parse_json, validate
     from tokamake.data.samples.index_folder import read_index
     from tokamake.preflight.run import check_resolved
-    from tokamake.validation import parse_json, validate
 
     train = parse_json(TrainSettings, settings, where="train")
     index_json = read_index(index)

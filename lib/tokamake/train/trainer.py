@@ -20,7 +20,7 @@ from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped
 from tokamake.runtime.rank_errors import report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.schedules import Schedule
+from tokamake.schedules._schedule import Schedule
 from tokamake.train.checkpoints.resume import ResumePoint, load_newest_whole, newest_before
 from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.hooks import FinishedStep, Hook, Training, open_hooks

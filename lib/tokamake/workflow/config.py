@@ -14,6 +14,7 @@ from tokamake.config.fields import FETCH
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
+from tokamake.config_files import parse_yaml
 from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
 from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
@@ -24,7 +25,6 @@ from tokamake.preflight.initial_models import check_initial_models
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.tokenizer import check_planned_tokenizer
 from tokamake.runtime.console import counted
-from tokamake.validation import parse_yaml
 from tokamake.workflow.planned_data import (
     check_empty,
     check_indexes,

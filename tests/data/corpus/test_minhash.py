@@ -4,9 +4,9 @@ import pytest
 
 from tokamake.config.data import TokenizeSettings
 from tokamake.config.near_duplicates import MinHashSettings, NearDuplicateSettings
+from tokamake.config_files import validate
 from tokamake.data.corpus.minhash import make_minhash
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 ONE = MinHashSettings(bands=1, rows=1)
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tokamake.config.repeats import RepeatSettings
+from tokamake.config_files import validate
 from tokamake.data.corpus.passages import make_finder, without
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 
 def found(text: str, **settings: object) -> list[str]:

@@ -10,10 +10,10 @@ import pytest
 from tests.support.decontamination import ITEM, sentences, write_items
 from tokamake.config.filters import complete_filters, parse_filters, source_digest
 from tokamake.config.tasks import TaskSettings
+from tokamake.config_files import validate
 from tokamake.data.filters import Document, Drop
 from tokamake.data.filters.decontaminate import Filter, cut
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 WORDS = ITEM.split()
 

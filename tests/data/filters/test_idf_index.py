@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.decontamination import ITEM, sentences, write_items
+from tokamake.config_files import validate
 from tokamake.data.filters import Document, Drop, _idf_index
 from tokamake.data.filters.decontaminate import Filter
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 SIZE = 5
 

@@ -6,9 +6,9 @@ import pytest
 
 from tokamake import plugins
 from tokamake.config.finetune import FOLDER, FinetuneTask
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.train.objectives.classification.scoring import METRICS
-from tokamake.validation import validate
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse"
 MNLI += " sentence2_parse sentence1 sentence2 label1 gold_label"

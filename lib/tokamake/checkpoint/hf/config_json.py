@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.models.common.hf_format import HFFormat, label_keys
-from tokamake.validation import validate
 
 if TYPE_CHECKING:
     import torch

@@ -21,10 +21,10 @@ from tokamake.checkpoint.megatron_model.rank_file import progress_of, whole_numb
 from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture
+from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first
 from tokamake.runtime.console import counted
-from tokamake.validation import validate
 
 _ROW_PER_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from tokamake import files
 from tokamake.checkpoint.latest import REMEDY, latest
 from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.config.architecture import Architecture
+from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 DESCRIPTION = "tokamake.json"
 """File with version, architecture and progress; only native checkpoints have it."""

@@ -12,11 +12,11 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from tokamake import plugins
 from tokamake.config.fields import Name, Settings
 from tokamake.config.filters import Filters
+from tokamake.config_files import read_table, validate
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.data.readers import join_format, parse_format
 from tokamake.errors import UserError
 from tokamake.remote.addresses import is_remote
-from tokamake.validation import read_table, validate
 
 _LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
 """Pattern that names of corpora must not contain; see `paths.corpus_of`."""

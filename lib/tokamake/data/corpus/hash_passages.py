@@ -58,9 +58,9 @@ def hash_passages(
     # These modules import pydantic, and `--help` should be instant.
     from tokamake.config.filters import parse_filters
     from tokamake.config.repeats import RepeatSettings
+    from tokamake.config_files import validate
     from tokamake.data.corpus.passages import PASSAGE, make_finder
     from tokamake.data.filters._run import FilterRun, load_filters, set_up
-    from tokamake.validation import validate
 
     settings = {"unit": unit, "min_characters": min_characters}
     settings |= {"min_words": min_words, "edge_words": edge_words}

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tokamake.config.data import PlanSettings
+from tokamake.config_files import parse_json
 from tokamake.data.corpus.corpora import Corpus, patterns, read_corpora
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.plan_file import (
@@ -30,7 +31,6 @@ from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.remote.addresses import is_remote
 from tokamake.remote.download import list_files
-from tokamake.validation import parse_json
 
 
 def plan(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from tokamake.config.data import SampleCorpus
+from tokamake.config_files import parse_json
 from tokamake.errors import UserError
 from tokamake.files import atomic
-from tokamake.validation import parse_json
 
 # Tests, installed packages, and `encodings`: thousands of lines of character tables.
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}

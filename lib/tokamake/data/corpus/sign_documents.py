@@ -90,9 +90,9 @@ def sign_documents(
     # These modules import pydantic, and `--help` should be instant.
     from tokamake.config.filters import parse_filters
     from tokamake.config.near_duplicates import MinHashSettings
+    from tokamake.config_files import validate
     from tokamake.data.corpus.minhash import make_minhash
     from tokamake.data.filters._run import FilterRun, load_filters, set_up
-    from tokamake.validation import validate
 
     settings = {"bands": bands, "rows": rows, "shingle": shingle, "unit": unit}
     minhash = make_minhash(validate(MinHashSettings, settings, "sign-documents"))

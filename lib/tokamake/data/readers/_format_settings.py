@@ -16,7 +16,7 @@ def parse_format(text: str) -> tuple[str, dict[str, str]]:
     """Return the name of a format and the settings that the text states; both may be empty."""
     if text.replace("_", "").isalnum() or not text:
         return text, {}
-    from tokamake.validation import parse_yaml  # imports pydantic: 0.25 s
+    from tokamake.config_files import parse_yaml  # imports pydantic: 0.25 s
 
     value = parse_yaml(text, f"format: {text}")
     if not isinstance(value, Mapping) or len(value) != 1:

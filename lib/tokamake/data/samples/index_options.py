@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
 from tokamake.config.train_sections import MaskingSettings
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import parse_json, validate
 from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
 from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.data.samples.loader import check_sentences
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.errors import UserError
-from tokamake.validation import parse_json, validate
 
 Blend = Literal["weighted", "exact", "corpora"]
 """weighted: Megatron's order by weight. exact: each dataset has exactly its share of the samples,

@@ -17,10 +17,10 @@ from tokamake.checkpoint.detect import check_checksums, open_any
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.checkpoint.native.resume_state import ResumeState, read_state
 from tokamake.config.resolved_run import Run
+from tokamake.config_files import read_yaml
 from tokamake.errors import TemporaryError, UserError, of_system
 from tokamake.train.checkpoints.summary import summary_path
 from tokamake.units import in_bytes
-from tokamake.validation import read_yaml
 
 DELETING = ".deleting"
 """Folder inside the output folder with checkpoints that are being deleted."""

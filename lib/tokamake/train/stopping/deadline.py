@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokamake import files
-from tokamake.batch_systems import seconds_of
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
+from tokamake.scheduler_formats import seconds_of
 
 _MARGIN = 0.1
 """Share of the time at the start of the job that is kept for its end."""

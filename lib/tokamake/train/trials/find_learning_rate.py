@@ -84,7 +84,7 @@ def measure(trial: "TrialSteps", rates: list[float]) -> list[float]:
     """Loss before the update of each step of a sweep; fewer than rates if training diverges."""
     from math import isfinite
 
-    from tokamake.schedules import Schedule
+    from tokamake.schedules._schedule import Schedule
 
     weight_decay = Schedule(trial.run.train).weight_decay(0, 0)
     losses: list[float] = []

@@ -14,10 +14,10 @@ from tests.support.fim_samples import (
     rearranged,
 )
 from tokamake.config.train_sections import FimSettings
+from tokamake.config_files import validate
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.samples.fim.samples import FimSamples
 from tokamake.errors import UserError
-from tokamake.validation import validate
 
 
 def test_digest_covers_everything_that_decides_samples(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokamake.batch_systems import hosts_of, seconds_of
+from tokamake.scheduler_formats import hosts_of, seconds_of
 
 
 @pytest.mark.parametrize(

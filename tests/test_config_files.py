@@ -8,8 +8,15 @@ from pydantic import Field, model_validator
 
 from tokamake.config.fields import Settings
 from tokamake.config.training import TrainSettings
+from tokamake.config_files import (
+    parse_json,
+    parse_yaml,
+    read_table,
+    read_yaml,
+    unknown_key,
+    validate,
+)
 from tokamake.errors import UserError
-from tokamake.validation import parse_json, parse_yaml, read_table, read_yaml, unknown_key, validate
 
 
 class Inner(Settings):
