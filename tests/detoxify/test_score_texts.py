@@ -42,7 +42,10 @@ def test_scores_of_another_program_are_looked_up_by_text(texts: Path) -> None:
     options = {"path": "scores.jsonl", "text_key": "all_text", "key": "score.t"}
     assert scores(texts, {"column": options}) == [0.5, 0.25, None, None, 0.75]
     Path("scores.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(UserError, match=r"scores.jsonl: no score of the text 'heckle'; score the"):
+    with pytest.raises(
+        UserError,
+        match=r"texts.jsonl: scorer column: scores.jsonl: no score of the text 'heckle'; add",
+    ):
         scores(texts, {"column": options})
     options["key"] = "score.u"
     with pytest.raises(UserError, match=r"scores.jsonl:1.*: no field 'u'; fix the file or the k"):

@@ -51,8 +51,8 @@ def score_all(
         return scores
     try:
         returned = list(score([texts[index] for index in indices]))
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{name}: failed ({message}); fix the scorer") from None

@@ -122,9 +122,12 @@ class DetoxifyRules:
         """Files of scored continuations after training."""
         return self.scored(self.after(wildcards.run))
 
-    def outputs_for_all_texts(self, outputs: list[str]) -> list[str]:
-        """Files that a rule with the wildcards `texts` and `shard` makes for all texts."""
-        shards = {texts: range(len(self.scored(texts))) for texts in self.folders}
+    def outputs_before_training(self, outputs: list[str]) -> list[str]:
+        """Files that a rule with the wildcards `texts` and `shard` makes of the initial model.
+
+        Another program can score these texts; texts of the trained model need their scores.
+        """
+        shards = {texts: range(len(self.scored(texts))) for texts in (self.samples, self.before)}
         return [
             output.format(texts=texts, shard=f"{shard:05d}")
             for output in outputs

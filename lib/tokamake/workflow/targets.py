@@ -72,7 +72,7 @@ class Targets:
         if "task" in wildcards:
             return self.tasks.outputs_for_all_runs(outputs)
         if "texts" in wildcards:
-            return self.detoxify.outputs_for_all_texts(outputs)
+            return self.detoxify.outputs_before_training(outputs)
         if not {"run"} <= wildcards <= {"run", "segment"}:
             return []
         runs = self.config.finetuned if rule in FINETUNE_RULES else self.config.runs

@@ -54,7 +54,7 @@ class ToxicityScorer(TextScorer):
         for text in texts:
             if text not in self._scores:
                 raise UserError(
-                    f"{', '.join(self.path)}: no score of the text {text[:40]!r}; score the texts "
-                    "of the folder's generated-*.jsonl, add them to the file, and rerun"
+                    f"{', '.join(self.path)}: no score of the text {text[:40]!r}; add a "
+                    "score of each text, and rerun"
                 )
         return [self._scores[text] for text in texts]
