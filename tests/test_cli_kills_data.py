@@ -32,17 +32,22 @@ FILTERS = (
 )
 WORDS = "the of and to that have river house tree walks over under near green old with a small"
 OPTIONS = [f"--filters={FILTERS}", "--format="]
+SKIP = "--on-bad-document=quarantine"
 TOKENIZE = ["--tokenizer={sampled}/tokenizer", "--summary={output}/summary.json"]
-QUARANTINE = ["--on-bad-document=quarantine", "--max-bad-fraction=0.5", "--workers=2"]
+QUARANTINE = [SKIP, "--max-bad-fraction=0.5", "--workers=2"]
 
 STAGES = {
     "hash_documents, WARC": ["hash-documents", "--batch=crawl-00000", "--output={output}/rows"],
     "sign_documents, WARC": [
-        "sign-documents", "--batch=crawl-00000", *OPTIONS, "--output={output}/rows",
+        "sign-documents", "--batch=crawl-00000", *OPTIONS, SKIP, "--output={output}/rows",
     ],
     "sign_documents, Wikipedia": [
         "sign-documents", "--batch=wiki-00000", *OPTIONS, "--output={output}/rows",
     ],
+    "hash_passages": [
+        "hash-passages", "--batch=wiki-00000", *OPTIONS, "--unit=words", "--output={output}/rows",
+    ],
+    "find_repeats": ["find-repeats", "{root}/hashed/rows", "--output={output}/rows"],
     "find_near_duplicates": [
         "find-near-duplicates", "{root}/crawl-00000/rows", "{root}/wiki-00000/rows",
         "--output={output}/rows", "--table={output}/table.parquet", "--keys={output}/keys",
@@ -126,7 +131,7 @@ def arguments(tmp_path: Path, sampled: Path) -> Callable[[str, str], list[str]]:
         plan = f"--plan={tmp_path}/plan.json"
         command, *options = STAGES[stage]
         fill = (option if FILTERS in option else option.format(**paths) for option in options)
-        return [command, *fill, plan]
+        return [command, *fill, *([plan] if command != "find-repeats" else [])]
 
     return of
 
@@ -142,6 +147,8 @@ def test_a_killed_stage_is_whole_or_absent(
         for corpus in ("WARC", "Wikipedia"):
             name = {"WARC": "crawl-00000", "Wikipedia": "wiki-00000"}[corpus]
             timed(arguments(f"sign_documents, {corpus}", name), log)
+    if stage == "find_repeats":
+        timed(arguments("hash_passages", "hashed"), log)
     timed(arguments(stage, "first"), log)  # the server of the forks starts
     seconds = timed(arguments(stage, "calm"), log)
     expected = comparable(tmp_path / "calm")

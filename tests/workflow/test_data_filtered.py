@@ -86,6 +86,7 @@ def workspaces(tmp_path_factory: pytest.TempPathFactory, sampled: Path) -> Itera
             "filters": FILTERS,
             "deduplicate": "data",
             "near_duplicates": "fineweb",
+            "repeats": "paragraphs",
         },
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

@@ -164,10 +164,13 @@ if CONFIG.shared.tokenize.near_duplicates:
             duplicates=lambda wildcards, input: [
                 f"--duplicates={path}" for path in input.duplicates
             ],
+            # A function of the output: another value does not run finished jobs again.
+            on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
             options=options(CONFIG.shared.tokenize.near_duplicates, leave_out=("scope", "against")),
         shell:
             "tokamake sign-documents --plan {input.plan:q} --batch {wildcards.batch:q}"
-            " {params.corpus:q} {params.duplicates:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
+            " {params.corpus:q} {params.duplicates:q} {params.options:q}"
+            " --on-bad-document {params.on_bad_document:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_near_duplicates:
         "Find the documents that are nearly the same as an earlier one."
@@ -217,10 +220,13 @@ if CONFIG.shared.tokenize.repeats:
             duplicates=lambda wildcards, input: [
                 f"--duplicates={path}" for path in input.duplicates
             ],
+            # A function of the output: another value does not run finished jobs again.
+            on_bad_document=lambda wildcards, output: CONFIG.shared.tokenize.on_bad_document,
             options=options(CONFIG.shared.tokenize.repeats, leave_out=("scope",)),
         shell:
             "tokamake hash-passages --plan {input.plan:q} --batch {wildcards.batch:q}"
-            " {params.corpus:q} {params.duplicates:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
+            " {params.corpus:q} {params.duplicates:q} {params.options:q}"
+            " --on-bad-document {params.on_bad_document:q} --output {output:q} > {log:q} 2>&1"
 
     rule find_repeats:
         "Find the lines, paragraphs or sequences of words that occurred before."

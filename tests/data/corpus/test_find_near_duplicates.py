@@ -66,9 +66,8 @@ def signed(folder: Path, plan: Plan, **options: Any) -> list[Path]:
     for batch in plan.tokenize_batches:
         files.append(folder / f"signed/{batch.name}.rows")
         files[-1].parent.mkdir(exist_ok=True)
-        sign_documents(
-            plan=folder / "plan.json", batch=batch.name, output=files[-1], **{**OPTIONS, **options}
-        )
+        given = {"on_bad_document": "quarantine", **OPTIONS, **options}
+        sign_documents(plan=folder / "plan.json", batch=batch.name, output=files[-1], **given)
     return files
 
 
@@ -214,6 +213,26 @@ def test_a_document_that_equals_an_earlier_one_is_not_kept_in_place_of_another(
 
 
 # ---- Mistakes and damage ----
+
+
+def test_a_bad_document_or_a_failing_filter_stops_the_job(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, stop = read_plan(planned / "plan.json"), {"on_bad_document": "stop"}
+    lines = (planned / "raw/a0.jsonl").read_text().splitlines()
+    first = 1 + next(number for number, line in enumerate(lines) if line in BAD[:2])
+    with pytest.raises(UserError, match=rf"a0\.jsonl:{first}: .*, or set on_bad_document to quar"):
+        signed(planned, plan, **stop)
+    for path in (planned / "raw").iterdir():
+        path.write_text(json.dumps({"text": "a" * 40 + "!"}) + '\n{"text": "one two three"}\n' * 9)
+    plan = plan_of(planned, shard_bytes=10**9)
+    endless = {"filters": 'regex: {drop: "(a+)+$"}', "filter_seconds": 0.1}
+    with pytest.raises(
+        UserError, match=r"a0\.jsonl:1: filter regex ran longer than filter_seconds"
+    ):
+        signed(planned, plan, **stop, **endless)
+    assert not list((planned / "signed").iterdir())
+    assert find(planned, signed(planned, plan, **endless)) != []
 
 
 def test_a_filter_that_cannot_be_set_up_is_one_line(planned: Path) -> None:

@@ -106,7 +106,8 @@ def repeats(folder: Path, plan: Plan, **options: Any) -> Path:
     for batch in plan.tokenize_batches:
         files.append(folder / f"hashed/{batch.name}.rows")
         files[-1].parent.mkdir(exist_ok=True)
-        hash_passages(plan=folder / "plan.json", batch=batch.name, output=files[-1], **options)
+        given = {"on_bad_document": "quarantine", **options}
+        hash_passages(plan=folder / "plan.json", batch=batch.name, output=files[-1], **given)
     find_repeats(files, output=folder / "repeats.rows")
     return folder / "repeats.rows"
 

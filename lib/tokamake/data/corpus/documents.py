@@ -122,6 +122,11 @@ def refuse_bad(source: Input, block: RecordBlock, *, bad: list[tuple[int, str]])
         raise UserError(f"{place(source, block, index)}: {reason}")
 
 
+def bad_document(place: str, reason: str) -> UserError:
+    """The error of a stage that stops at a bad document, because `on_bad_document` says so."""
+    return UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
+
+
 def place(source: Input, block: RecordBlock, index: int) -> str:
     """Return the place of document `index` of a block, for messages; see `Input.place`."""
     return source.place(int(block.numbers[index]), int(block.offsets[index]))

@@ -28,6 +28,7 @@ def hash_passages(
     format: str = "",
     filters: str = "",
     filter_seconds: float = 60,
+    on_bad_document: Literal["stop", "quarantine"] = "stop",
     duplicates: tuple[Path, ...] = (),
     unit: Literal["lines", "paragraphs", "words"] = "lines",
     min_characters: int = 50,
@@ -37,8 +38,7 @@ def hash_passages(
     """Hash the passages of each document of a job batch, to find text that repeats.
 
     The documents are the ones that `tokenize` writes: duplicates are left out, and filters run
-    first. Bad documents, and documents on which a filter fails, have no passages; `tokenize`
-    handles them.
+    first. Bad documents have no passages.
 
     Args:
         plan: plan.json of the workflow.
@@ -49,6 +49,8 @@ def hash_passages(
         format: format of the files, if the stage cannot detect it.
         filters: filters of documents, as in `tokenize`.
         filter_seconds: time limit of the filters of a document, as in `tokenize`.
+        on_bad_document: stop at a bad document and at one on which a filter fails, or leave it out
+            (quarantine); `tokenize` sets it aside.
         duplicates: files of documents to leave out, as in `tokenize`.
         unit: lines; paragraphs, between blank lines; or sequences of words.
         min_characters: length of the shortest line or paragraph.
@@ -67,7 +69,9 @@ def hash_passages(
     find = make_finder(validate(RepeatSettings, settings, "hash-passages"))
     set_up(loaded := load_filters(parse_filters(filters)))
     filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
-    source = DocumentSource(Fields(split_keys(text_key), template), filter_run, format)
+    source = DocumentSource(
+        Fields(split_keys(text_key), template), filter_run, format, on_bad_document
+    )
     for path in duplicates:
         read_table(path, verify=True)
     num_passages = 0

@@ -60,6 +60,7 @@ def sign_documents(
     format: str = "",
     filters: str = "",
     filter_seconds: float = 60,
+    on_bad_document: Literal["stop", "quarantine"] = "stop",
     duplicates: tuple[Path, ...] = (),
     bands: int = 14,
     rows: int = 8,
@@ -68,8 +69,8 @@ def sign_documents(
 ) -> None:
     """Compute the MinHash band keys of each document of a job batch, to find near-duplicates.
 
-    Filters run first, as in `tokenize`. Several text keys count as one text. Duplicates, bad
-    documents, and documents on which a filter fails have no keys; `tokenize` handles them.
+    Filters run first, as in `tokenize`. Several text keys count as one text. Duplicates and bad
+    documents have no keys.
 
     Args:
         plan: plan.json of the workflow.
@@ -80,6 +81,8 @@ def sign_documents(
         format: format of the files, if the stage cannot detect it.
         filters: filters of documents, as in `tokenize`.
         filter_seconds: time limit of the filters of a document, as in `tokenize`.
+        on_bad_document: stop at a bad document and at one on which a filter fails, or leave it out
+            (quarantine); `tokenize` sets it aside.
         duplicates: files of `find-duplicates`: `tokenize` leaves these documents out, so that none
             of them can be kept in place of another.
         bands: keys of a document; documents that share one are near-duplicates.
@@ -101,7 +104,9 @@ def sign_documents(
     loaded = load_filters(parse_filters(filters))
     set_up(loaded)
     filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
-    source = DocumentSource(Fields(split_keys(text_key), template), filter_run, format)
+    source = DocumentSource(
+        Fields(split_keys(text_key), template), filter_run, format, on_bad_document
+    )
     num_documents = num_signed = 0
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
         for shard in batch_shards(plan, batch):

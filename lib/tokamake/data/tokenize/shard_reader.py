@@ -230,8 +230,7 @@ class ShardReader:
     def _set_aside(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
         """Put document `index` of a block into quarantine, or stop at it."""
         if self._options.on_bad_document == "stop":
-            place = documents.place(source, block, index)
-            raise UserError(f"{place}: {reason}, or set on_bad_document to quarantine")
+            raise documents.bad_document(documents.place(source, block, index), reason)
         self._quarantine.add(source, block, index, reason)
 
     def place(self, batch: DocumentBatch, index: int) -> str:
