@@ -219,26 +219,43 @@ def test_only_documents_that_are_written_count_as_first(workspace: Path) -> None
     """Neither a document that a filter drops nor a duplicate keeps a line from another one."""
     (workspace / "texts").mkdir()
     common = "this is the line that repeats"
-    rows = [("bad", common), ("x", "one"), ("x", "one"), ("x", f"{common}\ntwo"), ("x", common)]
-    lines = [json.dumps({"url": url, "text": text}) for url, text in rows]
-    (workspace / "texts/a.jsonl").write_text("\n".join(lines) + "\n")
+    first = [("bad", common), ("x", "one"), ("x", "one")]
+    second = [("x", common), ("x", f"{common}\ntwo")]  # the first one equals the one of "bad"
+    for name, rows in (("a0", first), ("a1", second)):
+        lines = [json.dumps({"url": url, "text": text}) for url, text in rows]
+        (workspace / f"texts/{name}.jsonl").write_text("\n".join(lines) + "\n")
     plan = planned(workspace, shard_bytes=10**9, corpora="a")
+    assert len(plan.shards) == 1
     hash_documents(plan=workspace / "plan.json", batch="a-00000", output=workspace / "h")
     find_duplicates([workspace / "h"], output=workspace / "d")
     options: dict[str, Any] = {"filters": "regex: {drop: bad, field: url}"}
     duplicates = (workspace / "d",)
     path = repeats(workspace, plan, min_characters=3, duplicates=duplicates, **options)
     texts, (manifest,) = tokenized(workspace, plan, repeats=path, duplicates=duplicates, **options)
-    # The last document equals the first one, so it is a duplicate already.
     assert texts == ["one", f"{common}\ntwo"]
     assert [manifest[f"{kind}_documents"] for kind in ("filtered", "duplicate")] == [1, 2]
     path = repeats(workspace, plan, min_characters=3, **options)
     texts, (manifest,) = tokenized(workspace, plan, repeats=path, **options)
-    assert texts == ["one", f"{common}\ntwo"]
-    assert [manifest[f"{kind}_documents"] for kind in ("filtered", "duplicate")] == [3, 0]
-    sample = [each for each in manifest["filters"][-1]["samples"] if each["verdict"] == "dropped"]
-    assert {each["text"] for each in sample} == {"one", common}
-    assert all("a.jsonl:" in each["place"] for each in sample)
+    assert texts == ["one", common, "two"]
+    assert [manifest[f"{kind}_documents"] for kind in ("filtered", "duplicate")] == [2, 0]
+    samples = {each["verdict"]: each for each in manifest["filters"][-1]["samples"]}
+    assert [samples["dropped"]["text"], samples["changed"]["after"]] == ["one", "two"]
+    assert samples["dropped"]["place"] == f"{workspace}/texts/a0.jsonl:3"
+
+
+def test_sequences_of_words_that_touch_are_one_cut(workspace: Path) -> None:
+    (workspace / "texts").mkdir()
+    run = " ".join(f"r{i}" for i in range(30))
+    lines = [json.dumps({"text": text}) for text in (run, f"one {run} two {run[:60]} three")]
+    (workspace / "texts/a.jsonl").write_text("\n".join(lines) + "\n")
+    plan = planned(workspace, shard_bytes=10**9, corpora="a")
+    path = repeats(workspace, plan, unit="words", min_words=10, edge_words=3)
+    cuts = read_cuts(path, plan.shards[0].name)
+    assert len(cuts) == 2
+    assert cuts["document"].tolist() == [1, 1]
+    whole, part = (cuts["end"] - cuts["begin"]).tolist()
+    assert len(run) - 24 <= whole <= len(run)
+    assert 60 - 24 <= part <= 60
 
 
 def test_a_document_stays_while_any_of_its_texts_is_left(workspace: Path) -> None:

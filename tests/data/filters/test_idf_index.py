@@ -93,6 +93,16 @@ def test_an_item_with_changed_words_is_found(tmp_path: Path) -> None:
     assert ready(files={"set": path}, score=0.9).apply(Document(text, {})) is None
 
 
+def test_fields_of_an_item_count_as_one_item_for_idf(tmp_path: Path) -> None:
+    """All n-grams are in one item each, so that the score is the share of n-grams."""
+    question, answer = sentences(40, seed=5), "five words are too few"
+    path = write_items(tmp_path / "set.jsonl", [{"q": question, "a": answer}, {"q": ITEM, "a": ""}])
+    filter = ready(files={"set": {"path": path, "fields": ["q", "a"]}})
+    words = f"{question} {answer}".split()
+    assert filter.apply(Document(" ".join(words[3:]), {})) == ("overlaps set", round(38 / 41, 6))
+    assert filter.apply(Document(question, {})) == ("overlaps set", 1)
+
+
 def test_phrases_of_many_items_alone_do_not_contaminate(tmp_path: Path) -> None:
     phrase = "which of the following statements about this is true"
     items = [f"{phrase} {sentences(30, seed=seed)}" for seed in range(40)]
