@@ -82,6 +82,10 @@ BUILT = {
         "tokamake/results/data/manual/report.html",
     ),
     "wikipedia": ("tokamake/results/data/wiki/metadata.json",),
+    "openwebtext": (
+        "tokamake/results/data/owt/metadata.json",
+        "tokamake/results/raw/urls/urls.txt",
+    ),
     "common-crawl": ("tokamake/results/data/crawl/metadata.json",),
     "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
 }

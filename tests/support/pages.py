@@ -19,7 +19,8 @@ from tests.support.programs import programs
 
 RUN = (
     "cat", "cd", "cp", "curl", "echo", "export", "ls", "mkdir", "printf",
-    "profiles/local/launch.sh", "python -", "rsync", "sed", "snakemake", "tokamake", "trackio",
+    "profiles/local/launch.sh", "python -", "python -m http.server", "rsync", "sed", "snakemake",
+    "tokamake", "trackio",
 )  # fmt: skip
 """Commands that run."""
 PARSED = (
@@ -40,6 +41,10 @@ REPLACED = {
     r"(tokamake serve .*training)\n": (
         r"\1 > serve.log &\ntrap 'kill $!' EXIT\n"
         r"until grep -q serves serve.log; do sleep 0.1; done\n"
+    ),
+    r"(python -m http.server (\d+) .*) &\n": (
+        r"\1 2> server.log &\ntrap 'kill $!' EXIT\n"
+        r"until curl -s -o /dev/null http://127.0.0.1:\2/; do sleep 0.1; done\n"
     ),
     r"(tokamake doctor .*)": r"\1 || [ $? = 1 ]",  # finds faults: this machine is no cluster
 }

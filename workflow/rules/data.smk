@@ -97,9 +97,11 @@ if CONFIG.downloads:
             ENVIRONMENT
         params:
             files=data_rules.downloads_digest,
+            # A function of the output: other limits do not fetch pages again.
+            urls=lambda wildcards, output: run_settings.section("fetch_urls")(wildcards),
         shell:
-            "tokamake fetch-batch --plan {input.plan:q} --batch {wildcards.batch:q} --output {output:q}"
-            " > {log:q} 2>&1"
+            "tokamake fetch-batch --plan {input.plan:q} --batch {wildcards.batch:q}"
+            " --urls {params.urls:q} --output {output:q} > {log:q} 2>&1"
 
 
 if CONFIG.shared.tokenize.deduplicate:

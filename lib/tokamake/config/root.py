@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, TokenizeSettings
 from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.detoxify import DetoxifySettings
+from tokamake.config.fetch_urls import FetchUrlsSettings
 from tokamake.config.fields import InferenceDtype, Name, Settings
 from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
@@ -111,6 +112,8 @@ class Config(Settings):
     Empty: the folder of that file."""
     sample_corpus: dict[Name, SampleCorpus] = Field(default_factory=dict)
     """Corpora to extract from the Python standard library to results/raw/<corpus>/: code, docs."""
+    fetch_urls: FetchUrlsSettings = FetchUrlsSettings()
+    """Cleaning and fetching of lists of URLs."""
     tokenizer: TokenizerSettings = TokenizerSettings()
     """Existing tokenizer, or one to train."""
     plan: PlanSettings = PlanSettings()

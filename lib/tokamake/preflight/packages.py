@@ -7,13 +7,21 @@ from tokamake import plugins
 from tokamake.config.filters import check_filter_packages
 from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
+from tokamake.data.corpus.corpora import patterns
+from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.requirements import required
 
 
 def check_corpus_packages(config: WorkflowConfig, corpus: str) -> None:
-    """Check that the packages of the filters of a corpus are installed."""
+    """Check that a corpus has the packages of its filters and of its lists of URLs."""
+    has_urls = any(map(is_url_list, patterns(config.corpora[corpus])))
+    if has_urls and find_spec("fastwarc") is None:
+        raise UserError(
+            f"corpus {corpus}: lists of URLs need the package fastwarc, which this Python "
+            "environment lacks; run `pip install 'tokamake[corpora]'`"
+        )
     try:
         check_filter_packages(config.filters(corpus))
     except UserError as error:

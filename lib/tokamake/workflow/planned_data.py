@@ -70,10 +70,8 @@ def extended_plan(
             shared.plan,
             declared=declared,
             previous=previous,
-            split_sentences=shared.tokenize.split_sentences,
-            # Quarantine takes bad documents, however many the first ones are.
-            check_documents=shared.tokenize.on_bad_document == "stop",
-            corpora_alone=shared.tokenize.compares_documents,
+            tokenize=shared.tokenize,
+            fetch_urls=shared.fetch_urls,
         )
     if previous:
         merged = Path(DataSet(shared.data_set).folder, "merged")

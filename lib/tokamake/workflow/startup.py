@@ -13,6 +13,7 @@ from typing import Any
 
 from tokamake.config.data_set import RUN
 from tokamake.data.corpus.plan_file import write_plan
+from tokamake.data.urls.url_list import is_url_list, num_urls
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
@@ -146,6 +147,11 @@ def raw_downloads(config: WorkflowConfig) -> list[RemoteFile]:
 def report_downloads(files: Iterable[RemoteFile]) -> None:
     """Name files that jobs will download; with HF_HUB_OFFLINE, files that are not in the cache."""
     missing = [file for file in files if not (is_offline() and is_cached(file))]
+    lists = [file for file in missing if is_url_list(file.url)]
+    if lists:
+        text = f"{sum(map(num_urls, lists)):,} URLs in {counted(len(lists), 'WARC file')}"
+        print(f"tokamake: {text}, to be fetched to {cache_folder()}", file=sys.stderr)
+    missing = [file for file in missing if not is_url_list(file.url)]
     if not missing:
         return
     size = in_bytes(sum(file.size for file in missing))

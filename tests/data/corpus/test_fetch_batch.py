@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.web_server import Server
+from tests.support.web_sites import serving
 from tokamake.config.data import PlanSettings
-from tokamake.data.corpus.corpora import Corpus
+from tokamake.config.fetch_urls import FetchUrlsSettings
+from tokamake.data.corpus.corpora import Corpus, refuse_addresses
 from tokamake.data.corpus.fetch_batch import fetch_batch
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, read_plan, write_plan
@@ -98,3 +100,55 @@ def test_a_wrong_address_names_the_row(hub: Server) -> None:
     indexed = Corpus(corpus="web", files=ADDRESS, format="indexed", weight=1)
     with pytest.raises(UserError, match="an address, but indexed datasets are read from disk"):
         make_plan([indexed], SETTINGS, declared={})
+
+
+@pytest.mark.extra("corpora", "fastwarc")
+@pytest.mark.usefixtures("server")
+def test_a_list_of_urls_is_planned_once_and_becomes_warc_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = Corpus(corpus="owt", files="urls:urls.txt", weight=1)
+    settings = FetchUrlsSettings(
+        urls_per_shard=2, host_seconds=0, allow_private_addresses=True, attempts=1
+    )
+    with serving() as site:
+        Path("urls.txt").write_text(
+            "\n".join(f"{site.url}/{name}" for name in ("a", "missing", "b"))
+        )
+        plan = make_plan([corpus], SETTINGS, declared={}, fetch_urls=settings)
+        assert not site.requests
+        assert "urls.txt: 3 lines, 3 URLs; left out: none" in capsys.readouterr().err
+        assert (
+            make_plan([corpus], SETTINGS, declared={}, previous=plan, fetch_urls=settings) == plan
+        )
+        assert capsys.readouterr().err == ""
+        write_plan(tmp_path / "plan.json", plan)
+        fetched = []
+        for batch in plan.tokenize_batches:
+            output = tmp_path / f"{batch.name}.json"
+            fetch_batch(
+                plan=tmp_path / "plan.json",
+                batch=batch.name,
+                output=output,
+                urls=settings.model_dump_json(),
+            )
+            fetched += json.loads(output.read_text())["files"]
+    assert [entry["outcomes"] for entry in fetched] == [
+        {"fetched": 1, "status 404": 1},
+        {"fetched": 1},
+    ]
+    assert all(Path(entry["path"]).stat().st_size == entry["bytes"] for entry in fetched)
+    # Another blacklist leaves other URLs out.
+    Path("blacklist.txt").write_text("example.org\n")
+    other = settings.model_copy(update={"blacklist": Path("blacklist.txt")})
+    make_plan([corpus], SETTINGS, declared={}, previous=plan, fetch_urls=other)
+    assert "3 lines" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("server")
+def test_a_list_of_urls_is_for_the_workflow() -> None:
+    corpus = Corpus(corpus="owt", files="urls:none.txt", weight=1)
+    with pytest.raises(UserError, match=r'^corpus "owt": files: urls:none.txt: cannot be read'):
+        make_plan([corpus], SETTINGS, declared={})
+    with pytest.raises(UserError, match="a list of URLs, which only the workflow fetches"):
+        refuse_addresses(corpus)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tokamake.config.data import PlanSettings
+from tokamake.config.data import PlanSettings, TokenizeSettings
 from tokamake.config.near_duplicates import MinHashSettings
 from tokamake.data.corpus import find_near_duplicates as module
 from tokamake.data.corpus.corpora import Corpus
@@ -54,8 +54,7 @@ def plan_of(folder: Path, *, shard_bytes: int, corpora: Sequence[str] = ("a", "b
         table,
         PlanSettings(shard_bytes=shard_bytes),
         declared={},
-        check_documents=False,
-        corpora_alone=True,
+        tokenize=TokenizeSettings(deduplicate=True, on_bad_document="quarantine"),
     )
     write_plan(folder / "plan.json", plan)
     return plan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokamake.config.data import PlanSettings
+from tokamake.config.data import PlanSettings, TokenizeSettings
 from tokamake.data.corpus import find_repeats as module
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import RowsWriter, read_table
@@ -96,7 +96,12 @@ def passages_of(text: str, unit: str) -> list[str]:
 def planned(folder: Path, *, shard_bytes: int, corpora: str = "ab", max_jobs: int = 500) -> Plan:
     table = [Corpus(corpus=c, files=f"{folder}/texts/{c}*.jsonl", weight=1) for c in corpora]
     settings = PlanSettings(shard_bytes=shard_bytes, merged_bytes=10**9, max_jobs=max_jobs)
-    plan = make_plan(table, settings, declared={}, check_documents=False, corpora_alone=True)
+    plan = make_plan(
+        table,
+        settings,
+        declared={},
+        tokenize=TokenizeSettings(deduplicate=True, on_bad_document="quarantine"),
+    )
     write_plan(folder / "plan.json", plan)
     return plan
 

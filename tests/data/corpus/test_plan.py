@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokamake.config.data import PlanSettings
+from tokamake.config.data import PlanSettings, TokenizeSettings
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan import make_plan, plan
 from tokamake.data.corpus.plan_file import (
@@ -147,7 +147,9 @@ def test_new_jobs_of_a_corpus_continue_its_own_numbers() -> None:
 MANY = [corpus(f"raw/{n}.jsonl", f"c{n}", text_key="text" if n % 2 else "body") for n in range(40)]
 
 
-def plan_many(rows: list[Corpus] = MANY, previous: Plan | None = None, **options: bool) -> Plan:
+def plan_many(
+    rows: list[Corpus] = MANY, previous: Plan | None = None, **options: TokenizeSettings
+) -> Plan:
     settings = SETTINGS.model_copy(update={"max_jobs": 8})
     return make_plan(rows, settings, declared=files(40), previous=previous, **options)
 
@@ -178,7 +180,9 @@ def test_a_corpus_with_another_key_leaves_the_job_that_it_shares(number: int) ->
 
 def test_corpora_whose_duplicates_are_found_share_no_job() -> None:
     for old in (None, plan_many()):
-        new = plan_many(previous=old, corpora_alone=True)
+        new = plan_many(
+            previous=old, tokenize=TokenizeSettings(deduplicate=True, on_bad_document="quarantine")
+        )
         assert sorted(b.members for b in new.tokenize_batches) == sorted(
             (f"c{n}/00000",) for n in range(40)
         )
@@ -267,7 +271,10 @@ def test_each_key_has_its_own_merged_datasets(tmp_path: Path) -> None:
         tmp_path / f"a/{number}_body" for number in ("00000", "00001", "00002")
     ]
     single = make_plan(
-        [corpus(text_key="title")], SETTINGS, declared=files(1), split_sentences=True
+        [corpus(text_key="title")],
+        SETTINGS,
+        declared=files(1),
+        tokenize=TokenizeSettings(split_sentences=True, on_bad_document="quarantine"),
     )
     assert [(m.name, m.key) for m in single.merged] == [("a-0000_title_sentence", "")]
     assert shard_prefixes(single.merged[0], tmp_path) == [tmp_path / "a/00000"]

@@ -9,6 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.data.corpus.test_plan import SETTINGS, corpus, plan_files
+from tokamake.config.data import TokenizeSettings
 from tokamake.data.corpus.corpora import read_corpora
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan
@@ -103,7 +104,7 @@ def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> No
         table = raw.with_name("corpora.tsv")
         row = {"corpus": "a", "files": "raw/*", "weight": "1", **fields}
         table.write_text("\t".join(row) + "\n" + "\t".join(row.values()) + "\n")
-        return make_plan(read_corpora(table), SETTINGS, declared={}, check_documents=True)
+        return make_plan(read_corpora(table), SETTINGS, declared={}, tokenize=TokenizeSettings())
 
     (raw / "0.jsonl").write_text('{"text": "a"}\n')
     (raw / "1.jsonl").write_text('{"body": "a"}\n')  # not the first
@@ -135,4 +136,4 @@ def test_a_missing_package_of_a_reader_is_one_line(
         r"pip install 'tokamake\[corpora\]'$"
     )
     with pytest.raises(UserError, match=message):
-        make_plan([corpus("raw/*")], SETTINGS, declared={}, check_documents=True)
+        make_plan([corpus("raw/*")], SETTINGS, declared={}, tokenize=TokenizeSettings())

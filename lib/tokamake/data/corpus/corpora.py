@@ -15,6 +15,7 @@ from tokamake.config.filters import Filters
 from tokamake.config_files import read_table, validate
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.data.readers import join_format, parse_format
+from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError
 from tokamake.remote.addresses import is_remote
 
@@ -74,8 +75,8 @@ class Corpus(Settings):
     files: str
     """Glob patterns of raw files, relative to the working directory, separated by spaces; quote a
     pattern that contains a space. Also addresses: hf://datasets/ORG/NAME@REVISION with or without a
-    path or pattern behind it, and https addresses of files. With the format indexed: prefixes of
-    indexed datasets, folders of them, or patterns."""
+    path or pattern behind it, https addresses of files, and urls:PATH for the pages of a list of
+    URLs. With the format indexed: prefixes of indexed datasets, folders of them, or patterns."""
     format: Annotated[str, AfterValidator(_format)] = ""
     """Format of the files, a file in lib/tokamake/data/readers; empty: detected for each file.
     A format may have settings: warc: {extractor: trafilatura}.
@@ -287,6 +288,11 @@ def find_corpus(names: Sequence[str], table: Path) -> Corpus:
 
 def refuse_addresses(corpus: Corpus) -> None:
     """Check that the files of a corpus are on disk, for commands outside the workflow."""
+    if lists := [pattern for pattern in patterns(corpus) if is_url_list(pattern)]:
+        raise UserError(
+            f"{corpus.where}: files: {lists[0]}: a list of URLs, which only the workflow fetches; "
+            "name the WARC files that it has made, below results/raw/urls"
+        )
     if addresses := [pattern for pattern in patterns(corpus) if is_remote(pattern)]:
         raise UserError(
             f"{corpus.where}: files: {addresses[0]}: an address, which only the workflow "

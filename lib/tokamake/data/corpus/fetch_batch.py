@@ -1,11 +1,16 @@
 """Stage `fetch-batch`: download the raw files of a job batch that are behind addresses."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tokamake.config.fetch_urls import FetchUrlsSettings
+from tokamake.config_files import parse_json
 from tokamake.data.corpus.plan_file import batch_shards, read_plan
+from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError
 from tokamake.files import write_json
+from tokamake.remote.addresses import RemoteFile
 from tokamake.remote.download import download
 from tokamake.runtime.console import counted
 from tokamake.units import in_bytes
@@ -14,12 +19,15 @@ ALL = "all"
 """In place of a batch: the files that the tokenizer is trained on."""
 
 
-def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> None:
+def fetch_batch(
+    *, plan: Path, batch: str, output: Path, workers: int = 4, urls: str = "{}"
+) -> None:
     """Download the raw files of a `tokenize` batch that the table of corpora names by addresses.
 
     The plan pins each file: its commit on the Hugging Face Hub, or its size and version on a web
     server. Downloads go to the cache (HF_HOME), where existing files are used again; the
-    workspace gets links. An interrupted download continues.
+    workspace gets links. An interrupted download continues. The pages of a list of URLs become
+    WARC files, with the outcome of each URL beside them.
 
     Args:
         plan: plan.json of the workflow.
@@ -27,13 +35,29 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
             on.
         output: JSON file that names the files, written when all are there.
         workers: downloads at the same time.
+        urls: the config's `fetch_urls` section as JSON.
     """
+    settings = parse_json(FetchUrlsSettings, urls, where="--urls")
     read = read_plan(plan)
     members = read.tokenizer if batch == ALL else batch_shards(plan, batch)
     paths = {path for member in members for path in member.files}
     # Two addresses may stand for one file.
     downloads = {entry.path: entry.file for entry in read.downloads}
     files = [file for path, file in downloads.items() if path in paths]
+    lists = [file for file in files if is_url_list(file.url)]
+    _download([file for file in files if not is_url_list(file.url)], workers)
+    outcomes = _fetch_urls(lists, settings) if lists else {}
+    listed = [
+        {"path": file.path, "url": file.url, "bytes": Path(file.path).stat().st_size}
+        | ({"outcomes": dict(outcomes[file.path])} if file.path in outcomes else {})
+        for file in files
+    ]
+    write_json(output, {"batch": batch, "files": listed})
+    size = sum(Path(file.path).stat().st_size for file in files)
+    print(f"{output}: {counted(len(files), 'file')}, {in_bytes(size)}")
+
+
+def _download(files: list[RemoteFile], workers: int) -> None:
     with ThreadPoolExecutor(max(workers, 1)) as pool:
         errors = [future.exception() for future in [pool.submit(download, f) for f in files]]
     for error in errors:
@@ -41,6 +65,21 @@ def fetch_batch(*, plan: Path, batch: str, output: Path, workers: int = 4) -> No
             raise error
     if reasons := [str(error) for error in errors if error]:
         raise UserError("\n".join(reasons))
-    listed = [{"path": file.path, "url": file.url, "bytes": file.size} for file in files]
-    write_json(output, {"batch": batch, "files": listed})
-    print(f"{output}: {counted(len(files), 'file')}, {in_bytes(sum(f.size for f in files))}")
+
+
+def _fetch_urls(files: list[RemoteFile], settings: FetchUrlsSettings) -> dict[str, Counter[str]]:
+    """Fetch WARC files one after the other, with one pace for each host; return their outcomes."""
+    from tokamake.data.urls.cleaning import read_blacklist
+    from tokamake.data.urls.fetch_shard import FETCHED, fetch_listed
+    from tokamake.data.urls.hosts import Crawler
+
+    blacklist = read_blacklist(settings.blacklist, with_default=settings.default_blacklist)
+    crawler = Crawler(settings, blacklist)
+    outcomes = {}
+    for file in files:
+        counts = outcomes[file.path] = fetch_listed(file, settings, crawler=crawler)
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in counts.most_common())
+        print(
+            f"{file.path}: {counts[FETCHED]:,} of {counts.total():,} URLs ({reasons})", flush=True
+        )
+    return outcomes

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from tokamake.config.data import PlanSettings
+from tokamake.config.data import PlanSettings, TokenizeSettings
+from tokamake.config.fetch_urls import FetchUrlsSettings
 from tokamake.config_files import parse_json
 from tokamake.data.corpus.corpora import Corpus, patterns, read_corpora
 from tokamake.data.corpus.documents import Fields, split_keys
@@ -27,6 +28,7 @@ from tokamake.data.corpus.plan_file import (
 )
 from tokamake.data.corpus.plan_shards import cut_shards, group_shards, is_divisible, make_shard
 from tokamake.data.corpus.raw_files import RawFile, dataset_files, raw_files, stamp
+from tokamake.data.urls.url_list import is_url_list, list_url_shards, list_version
 from tokamake.errors import UserError
 from tokamake.files import digest
 from tokamake.remote.addresses import is_remote
@@ -63,7 +65,7 @@ def plan(
         parse_json(PlanSettings, settings, where="--settings"),
         declared=sizes,
         previous=read_plan(output) if output.is_file() else None,
-        split_sentences=split_sentences,
+        tokenize=TokenizeSettings(split_sentences=split_sentences, on_bad_document="quarantine"),
     )
     write_plan(output, new_plan)
     print(
@@ -78,20 +80,21 @@ def make_plan(
     *,
     declared: Mapping[str, int],
     previous: Plan | None = None,
-    split_sentences: bool = False,
-    check_documents: bool = False,
-    corpora_alone: bool = False,
+    tokenize: TokenizeSettings | None = None,
+    fetch_urls: FetchUrlsSettings | None = None,
 ) -> Plan:
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
-    `declared` has the sizes of raw files that do not exist yet. `check_documents` reads the first
-    documents of some new files. With `corpora_alone`, a job tokenizes one corpus only.
+    `declared` has the sizes of raw files that do not exist yet. If `tokenize` stops at bad
+    documents, the first documents of some new files are read; if it compares documents, a job
+    tokenizes one corpus only. `fetch_urls` says which URLs of lists are left out.
     """
     rows = list(corpora)
+    tokenize = tokenize or TokenizeSettings(on_bad_document="quarantine")
     # Another number of jobs changes no shard, and neither does deleting them.
     sizes = settings.model_dump(exclude={"max_jobs", "keep_shards"})
     extended = previous if previous and previous.settings == sizes else None
-    downloads = _list_downloads(rows, previous)
+    downloads = _list_downloads(rows, previous, fetch_urls=fetch_urls or FetchUrlsSettings())
     remote = {address: [entry.file for entry in listed] for address, listed in downloads.items()}
     files = {
         corpus.corpus: raw_files(corpus, declared, downloads=remote)
@@ -104,7 +107,7 @@ def make_plan(
         if corpus.is_indexed:
             merged += _plan_links(corpus, extended)
             continue
-        suffixes = _suffixes(corpus, split_sentences)
+        suffixes = _suffixes(corpus, tokenize.split_sentences)
         kept_shards, kept_merged = _keep(
             corpus.corpus, files[corpus.corpus], suffixes=suffixes, previous=extended
         )
@@ -115,7 +118,8 @@ def make_plan(
             new_files,
             settings=settings,
             first=_next_number(kept_shards),
-            check_documents=check_documents,
+            # Quarantine takes bad documents, however many the first ones are.
+            check_documents=tokenize.on_bad_document == "stop",
         )
         groups = group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
@@ -131,7 +135,7 @@ def make_plan(
             shards,
             extended.tokenize_batches if extended else (),
             max_jobs=settings.max_jobs,
-            reading={row.corpus: _reading(row, alone=corpora_alone) for row in rows},
+            reading={row.corpus: _reading(row, alone=tokenize.compares_documents) for row in rows},
         ),
         # Merging takes a fraction of the time of tokenizing, so a quarter of the jobs is enough.
         _plan_batches(
@@ -148,7 +152,7 @@ def make_plan(
 
 
 def _list_downloads(
-    corpora: Iterable[Corpus], previous: Plan | None
+    corpora: Iterable[Corpus], previous: Plan | None, *, fetch_urls: FetchUrlsSettings
 ) -> dict[str, list[PlannedDownload]]:
     """List the files behind each address, or take them from the earlier plan, which pins them."""
     listed: dict[str, list[PlannedDownload]] = {}
@@ -156,16 +160,32 @@ def _list_downloads(
         listed.setdefault(download.address, []).append(download)
     named: dict[str, list[PlannedDownload]] = {}
     for corpus in corpora:
-        for address in filter(is_remote, patterns(corpus)):
-            if address in named:
+        for address in patterns(corpus):
+            if address in named or not (is_remote(address) or is_url_list(address)):
                 continue
+            known = listed.get(address, [])
             try:
-                named[address] = listed.get(address) or [
-                    PlannedDownload(address, *file) for file in list_files(address)
+                if is_url_list(address) and not _is_current(known, address, fetch_urls=fetch_urls):
+                    known = []
+                named[address] = known or [
+                    PlannedDownload(address, *file)
+                    for file in (
+                        list_url_shards(address, fetch_urls)
+                        if is_url_list(address)
+                        else list_files(address)
+                    )
                 ]
             except UserError as error:
                 raise UserError(f"{corpus.where}: files: {error}") from None
     return named
+
+
+def _is_current(
+    planned: list[PlannedDownload], address: str, *, fetch_urls: FetchUrlsSettings
+) -> bool:
+    """Whether a list of URLs is as it was planned: cleaning millions of URLs takes minutes."""
+    version = list_version(address, fetch_urls)
+    return bool(planned) and planned[0].version.rpartition(" ")[0] == version
 
 
 def _suffixes(corpus: Corpus, split_sentences: bool) -> dict[str, str]:

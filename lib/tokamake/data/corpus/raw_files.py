@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tokamake.data.corpus.corpora import Corpus, patterns
 from tokamake.data.readers import DECLARED, expand, file_stamp, in_natural_order
+from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError
 from tokamake.files import digest, glob_expression
 from tokamake.remote.addresses import RemoteFile, is_remote
@@ -61,7 +62,7 @@ def raw_files(
     declared_folders = {Path(path).parent.resolve() for path in declared}
     files: dict[object, RawFile] = {}
     for pattern in patterns(corpus):
-        if is_remote(pattern):
+        if is_remote(pattern) or is_url_list(pattern):
             remote = [RawFile(file.path, file.size, None, True) for file in downloads[pattern]]
             files.update({file.path: file for file in remote})
             continue
@@ -154,7 +155,7 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
 def _named(corpus: Corpus) -> list[DatasetFiles]:
     datasets: dict[Path, DatasetFiles] = {}
     for pattern in patterns(corpus):
-        if is_remote(pattern):
+        if is_remote(pattern) or is_url_list(pattern):
             raise UserError(
                 f"{corpus.where}: files: {pattern}: an address, but indexed datasets are read from "
                 "disk; download it with `tokamake fetch`, and name the folder that this prints"
