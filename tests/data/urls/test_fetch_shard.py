@@ -91,6 +91,26 @@ def test_other_readers_of_warc_files_agree(site: WebSite, tmp_path: Path) -> Non
                 assert record.headers["WARC-Payload-Digest"].startswith("sha1:")
 
 
+@pytest.mark.extra("oracles", "warcio")
+def test_warcio_finds_the_stated_digests(site: WebSite, tmp_path: Path) -> None:
+    from warcio.archiveiterator import ArchiveIterator
+
+    path = tmp_path / "list/0.warc.gz"
+    fetch([f"{site.url}/{name}" for name in ("a", "chunked", "packed")], path)
+    with path.open("rb") as stream:
+        found = {}
+        for record in ArchiveIterator(stream, check_digests="raise"):
+            found[record.rec_type, record.rec_headers.get_header("WARC-Target-URI")] = (
+                record.content_stream().read()
+            )
+            assert record.digest_checker.passed
+    assert found.pop(("warcinfo", None)).startswith(b"software: tokamake")
+    assert found == {
+        ("response", site.url + name): page(text)
+        for name, text in (("/a", "/a"), ("/chunked", "/chunked"), ("/packed", "packed"))
+    }
+
+
 def test_finished_files_are_not_fetched_again(site: WebSite, tmp_path: Path) -> None:
     path = tmp_path / "list/0.warc.gz"
     first = fetch([f"{site.url}/a", f"{site.url}/missing"], path)
