@@ -44,7 +44,7 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | text_bytes | Int64 | bytes of the raw text in UTF-8; missing: not known |
     | documents_in | Int64 | documents of the raw files, with all that follow; missing: not known |
     | empty_documents | Int64 | documents without tokens |
-    | duplicate_documents | Int64 | documents left out, since an earlier one is equal |
+    | duplicate_documents | Int64 | documents left out: an earlier one is equal or nearly so |
     | quarantined_documents | Int64 | documents set aside: unreadable, or a filter failed |
     | filtered_documents | Int64 | documents that filters dropped, or with repeated text only |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
