@@ -74,7 +74,6 @@ TESTED_THROUGH = {
         *("data/indexed/concatenate", "data/indexed/manifest", "data/indexed/merged_dataset"),
     ],
     "data/readers/test_extractor.py": ["data/readers/_extractor_process"],
-    "data/urls/test_hosts.py": ["data/urls/pages"],
     "data/readers/test_warc.py": ["data/readers/_warc_records"],
     "data/readers/test_wikipedia.py": ["data/readers/_page_cuts", "data/readers/_page_xml"],
     "data/readers/test_wikitext.py": ["data/readers/_wikitext_nesting"],

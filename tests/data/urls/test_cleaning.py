@@ -55,6 +55,7 @@ def test_a_line_is_kept_or_left_out_for_a_reason(text: str, reason: str) -> None
     ("text", "url"),
     [
         ("HTTP://Example.ORG:80", "http://example.org/"),
+        ("\ufeffhttp://example.org/a\r", "http://example.org/a"),
         ("https://example.org:443/A?b=C#part", "https://example.org/A?b=C"),
         ("https://example.org:8443/", "https://example.org:8443/"),
         ("https://bücher.example/ä", "https://xn--bcher-kva.example/ä"),

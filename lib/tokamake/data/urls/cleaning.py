@@ -52,7 +52,7 @@ def clean(text: str, blacklist: Blacklist) -> tuple[str, str]:
 
     The usual form has no fragment and no default port; scheme and host are in lower case.
     """
-    text = text.strip()
+    text = text.removeprefix("\ufeff").strip()
     if len(text) <= _SHORT:
         return "", "short" if text else "blank"
     if len(text) > _LONGEST or re.search(r"[\s\x00-\x1f\x7f\\<>\"]", text):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import cache
 from threading import Timer
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -185,7 +186,13 @@ class _TlsConnection(_Connection):
     def connect(self) -> None:
         """Connect, and check the certificate of the host."""
         super().connect()
-        self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+        self.sock = _tls().wrap_socket(self.sock, server_hostname=self.host)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Settings of TLS; reading all root certificates takes longer than a request."""
+    return ssl.create_default_context()
 
 
 def _is_private(address: object) -> bool:
