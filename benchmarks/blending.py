@@ -2,13 +2,17 @@
 
     python benchmarks/blending.py --rounds 5 --documents 20000000
 
-Both take turns, round by round, and must give equal results. Printed times are medians.
+Both take turns, round by round, and must give equal results. Printed times are medians. With
+--beside pool, the blend without vectors (pool_alone.cpp) takes the place of megatron-core.
 """
 
 import argparse
+import ctypes
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -24,6 +28,7 @@ from tokamake import _csrc
 from tokamake.data.indexed import dataset
 from tokamake.data.samples import sample_index
 
+_HERE = Path(__file__).parent
 _ALL = 2**63 - 1
 _LENGTH = 2048
 _SEED = 1234
@@ -31,6 +36,8 @@ _SEED = 1234
 Arrays = tuple[np.ndarray, ...]
 Contest = tuple[str, int, Callable[[], Arrays], Callable[[], Arrays]]
 """Name, number of entries, and the functions of megatron-core and tokamake."""
+Blend = Callable[[np.ndarray, int], Arrays]
+"""Function of the weights and the number of samples."""
 
 
 def main() -> None:
@@ -38,11 +45,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=20_000_000, help="of the dataset")
+    parser.add_argument("--beside", choices=["megatron-core", "pool"], default="megatron-core")
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    print("| | megatron-core, ns each | tokamake, ns each | times |\n| --- | --- | --- | --- |")
-    for contest in [*blends(), *sentence_data(), whole_index(options.documents, options.work)]:
+    print(f"| | {options.beside}, ns each | tokamake, ns each | times |\n| --- | --- | --- | --- |")
+    if options.beside == "pool":
+        contests = blends(pool_alone(options.work))
+    else:
+        index = whole_index(options.documents, options.work)
+        contests = [*blends(megatron_blend), exhaustive_blend(), *sentence_data(), index]
+    for contest in contests:
         print(row(contest, options.rounds), flush=True)
 
 
@@ -63,10 +76,10 @@ def row(contest: Contest, rounds: int) -> str:
     return f"| {name} | {nanoseconds[0]} | {nanoseconds[1]} | {theirs / ours:.1f} |"
 
 
-def blends() -> list[Contest]:
+def blends(theirs: Blend) -> list[Contest]:
     """Blends of several sizes with several kinds of weights."""
     random = np.random.default_rng(0)
-    contests = []
+    contests: list[Contest] = []
     sizes = {2: 3_000_000, 7: 3_000_000, 30: 3_000_000, 100: 3_000_000, 2419: 1_000_000}
     for sets, size in {**sizes, 20_000: 200_000}.items():
         kinds = {
@@ -77,25 +90,48 @@ def blends() -> list[Contest]:
         }
         for kind, weights in kinds.items():
             name = f"blend, {sets:,} sets, {kind} weights, {size:,} samples"
-            contests.append(blend(name, weights / weights.sum(), size))
-    counts = random.integers(1, 800, 2419)
-    contests.append(exhaustive("exhaustive blend, 2,419 sets", counts))
+            weights /= weights.sum()
+            ours = partial(our_blend, weights, size)
+            contests.append((name, size, partial(theirs, weights, size), ours))
     return contests
 
 
-def blend(name: str, weights: np.ndarray, size: int) -> Contest:
+def our_blend(weights: np.ndarray, size: int) -> Arrays:
     """A blend by weights."""
-
-    def theirs() -> Arrays:
-        arrays = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        helpers.build_blending_indices(*arrays, weights, len(weights), size, False)
-        return arrays
-
-    return name, size, theirs, lambda: _csrc.Blender(weights).draw(size)
+    return _csrc.Blender(weights).draw(size)
 
 
-def exhaustive(name: str, sizes: np.ndarray) -> Contest:
+def megatron_blend(weights: np.ndarray, size: int) -> Arrays:
+    """The same blend by megatron-core."""
+    arrays = np.zeros(size, np.int16), np.zeros(size, np.int64)
+    helpers.build_blending_indices(*arrays, weights, len(weights), size, False)
+    return arrays
+
+
+def pool_alone(work: Path) -> Blend:
+    """Compile tokamake's blend without vectors."""
+    library = work.resolve() / "pool_alone.so"
+    sources = [_HERE / "pool_alone.cpp", _HERE.parent / "lib" / "csrc" / "blend.cpp"]
+    flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
+    subprocess.run(["c++", *flags, f"-I{sources[1].parent}", *sources, "-o", library], check=True)
+    draw_into = ctypes.CDLL(str(library)).draw
+    draw_into.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    ]
+
+    def draw(weights: np.ndarray, size: int) -> Arrays:
+        datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        addresses = datasets.ctypes.data, samples.ctypes.data
+        draw_into(weights.ctypes.data, len(weights), size, *addresses)
+        return datasets, samples
+
+    return draw
+
+
+def exhaustive_blend() -> Contest:
     """A blend of all samples of the datasets."""
+    name = "exhaustive blend, 2,419 sets"
+    sizes = np.random.default_rng(0).integers(1, 800, 2419)
     size = int(sizes.sum())
 
     def theirs() -> Arrays:

@@ -3,7 +3,8 @@
     python benchmarks/generating.py --batches 1 8 --new-tokens 128 --work benchmark-work
 
 Both read the same random Llama and continue the same prompts greedily, in fp32, in one process and
-with the same threads; their tokens are compared. Rounds are interleaved.
+with the same threads; their tokens are compared. Rounds are interleaved. With --beside torch,
+tokamake without its C++ takes the place of transformers.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,6 +27,7 @@ from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, Peers
 from tokamake.inference.model import InferenceModel
 from tokamake.inference.sampling import Sampling
+from tokamake.models.common import decoding
 from tokamake.runtime.ranks import Ranks
 
 SHAPES = {
@@ -38,7 +41,7 @@ CONTEXT = 1024
 def main() -> None:
     """Measure each model and batch."""
     options = _options()
-    print("model  batch   tokens/s   transformers   ratio   equal tokens")
+    print(f"model  batch   tokens/s   {options.beside:>12}   ratio   equal tokens")
     for name in options.models:
         folder = make_model(options.work / name, name)
         oracle = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
@@ -51,7 +54,9 @@ def main() -> None:
             )
             contestants: list[Callable[[], list[list[int]]]] = [
                 partial(ours, model, prompts, options.new_tokens),
-                partial(theirs, oracle, prompts, options.new_tokens),
+                partial(theirs, oracle, prompts, options.new_tokens)
+                if options.beside == "transformers"
+                else partial(without_cpp, model, prompts, options.new_tokens),
             ]
             seconds: list[list[float]] = [[], []]
             outputs = [contestant() for contestant in contestants]  # warms up
@@ -101,6 +106,12 @@ def ours(model: DrivenModel, prompts: torch.Tensor, new_tokens: int) -> list[lis
     return [each.tokens for each in started]
 
 
+def without_cpp(model: DrivenModel, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
+    """Continue prompts with tokamake's engine and single operations of torch."""
+    with patch.object(decoding, "applies", return_value=False):
+        return ours(model, prompts, new_tokens)
+
+
 @torch.no_grad()
 def theirs(
     model: transformers.LlamaForCausalLM, prompts: torch.Tensor, new_tokens: int
@@ -125,6 +136,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", choices=["transformers", "torch"], default="transformers")
     parser.add_argument("--work", type=Path, required=True)
     return parser.parse_args()
 
