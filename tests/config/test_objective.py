@@ -34,7 +34,7 @@ def make(**train: Any) -> TrainSettings:
             {"objective": "masked", "drop_last_partial_sequence": False},
             "drop_last_partial_sequence: False: no effect on objective masked, whose samples are",
         ),
-        ({"objective": "masked", "fim": {"rate": 0.5}}, "fim.rate: 0.5: only objective causal"),
+        ({"objective": "masked", "fim": {"rate": 0.5}}, "fim.rate: 0.5: only models that predict"),
         (
             {"objective": "masked", "sequence_length": 4},
             "sequence_length: 4: too short for objective masked; give 5 or more",

@@ -270,7 +270,7 @@ def test_trace_steps_refuses_unknown_datasets_and_documents(run: Path) -> None:
 def test_samples_of_encoders_are_not_traced(run: Path) -> None:
     describe_run(run, train={"objective": "masked"})
     try:
-        with pytest.raises(UserError, match=r"train\.objective: masked: only samples of objective"):
+        with pytest.raises(UserError, match=r"train\.objective: masked: only samples of models"):
             trace_sample(run, 1, 0)
     finally:
         describe_run(run)

@@ -1,4 +1,4 @@
-"""Sentences of the samples of the objectives masked and span_corruption.
+"""Sentences of the samples of objectives that mask words.
 
 `masked` and `span_corruption` turn sentences into samples. A sample depends on the seed and its
 number in its dataset alone, so any worker, rank or resumed run makes the same bytes.
@@ -46,7 +46,7 @@ class SentenceSamples(SplitSamples):
         super().__init__(folder, split=split, data_root=data_root, verify=verify)
         stated = self._description.get(KEY)
         if stated is None:
-            raise UserError(f"{folder}: samples of objective causal; run `tokamake index` again")
+            raise UserError(f"{folder}: its samples have no masking; run `tokamake index` again")
         self.objective = SentenceMasking(**stated)
         for prefix in self.prefixes if verify else []:
             check_sentences(prefix, objective=self.objective.name)

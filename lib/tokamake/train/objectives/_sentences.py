@@ -52,8 +52,8 @@ class SentenceData(ObjectiveData):
                 )
         if train.fim.rate:
             raise ValueError(
-                f"fim.rate: {train.fim.rate:g}: only objective causal fills in the middle; remove "
-                "it"
+                f"fim.rate: {train.fim.rate:g}: only models that predict the next token fill "
+                "in the middle; remove it"
             )
         if train.pack_samples and train.parallel.pipeline_parallel_size > 1:
             raise ValueError(

@@ -34,8 +34,8 @@ def trace_sample(run: Path, step: int, row: int, /, *, token: int | None = None)
     settings = read_run(run)
     if not objective_data(settings.train.objective).generates:
         raise UserError(
-            f"{run}: train.objective: {settings.train.objective}: only samples of objective causal "
-            "can be traced; give the run of another model"
+            f"{run}: train.objective: {settings.train.objective}: only samples of models that "
+            "predict the next token can be traced; give the run of another model"
         )
     parts = trained_spans(settings)
     _check(run, name="step", value=step, choices=range(1, parts[-1].last_step + 1))
