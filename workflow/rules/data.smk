@@ -271,8 +271,11 @@ rule tokenize:
         checked=preflight.tokenize,
         shards=data_rules.filtered_shards_digest,
         corpus=data_rules.tokenize_options,
-        duplicates=lambda wildcards, input: [f"--duplicates={path}" for path in input.duplicates],
-        repeats=lambda wildcards, input: [f"--repeats={path}" for path in input.repeats],
+        # Of repeats, too: another command would run finished jobs again.
+        duplicates=lambda wildcards, input: [
+            *(f"--duplicates={path}" for path in input.duplicates),
+            *(f"--repeats={path}" for path in input.repeats),
+        ],
         options=options(
             CONFIG.shared.tokenize,
             leave_out=("deduplicate", "near_duplicates", "repeats", "filters", "filter_seconds"),
@@ -281,7 +284,7 @@ rule tokenize:
     shell:
         "tokamake tokenize-batch --plan {input.plan:q} --batch {wildcards.batch:q}"
         " --output {params.folder:q} --summary {output:q} --tokenizer {input.tokenizer[0]:q} {params.corpus:q}"
-        " {params.duplicates:q} {params.repeats:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
+        " {params.duplicates:q} {params.options:q} --workers {threads} > {log:q} 2>&1"
 
 
 rule merge:
