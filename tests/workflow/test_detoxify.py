@@ -153,6 +153,7 @@ def test_the_runs_start_from_the_model_and_read_its_texts() -> None:
         rules(runs="runs.tsv").check(checks_packages=True)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_toxicity_falls(tmp_path: Path) -> None:
     folder = make_workspace(tmp_path)

@@ -160,10 +160,10 @@ def decide_changed(output: Path, settings: dict[str, Any], *, on_change: OnChang
 def check_finetune_changes(config: WorkflowConfig, name: str) -> None:
     """Say what happens to a run that has a checkpoint and other settings since."""
     run, output = config.finetuned[name], Path(RUN.format(run=name)) / "training"
-    assert run.finetune is not None
     state, _ = newest_state(output)
     if state is None or not (output / SETTINGS_RECORD).is_file():
         return  # the job decides
+    assert run.finetune is not None
     settings = finetune_settings(run.train, run.finetune, seed=run.seed)
     if text := decide_changed(output, settings, on_change=run.train.on_change):
         print(f"tokamake: run {name}: {text}", file=sys.stderr)

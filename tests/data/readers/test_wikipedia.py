@@ -183,6 +183,7 @@ def test_a_file_that_is_no_dump(tmp_path: Path) -> None:
         records(open_input(path, format="wikipedia"))
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_page_of_100_mb_takes_memory_of_a_few_of_it(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
