@@ -11,6 +11,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight.finetune import (
     SETTINGS_RECORD,
+    changed_settings,
     check_files,
     check_model,
     check_settings,
@@ -52,19 +53,16 @@ def test_a_dry_run_compares_settings_without_the_facts_of_a_job(tmp_path: Path) 
     finetune = FinetuneSettings(task="rte", train_files="a.tsv", validation_files="b.tsv")
     train = TrainSettings()
     made = finetune_settings(train, finetune, seed=3, weights="d" * 64, train_rows="e" * 64)
-    with pytest.raises(UserError, match="another run: its settings are not known"):
-        decide_changed(tmp_path, made, on_change="refuse")
+    assert changed_settings(tmp_path, made) == "its settings are not known"
     files.write_json(tmp_path / SETTINGS_RECORD, made)
-    assert decide_changed(tmp_path, made, on_change="refuse") is None
     planned = finetune_settings(train, finetune, seed=3)
-    assert decide_changed(tmp_path, planned, on_change="refuse") is None
     logged = finetune_settings(train.model_copy(update={"log_interval": 7}), finetune, seed=3)
-    assert decide_changed(tmp_path, logged, on_change="refuse") is None
-    other = finetune_settings(train, finetune, seed=4)
+    assert [changed_settings(tmp_path, each) for each in (made, planned, logged)] == ["", "", ""]
+    changed = finetune_settings(train, finetune, seed=3, weights="f" * 64)
+    assert changed_settings(tmp_path, changed) == "weights differs"
+    other = changed_settings(tmp_path, finetune_settings(train, finetune, seed=4))
+    assert other == "seed 3 -> 4"
     with pytest.raises(UserError, match=r"of another run: seed 3 -> 4\. Give the run another name"):
         decide_changed(tmp_path, other, on_change="refuse")
     text = decide_changed(tmp_path, other, on_change="restart")
     assert text == "starts again, because of seed 3 -> 4"
-    changed = finetune_settings(train, finetune, seed=3, weights="f" * 64)
-    with pytest.raises(UserError, match="another run: weights differs"):
-        decide_changed(tmp_path, changed, on_change="refuse")

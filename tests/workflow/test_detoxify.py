@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.workflow_configs import read_config
+from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
 from tokamake.checkpoint.init_model import init_model
 from tokamake.errors import UserError
@@ -114,6 +114,16 @@ def test_each_shard_of_texts_is_a_job(workspace_here: Path) -> None:
         2,
         "tokamake: detoxify: this config detoxifies no model; give it the section detoxify",
     )
+
+
+@pytest.mark.usefixtures("start")
+def test_any_number_of_texts_makes_at_most_500_jobs() -> None:
+    made = rules(detoxify={"num_texts": 2_485_000, "texts_per_job": 1000})
+    assert len(made.scored(made.samples)) == 500
+    last = wildcards(texts=made.samples, shard="00499")
+    assert made.generation_options(last)[:2] == ["--num-texts=4970", f"--first={499 * 4970}"]
+    # The files are words of one command, whose length Linux limits to 128 KiB.
+    assert sum(len(path) + 1 for path in made.scored(made.samples)) < 2**16
 
 
 @pytest.mark.usefixtures("start")

@@ -81,6 +81,26 @@ def test_filters_of_a_corpus_need_packages_unless_conda_installs_them(
     assert Preflight(config, snakemake).tokenize(wildcards(batch=batch), []) == []
 
 
+@pytest.mark.usefixtures("workspace_here")
+def test_an_evaluation_set_without_the_field_is_refused_before_any_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("set.jsonl").write_text('{"question": "a b c"}\n')
+    config = read_config(tokenize={"filters": [{"decontaminate": {"files": {"set": "set.jsonl"}}}]})
+    snakemake: Any = SimpleNamespace(
+        rule_resources=lambda _: {},
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
+        uses_conda=False,
+    )
+    batch = next(iter(config.tokenize_batches))
+    with pytest.raises(SystemExit):
+        Preflight(config, snakemake).tokenize(wildcards(batch=batch), [])
+    message = "filters: decontaminate: set.jsonl:1: no field text; its fields are question: fix"
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_dry_run_names_it(tmp_path: Path) -> None:
     """A folder without `torchao` stands for an environment that lacks it."""

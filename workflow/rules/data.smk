@@ -271,7 +271,7 @@ rule tokenize:
         checked=preflight.tokenize,
         shards=data_rules.filtered_shards_digest,
         corpus=data_rules.tokenize_options,
-        # Of repeats, too: another command would run finished jobs again.
+        # Options of `repeats` are here, too: a changed command reruns finished jobs.
         duplicates=lambda wildcards, input: [
             *(f"--duplicates={path}" for path in input.duplicates),
             *(f"--repeats={path}" for path in input.repeats),

@@ -55,7 +55,8 @@ class DetoxifySettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     """Seed of texts, of continuations and of the order of the kept texts."""
     texts_per_job: Annotated[int, Field(ge=1)] = 1000
-    """Texts, or continuations, that a job writes. It changes no text."""
+    """Texts, or continuations, that a job writes; more if there would be above 500 jobs. In fp32,
+    this changes no text."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Texts that are written at the same time."""
     dtype: InferenceDtype = "fp32"

@@ -89,6 +89,16 @@ def check_filter_packages(entries: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
+def check_filter_inputs(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
+    """Check the files that filters read, as far as a dry run does it."""
+    for name, options in (each for entry in entries for each in entry.items()):
+        try:
+            if check := getattr(filter_class(name)(**options), "check_inputs", None):
+                check()
+        except UserError as error:
+            raise UserError(f"filters: {name}: {error}") from None
+
+
 def _entry(value: Any) -> dict[str, dict[str, Any]]:
     """Check a filter: {length: {min_characters: 200}}, {language: en}, or a name alone."""
     value = {value: None} if isinstance(value, str) else value

@@ -7,7 +7,12 @@ from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.finetune.finetune_run import FinetuneRun
-from tokamake.preflight.finetune import SETTINGS_RECORD, decide_changed, finetune_settings
+from tokamake.preflight.finetune import (
+    SETTINGS_RECORD,
+    changed_settings,
+    decide_changed,
+    finetune_settings,
+)
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
 from tokamake.train.objectives._base import objective_class
@@ -44,8 +49,8 @@ def starting_point(
     digest = files.digest(settings)
 
     def decide(_: ResumeState) -> tuple[str, None]:
-        text = decide_changed(run.output, settings, on_change=resolved.train.on_change)
-        return text or "starts again, because its settings have another digest", None
+        changed = changed_settings(run.output, settings) or "another digest of its settings"
+        return decide_changed(run.output, changed, on_change=resolved.train.on_change), None
 
     state = prepare_output(run.output, digest, say=ranks.print_once, decide=decide)
     files.write_json(run.output / SETTINGS_RECORD, settings)

@@ -135,20 +135,22 @@ def finetune_settings(
     }
 
 
-def decide_changed(output: Path, settings: dict[str, Any], *, on_change: OnChange) -> str | None:
-    """Say what happens to a run with checkpoints of other settings; None: they are equal.
+def changed_settings(output: Path, settings: dict[str, Any]) -> str:
+    """Changes of a run since its checkpoints, in words; empty: there are none.
 
     Args:
         settings: `finetune_settings`; a dry run compares settings without the facts of a job.
     """
     record = output / SETTINGS_RECORD
-    changed = "its settings are not known"
-    if record.is_file():
-        known = files.read_json(record, "remove it")
-        earlier = {key: value for key, value in known.items() if key in settings}
-        changed = str(compare_settings(dotted(earlier), dotted(settings)))
-    if not changed:
-        return None
+    if not record.is_file():
+        return "its settings are not known"
+    known = files.read_json(record, "remove it")
+    earlier = {key: value for key, value in known.items() if key in settings}
+    return str(compare_settings(dotted(earlier), dotted(settings)))
+
+
+def decide_changed(output: Path, changed: str, *, on_change: OnChange) -> str:
+    """Say what happens to a run with checkpoints of other settings, or refuse it."""
     if on_change == "restart":
         return f"starts again, because of {changed}"
     raise UserError(
@@ -165,5 +167,6 @@ def check_finetune_changes(config: WorkflowConfig, name: str) -> None:
         return  # the job decides
     assert run.finetune is not None
     settings = finetune_settings(run.train, run.finetune, seed=run.seed)
-    if text := decide_changed(output, settings, on_change=run.train.on_change):
+    if changed := changed_settings(output, settings):
+        text = decide_changed(output, changed, on_change=run.train.on_change)
         print(f"tokamake: run {name}: {text}", file=sys.stderr)

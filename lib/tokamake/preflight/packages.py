@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from tokamake import plugins
-from tokamake.config.filters import check_filter_packages
+from tokamake.config.filters import check_filter_inputs, check_filter_packages
 from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.data.corpus.corpora import patterns
@@ -14,16 +14,18 @@ from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.requirements import required
 
 
-def check_corpus_packages(config: WorkflowConfig, corpus: str) -> None:
-    """Check that a corpus has the packages of its filters and of its lists of URLs."""
+def check_corpus_filters(config: WorkflowConfig, corpus: str) -> None:
+    """Check packages of the filters and lists of URLs of a corpus, and files that filters read."""
     has_urls = any(map(is_url_list, patterns(config.corpora[corpus])))
     if has_urls and find_spec("fastwarc") is None:
         raise UserError(
             f"corpus {corpus}: lists of URLs need the package fastwarc, which this Python "
             "environment lacks; run `pip install 'tokamake[corpora]'`"
         )
+    filters = config.filters(corpus)
     try:
-        check_filter_packages(config.filters(corpus))
+        check_filter_packages(filters)
+        check_filter_inputs(filters)
     except UserError as error:
         raise UserError(f"corpus {corpus}: {error}") from None
 

@@ -26,6 +26,9 @@ RULES = (
 )
 """Rules of a config with the section `detoxify`."""
 
+_MAX_SHARDS = 500
+"""Jobs for the texts of a folder; their paths must fit into a command, which has 128 KB."""
+
 
 class DetoxifyRules:
     """Texts of the model before training, and continuations before and after it."""
@@ -111,8 +114,12 @@ class DetoxifyRules:
 
     def scored(self, texts: str) -> list[str]:
         """Files of scored texts in a folder."""
-        num_shards = -(-self._num_texts(texts) // self._settings.texts_per_job)
+        num_shards = -(-self._num_texts(texts) // self._texts_per_job(texts))
         return [f"{texts}/scored-{shard:05d}.jsonl" for shard in range(num_shards)]
+
+    def _texts_per_job(self, texts: str) -> int:
+        """Texts of a shard: more than the setting if there would be more than `_MAX_SHARDS`."""
+        return max(self._settings.texts_per_job, -(-self._num_texts(texts) // _MAX_SHARDS))
 
     def scored_before(self, wildcards: Any) -> list[str]:  # noqa: ARG002
         """Files of scored continuations before training."""
@@ -164,8 +171,9 @@ class DetoxifyRules:
     def generation_options(self, wildcards: Any) -> list[str]:
         """Texts of a shard, and how the model writes them, as options of `generate-texts`."""
         settings, prompts = self._settings, self._settings.prompts
-        first = int(wildcards.shard) * settings.texts_per_job
-        number = min(settings.texts_per_job, self._num_texts(wildcards.texts) - first)
+        most = self._texts_per_job(wildcards.texts)
+        first = int(wildcards.shard) * most
+        number = min(most, self._num_texts(wildcards.texts) - first)
         sampling = options(settings, only=("temperature", "top_p", "seed", "dtype"))
         shared = [f"--num-texts={number}", f"--first={first}", "--top-k=0", *sampling]
         if wildcards.texts == self.samples:

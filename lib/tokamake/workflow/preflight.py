@@ -17,7 +17,7 @@ from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_planned_data
 from tokamake.preflight.finetune import check_finetune_changes
-from tokamake.preflight.packages import check_corpus_packages, check_training_packages
+from tokamake.preflight.packages import check_corpus_filters, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
 from tokamake.preflight.run import check_ranks
@@ -47,13 +47,16 @@ class Preflight:
         self._spare_nodes = str(resources["train"].get("spare_nodes", 0))
         self._launch = Path(snakemake.launch)
         self._uses_conda = snakemake.uses_conda
+        self._filtered = set[str]()
         self._checked: set[tuple[Callable[..., None], str]] = set()
 
     @exit_on_user_error()
     def tokenize(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
-        """Check the packages of the filters of a job batch; conda gives jobs an environment."""
-        if self._is_main_process and not self._uses_conda:
-            check_corpus_packages(self._config, corpus_of(wildcards.batch))
+        """Check the filters of a job batch; conda gives jobs an environment with packages."""
+        corpus = corpus_of(wildcards.batch)
+        if self._is_main_process and not self._uses_conda and corpus not in self._filtered:
+            check_corpus_filters(self._config, corpus)
+            self._filtered.add(corpus)
         return []
 
     @exit_on_user_error()

@@ -19,7 +19,7 @@ from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
 
 START = ".0"
-"""Segment of the initial checkpoint, which `evaluate` alone knows."""
+"""Segment name of the initial checkpoint; only the rule `evaluate` accepts it."""
 
 
 class SegmentRules:

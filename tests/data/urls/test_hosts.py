@@ -10,8 +10,8 @@ import pytest
 from tests.support.web_sites import WebSite, page, serving
 from tokamake.config.fetch_urls import FetchUrlsSettings
 from tokamake.data.urls.cleaning import read_blacklist
-from tokamake.data.urls.hosts import Crawler
-from tokamake.data.urls.pages import PageError
+from tokamake.data.urls.hosts import Crawler, _redirected
+from tokamake.data.urls.pages import HttpAnswer, PageError
 
 
 @pytest.fixture
@@ -106,3 +106,20 @@ def test_hosts_that_do_not_answer_are_unreachable() -> None:
         crawler(attempts=1).fetch("http://127.0.0.1:9/")
     assert str(caught.value) == "robots.txt: no connection"
     assert caught.value.is_unreachable
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("b?c=d", "http://a.org/b?c=d"),
+        ("/café".encode().decode("latin-1"), "http://a.org/café"),
+        ("/caf\xe9", "http://a.org/café"),
+        ("http://[bad", ""),
+        ("", ""),
+    ],
+)
+def test_a_redirect_is_utf_8_or_latin_1_and_an_invalid_one_leads_nowhere(
+    location: str, target: str
+) -> None:
+    answer = HttpAnswer("http://a.org/page", 302, "Found", (("Location", location),), b"")
+    assert _redirected(answer) == target

@@ -80,3 +80,20 @@ def test_a_certificate_must_be_valid_for_the_host(
 )
 def test_addresses_of_this_machine_and_of_private_networks(address: str, is_private: bool) -> None:
     assert pages._is_private(address) == is_private
+
+
+def test_time_may_end_before_there_is_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), _Handler)
+    connect = pages.socket.create_connection
+
+    def late(*place: object) -> object:
+        made.expire()  # as the timer does
+        return connect(*place)
+
+    made = pages._Connection("127.0.0.1", server.server_port, timeout=5)
+    made.allow_private = True
+    monkeypatch.setattr(pages.socket, "create_connection", late)
+    with pytest.raises(TimeoutError):
+        made.connect()
+    made.close()
+    server.server_close()

@@ -115,3 +115,19 @@ def test_decontamination_takes_the_data_of_tasks_by_itself(include: Path) -> Non
     bundled = {"arc": TaskSettings(name="lm_eval", tasks=["arc_easy"])}  # type: ignore[call-arg]
     with pytest.raises(UserError, match="decontaminate: task arc: lm-eval's own tasks have no"):
         complete_filters([{"decontaminate": {}}], bundled)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.yaml": "task: x\ninclude: a.yaml\n"},
+        {"a.yaml": "group: x\ntask: [y]\n", "b.yaml": "group: y\ntask: [x]\n"},
+    ],
+)
+def test_files_and_groups_that_contain_themselves_are_one_line(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=r"files or groups contain themselves; fix it$"):
+        evaluation_sets(["x"], tmp_path)

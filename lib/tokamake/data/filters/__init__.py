@@ -66,6 +66,9 @@ class DocumentFilter(Settings):
         """Return the options, completed from `evaluate.tasks` of the config, for `tokenize`."""
         return options
 
+    def check_inputs(self) -> None:
+        """Check the beginning of `input_files`; the dry run calls it. Raises UserError."""
+
     def setup(self) -> None:
         """Load a model or other data for `apply`. Called once per process, before `apply`."""
 

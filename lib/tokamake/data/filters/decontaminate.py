@@ -97,6 +97,13 @@ class Filter(DocumentFilter):
             raise UserError("decontaminate: evaluate.tasks is empty; name evaluation sets in files")
         return {"files": sets, **further}
 
+    def check_inputs(self) -> None:
+        """Check the fields of the first item of each file."""
+        for evaluation_set in self.files.values():
+            for path in evaluation_set.paths:
+                one = evaluation_set.model_copy(update={"path": (str(path),)})
+                next(read_items(one), None)
+
     def setup(self) -> None:
         """Read the evaluation sets.
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import BoundedSemaphore, Lock
 from urllib.parse import urljoin, urlsplit
 
@@ -84,12 +84,10 @@ class Crawler:
         return page
 
     def _target(self, page: HttpAnswer) -> str:
-        try:
-            target = urljoin(page.url, page.header("location"))
-        except ValueError:
-            raise PageError("invalid redirect") from None
+        if not (target := _redirected(page)):
+            raise PageError("invalid redirect")
         url, reason = clean(target, self._blacklist)
-        if reason or not page.header("location"):
+        if reason:
             raise PageError(f"redirected to a URL to leave out: {reason or 'none'}")
         return url
 
@@ -151,7 +149,7 @@ class Crawler:
             page = self._request(address, limits, wants=_is_found)
             if page.status not in REDIRECTS:
                 break
-            address, reason = clean(urljoin(page.url, page.header("location")), _ANY)
+            address, reason = clean(_redirected(page), _ANY)
             if reason:
                 return Robots()
         if page.status == 200:
@@ -164,6 +162,17 @@ class Crawler:
 
 
 _ANY = Blacklist(frozenset(), frozenset())
+
+
+def _redirected(page: HttpAnswer) -> str:
+    """Address that an answer leads to; empty: none, or an invalid one."""
+    location = page.header("location")
+    with suppress(UnicodeError):  # http.client decodes headers as Latin-1, servers send UTF-8
+        location = location.encode("latin-1").decode()
+    try:
+        return urljoin(page.url, location) if location else ""
+    except ValueError:
+        return ""
 
 
 def _has_html(page: HttpAnswer) -> bool:

@@ -170,8 +170,14 @@ class _Connection(http.client.HTTPConnection):
             except OSError as caught:
                 error = caught
             else:
+                self._check_time()
                 return
         raise error or OSError("no address")
+
+    def _check_time(self) -> None:
+        """Raise TimeoutError if the time ended while there was no socket to shut down."""
+        if self.has_expired:
+            raise TimeoutError
 
     def expire(self) -> None:
         """End the connection: its time is over."""
@@ -187,6 +193,7 @@ class _TlsConnection(_Connection):
         """Connect, and check the certificate of the host."""
         super().connect()
         self.sock = _tls().wrap_socket(self.sock, server_hostname=self.host)
+        self._check_time()
 
 
 @cache
@@ -196,7 +203,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _is_private(address: object) -> bool:
-    """Whether an IP address is of this machine, a private network, or none of one host."""
+    """Whether an IP address is local, private or multicast."""
     ip = ipaddress.ip_address(str(address).partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if inner := ip.ipv4_mapped or ip.sixtofour:

@@ -40,7 +40,7 @@ def num_urls(file: RemoteFile) -> int:
 
 
 def list_version(address: str, settings: FetchUrlsSettings) -> str:
-    """Text that changes if the list is changed or touched, or other URLs of it are left out."""
+    """Version of the list: it changes with the file, its time, the blacklist and the shard size."""
     path = _path(address)
     try:
         status = path.stat()

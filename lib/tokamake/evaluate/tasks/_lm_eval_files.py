@@ -32,11 +32,14 @@ def evaluation_sets(names: list[str], include: Path) -> dict[str, dict[str, Any]
     Raises:
         UserError: a YAML file cannot be read, or a task names no local files or no fields.
     """
-    tasks = dict(_read(include))
+    try:
+        tasks = dict(_read(include))
+        members = [name for wanted in names for name in _members(wanted, tasks)]
+    except RecursionError:
+        raise UserError(f"{include}: files or groups contain themselves; fix it") from None
     return {
         name: {"path": _files(tasks[name], name), "fields": _fields(tasks[name], name)}
-        for wanted in names
-        for name in _members(wanted, tasks)
+        for name in members
     }
 
 
@@ -72,8 +75,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     """A YAML file, with the settings of the file that it includes."""
     try:
         task = yaml.load(path.read_text(), _Loader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; fix `include` of the task") from None
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = "no such file" if is_missing else error.strerror
+        raise UserError(f"{path}: {reason}; fix `include` of the task") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a YAML file ({reason}); fix it") from None
