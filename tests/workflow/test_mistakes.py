@@ -13,7 +13,7 @@ MISTAKES = {
     "missing evaluation set": (
         {"tokenize": {"filters": [{"decontaminate": {"files": {"set": "gone.jsonl"}}}]}},
         CORPORA,
-        "gone.jsonl: no such file; fix the list of files",
+        "corpus code: filters: decontaminate: gone.jsonl: no such file; fix the list of files",
     ),
     "no evaluation task": (
         {"tokenize": {"filters": ["decontaminate"]}},

@@ -22,8 +22,8 @@ def check_corpus_filters(config: WorkflowConfig, corpus: str) -> None:
             f"corpus {corpus}: lists of URLs need the package fastwarc, which this Python "
             "environment lacks; run `pip install 'tokamake[corpora]'`"
         )
-    filters = config.filters(corpus)
     try:
+        filters = config.filters(corpus)
         check_filter_packages(filters)
         check_filter_inputs(filters)
     except UserError as error:
