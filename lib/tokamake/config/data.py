@@ -141,5 +141,5 @@ class TokenizeSettings(Settings):
 
     @property
     def compares_documents(self) -> bool:
-        """Whether documents are compared with the others of their corpus."""
+        """Whether documents of a corpus are compared with each other."""
         return any((self.deduplicate, self.near_duplicates, self.repeats))

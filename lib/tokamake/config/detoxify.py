@@ -1,4 +1,4 @@
-"""Section `detoxify`: texts of the runs' initial model, the least toxic of which they train on."""
+"""Section `detoxify`: the initial model writes texts; the runs train on the least toxic ones."""
 
 from pathlib import Path
 from typing import Annotated, Any

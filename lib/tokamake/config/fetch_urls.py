@@ -10,7 +10,7 @@ from tokamake.config.fields import Settings
 
 class FetchUrlsSettings(Settings):
     """Lists of URLs, urls:PATH in the table of corpora: which URLs are left out, and how the login
-    node fetches the pages of the others."""
+    node fetches the pages of the rest."""
 
     user_agent: Annotated[str, Field(pattern=r"^[A-Za-z_-]+(/[!-~ ]*)?$")] = "tokamake/0.1"
     """Name that servers see: NAME/VERSION and, better, an address of yours: mylab/1.0

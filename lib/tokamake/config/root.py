@@ -134,8 +134,8 @@ class Config(Settings):
     export: ExportSettings = ExportSettings()
     """Export in Hugging Face's format."""
     detoxify: DetoxifySettings | None = None
-    """Texts of the model that the runs start from, the least toxic of which they train on; and
-    toxicity before and after. Empty: none of it."""
+    """Detoxification: the initial model writes texts, the runs train on the least toxic ones, and
+    toxicity is measured before and after. Empty: none."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()

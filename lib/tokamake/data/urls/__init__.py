@@ -1,1 +1,1 @@
-"""Lists of URLs: which URLs are left out, and how the pages of the others are fetched."""
+"""Lists of URLs: cleaning, and fetching of the pages of the URLs that are left."""
