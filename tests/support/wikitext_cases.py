@@ -37,6 +37,7 @@ CASES = {
         "5 to 6 km and Haus 1234"
     ),
     "x {{{1|y}}} z {{#if:a|b|c}} {{PAGENAME}}": "x z",
+    "A{{small{{a}}caps|b}} word{{small                                        caps|b}}.": "A word.",
     # Elements
     "A fact.<ref>A book.</ref> More.<ref name=a /> End.<ref name='b'>{{cite}}</ref>": (
         "A fact. More. End."

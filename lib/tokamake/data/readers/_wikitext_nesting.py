@@ -33,8 +33,13 @@ _INLINE = {
 _KNOWN = _DROPPED | _LITERAL | _BREAKING | _INLINE
 
 _INNERMOST = re.compile(r"\{\{(?<!\{\{\{)([^{}]++)\}\}(?!\})")
-_BRACES = re.compile(r"\{\{++|\}\}++")
-_TABLE = re.compile(f"^[ \t:*#;{GAP}]*+(?:\\{{\\||\\|\\}})", re.MULTILINE)
+_BRACES = re.compile(r"\{\{\{*+"), re.compile(r"\}\}\}*+")
+_TABLE = re.compile(f"\n[ \t:*#;{GAP}]*+(?:\\{{\\||\\|\\}})")
+
+
+def spans(text: str, *marks: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Return where marks of several kinds start and end, in their order in the text."""
+    return sorted(match.span() for mark in marks for match in mark.finditer(text))
 
 
 # ---- Elements ----
@@ -126,11 +131,11 @@ def without_templates(text: str) -> str:
     out: list[str] = []
     opened: list[tuple[int, int]] = []  # number of braces, index of their mark in `out`
     position = 0
-    for match in _BRACES.finditer(text):
-        out.append(text[position : match.start()])
-        position = match.end()
-        count = position - match.start()
-        if match[0][0] == "{":
+    for start, end in spans(text, *_BRACES):
+        out.append(text[position:start])
+        position = end
+        count = end - start
+        if text[start] == "{":
             opened.append((count, len(out)))
             out.append(UNCLOSED)
             continue
@@ -194,7 +199,7 @@ def _template_text(content: str) -> str:
     ]
     if name.startswith("formatnum:"):
         return name.partition(":")[2].strip()
-    shown = 1 if name.startswith("lang-") else _SHOWN[name]
+    shown = 1 if name.startswith("lang-") else _SHOWN.get(name, GAP)  # GAP: {{small{{a}}caps}}
     if isinstance(shown, str):
         return shown
     if shown == 0:  # a measure: its number or range, and its unit
@@ -212,8 +217,10 @@ def without_tables(text: str) -> str:
     out: list[str] = []
     opened: list[int] = []  # index in `out` of the first piece of each open table
     position = 0
+    text = f"\n{text}"  # the first line can begin a table, too
     for match in _TABLE.finditer(text):
-        out.append(text[position : match.start()])
+        line = match.start() + 1
+        out.append(text[position:line])
         position = match.end()
         if match[0][-1] == "|":
             opened.append(len(out))
@@ -222,4 +229,4 @@ def without_tables(text: str) -> str:
     out.append(text[position:])
     for first in opened:
         out[first] = "".join(out[first].partition("\n\n")[1:])
-    return "".join(out)
+    return "".join(out)[1:]
