@@ -288,7 +288,11 @@ _SEAL = "sha256"
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON object atomically, with the digest of its other keys as the key `sha256`."""
-    write_json(path, {**value, _SEAL: digest(value)})
+    write_text(path, to_sealed_json(value))
+
+
+def to_sealed_json(value: dict[str, Any]) -> str:
+    return to_json({**value, _SEAL: digest(value)})
 
 
 def read_sealed_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Retrieval: embeddings on disk, their search with and without an index, and its evaluation."""
