@@ -1,4 +1,4 @@
-"""Documents of a planned shard as `tokenize` writes them: good ones that pass the filters."""
+"""Documents of a job batch as `tokenize` writes them: good ones that pass the filters."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus import documents
+from tokamake.data.corpus.document_rows import read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields
-from tokamake.data.corpus.plan_file import PlannedShard
+from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
 from tokamake.data.readers import Input, RecordBlock, open_unchanged, parse_range, select_texts
 
 if TYPE_CHECKING:
@@ -30,28 +31,41 @@ class FilteredBlock(NamedTuple):
 
 
 class DocumentSource(NamedTuple):
-    """How documents are read and filtered."""
+    """How documents are read and filtered: options of the stages that read a job batch."""
 
     fields: Fields
-    filters: "FilterRun"
-    format: str
-    on_bad_document: Literal["stop", "quarantine"]
+    format: str = ""
+    filters: str = ""
+    filter_seconds: float = 60
+    on_bad_document: Literal["stop", "quarantine"] = "quarantine"
     """Whether to stop at a bad document and at one on which a filter fails, or to leave it out."""
+    duplicates: tuple[Path, ...] = ()
+    """Files of documents to leave out, before the filters."""
 
-    def blocks(
-        self, shard: PlannedShard, left_out: npt.NDArray[np.int64]
-    ) -> Iterator[FilteredBlock]:
-        """Yield the blocks of a shard in order, also those without a document that is left.
+    def shards(self, plan: Path, batch: str) -> Iterator[tuple[str, Iterator[FilteredBlock]]]:
+        """Yield name and blocks of each shard, also blocks without a document that is left."""
+        run = None
+        if self.filters:
+            # These modules import pydantic: 0.25 s.
+            from tokamake.config.filters import parse_filters
+            from tokamake.data.filters._run import FilterRun, load_filters, set_up
 
-        Args:
-            left_out: ordinals of documents of the shard that no filter should see, ascending.
-        """
+            set_up(loaded := load_filters(parse_filters(self.filters)))
+            run = FilterRun(loaded, seconds=self.filter_seconds, num_samples=0)
+        for path in self.duplicates:
+            read_table(path, verify=True)
+        for shard in batch_shards(plan, batch):
+            yield shard.name, self._blocks(shard, run)
+
+    def _blocks(self, shard: PlannedShard, run: "FilterRun | None") -> Iterator[FilteredBlock]:
         paths = [Path(path) for path in shard.files]
         byte_range = parse_range(shard.byte_range, paths)
         inputs = open_unchanged(paths, shard.stamps, byte_range=byte_range, format=self.format)
+        left_out = read_duplicates(self.duplicates, shard.name)
+        metadata_keys = run.metadata_keys if run else ()
         num_read = 0
         for file, source in enumerate(inputs):
-            for block in source.blocks(self.fields.read_keys, self.filters.metadata_keys):
+            for block in source.blocks(self.fields.read_keys, metadata_keys):
                 columns, kept, bad = documents.texts(block, self.fields)
                 set_aside = partial(self._set_aside, source, block)
                 for index, reason in bad:
@@ -61,9 +75,10 @@ class DocumentSource(NamedTuple):
                     indices = np.flatnonzero(is_new).tolist()
                     columns = tuple(select_texts(column, indices) for column in columns)
                     kept = kept[is_new]
-                columns, kept = self.filters.apply(
-                    columns, block, source=source, indices=kept, on_failure=set_aside
-                )
+                if run:
+                    columns, kept = run.apply(
+                        columns, block, source=source, indices=kept, on_failure=set_aside
+                    )
                 num_read += len(block.records)
                 yield FilteredBlock(file, block, columns, kept)
 

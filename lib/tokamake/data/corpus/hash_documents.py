@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus.document_rows import HASH, RowsWriter
-from tokamake.data.corpus.documents import Fields, split_keys, texts
-from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
-from tokamake.data.readers import open_unchanged, parse_range
+from tokamake.data.corpus.documents import Fields, split_keys
+from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
@@ -38,34 +37,28 @@ def hash_documents(
         format: format of the files, if the stage cannot detect it.
     """
     num_documents = 0
-    fields = Fields(split_keys(text_key), template)
+    source = DocumentSource(Fields(split_keys(text_key), template), format)
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard in batch_shards(plan, batch):
-            for rows in _hashes(shard, fields, format=format):
-                writer.add(shard.name, rows)
+        for shard, blocks in source.shards(plan, batch):
+            for rows in _hashes(shard, blocks):
+                writer.add(shard, rows)
                 num_documents += len(rows)
     print(f"{output}: {counted(num_documents, 'document')}")
 
 
-def _hashes(
-    shard: PlannedShard, fields: Fields, *, format: str
-) -> Iterator[npt.NDArray[np.uint64]]:
+def _hashes(shard: str, blocks: Iterator[FilteredBlock]) -> Iterator[npt.NDArray[np.uint64]]:
     num_read = 0
     yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
-    paths = [Path(path) for path in shard.files]
-    byte_range = parse_range(shard.byte_range, paths)
-    for source in open_unchanged(paths, shard.stamps, byte_range=byte_range, format=format):
-        for block in source.blocks(fields.read_keys):
-            columns, kept, _ = texts(block, fields)
-            hashes = [b""] * len(block.records)
-            for index, document in zip(kept.tolist(), zip(*columns, strict=True), strict=True):
-                if any(document):
-                    hashes[index] = _hash(document)
-            for index, value in enumerate(hashes):
-                # Another BLAKE2b `person` than texts have, so that no text has this hash.
-                hashes[index] = value or _hash((shard.name, str(num_read + index)), b"alone")
-            num_read += len(hashes)
-            yield np.frombuffer(b"".join(hashes), HASH).reshape(-1, 2)
+    for _, block, columns, kept in blocks:
+        hashes = [b""] * len(block.records)
+        for index, document in zip(kept.tolist(), zip(*columns, strict=True), strict=True):
+            if any(document):
+                hashes[index] = _hash(document)
+        for index, value in enumerate(hashes):
+            # Another BLAKE2b `person` than texts have, so that no text has this hash.
+            hashes[index] = value or _hash((shard, str(num_read + index)), b"alone")
+        num_read += len(hashes)
+        yield np.frombuffer(b"".join(hashes), HASH).reshape(-1, 2)
 
 
 def _hash(texts: tuple[str, ...], person: bytes = b"") -> bytes:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus.document_rows import RowsWriter, read_duplicates, read_table
+from tokamake.data.corpus.document_rows import RowsWriter
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
-from tokamake.data.corpus.plan_file import batch_shards
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
@@ -58,31 +57,23 @@ def hash_passages(
         edge_words: words that may be missed at either end of a sequence.
     """
     # These modules import pydantic, and `--help` should be instant.
-    from tokamake.config.filters import parse_filters
     from tokamake.config.repeats import RepeatSettings
     from tokamake.config_files import validate
     from tokamake.data.corpus.passages import PASSAGE, make_finder
-    from tokamake.data.filters._run import FilterRun, load_filters, set_up
 
     settings = {"unit": unit, "min_characters": min_characters}
     settings |= {"min_words": min_words, "edge_words": edge_words}
     find = make_finder(validate(RepeatSettings, settings, "hash-passages"))
-    set_up(loaded := load_filters(parse_filters(filters)))
-    filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
-    source = DocumentSource(
-        Fields(split_keys(text_key), template), filter_run, format, on_bad_document
-    )
-    for path in duplicates:
-        read_table(path, verify=True)
+    fields = Fields(split_keys(text_key), template)
+    source = DocumentSource(fields, format, filters, filter_seconds, on_bad_document, duplicates)
     num_passages = 0
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard in batch_shards(plan, batch):
-            writer.add(shard.name, np.zeros(0, PASSAGE))
-            left_out = read_duplicates(duplicates, shard.name)
+        for shard, blocks in source.shards(plan, batch):
+            writer.add(shard, np.zeros(0, PASSAGE))
             first = 0
-            for filtered in source.blocks(shard, left_out):
+            for filtered in blocks:
                 rows = np.concatenate([np.zeros(0, PASSAGE), *_rows(filtered, find, first=first)])
-                writer.add(shard.name, rows)
+                writer.add(shard, rows)
                 num_passages += len(rows)
                 first += len(filtered.block.records)
     print(f"{output}: {counted(num_passages, 'passage')}")

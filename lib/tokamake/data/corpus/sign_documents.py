@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus.document_rows import HASH, RowsWriter, read_duplicates, read_table
+from tokamake.data.corpus.document_rows import HASH, RowsWriter
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
-from tokamake.data.corpus.plan_file import batch_shards
 from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
@@ -91,30 +90,21 @@ def sign_documents(
         unit: words or characters.
     """
     # These modules import pydantic, and `--help` should be instant.
-    from tokamake.config.filters import parse_filters
     from tokamake.config.near_duplicates import MinHashSettings
     from tokamake.config_files import validate
     from tokamake.data.corpus.minhash import make_minhash
-    from tokamake.data.filters._run import FilterRun, load_filters, set_up
 
     settings = {"bands": bands, "rows": rows, "shingle": shingle, "unit": unit}
     minhash = make_minhash(validate(MinHashSettings, settings, "sign-documents"))
-    for path in duplicates:
-        read_table(path, verify=True)
-    loaded = load_filters(parse_filters(filters))
-    set_up(loaded)
-    filter_run = FilterRun(loaded, seconds=filter_seconds, num_samples=0)
-    source = DocumentSource(
-        Fields(split_keys(text_key), template), filter_run, format, on_bad_document
-    )
+    fields = Fields(split_keys(text_key), template)
+    source = DocumentSource(fields, format, filters, filter_seconds, on_bad_document, duplicates)
     num_documents = num_signed = 0
     with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard in batch_shards(plan, batch):
-            writer.add(shard.name, np.zeros((0, bands + 1), HASH))
-            left_out = read_duplicates(duplicates, shard.name)
-            for filtered in source.blocks(shard, left_out):
+        for shard, blocks in source.shards(plan, batch):
+            writer.add(shard, np.zeros((0, bands + 1), HASH))
+            for filtered in blocks:
                 rows_of_block = _rows(filtered, minhash)
-                writer.add(shard.name, rows_of_block)
+                writer.add(shard, rows_of_block)
                 num_documents += len(rows_of_block)
                 num_signed += int(np.count_nonzero(rows_of_block[:, 0]))
     print(f"{output}: {counted(num_documents, 'document')}, {num_signed:,} with keys")

@@ -1,10 +1,7 @@
 """Stage `tokenize-batch`: tokenize the shards of a job batch of the plan."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from tokamake.config.filters import Filters
+from typing import Literal
 
 
 def tokenize_batch(
@@ -66,6 +63,7 @@ def tokenize_batch(
         workers: number of threads; 0 uses all cores. The output does not depend on it.
     """
     # These modules import numpy or pydantic, and `--help` should be instant.
+    from tokamake.config.filters import parse_filters
     from tokamake.data.corpus.document_rows import read_duplicates, read_table
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.passages import read_cuts
@@ -76,11 +74,6 @@ def tokenize_batch(
     from tokamake.data.tokenizers import open_tokenizer
     from tokamake.runtime.folder_lock import alone
 
-    chosen: Filters = ()
-    if filters:
-        from tokamake.config.filters import parse_filters  # imports pydantic: 0.25 s
-
-        chosen = parse_filters(filters)
     options = ShardOptions(
         fields=Fields(split_keys(text_key), template).checked(),
         format=format,
@@ -92,7 +85,7 @@ def tokenize_batch(
         empty_documents=empty_documents,
         on_bad_document=on_bad_document,
         max_bad_fraction=max_bad_fraction,
-        filters=chosen,
+        filters=parse_filters(filters),
         filter_seconds=filter_seconds,
     )
     for path in (*duplicates, *([repeats] if repeats else [])):
