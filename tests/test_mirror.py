@@ -41,6 +41,7 @@ TESTED_THROUGH = {
         "config/fields",
         "config/resolved_run",
     ],
+    "config/test_filters.py": ["config/external_plugins"],
     "config/test_runs.py": ["config/model"],
     "config/test_objective.py": ["train/objectives/_sentences"],
     "config/test_optimization.py": [

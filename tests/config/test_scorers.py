@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokamake.config import scorers as module
+from tokamake.config import external_plugins
 from tokamake.config.detoxify import DetoxifySettings
 from tokamake.config.scorers import check_scorer_packages, load_scorer, source_digests
 from tokamake.config_files import validate
@@ -68,9 +68,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("mine")
 def test_entry_points_are_classes_or_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = module.import_file("mine.py", noun="scorers")
+    load = external_plugins.import_file("mine.py", noun="scorers")
     points = [EntryPoint("constant", "mine:ToxicityScorer", "tokamake.scorers")]
-    monkeypatch.setattr(module, "entry_points", lambda **_: points)
+    monkeypatch.setattr(external_plugins, "entry_points", lambda **_: points)
     monkeypatch.setattr(EntryPoint, "load", lambda _: load.ToxicityScorer)
     assert entry({"constant": 0.25}) == {"constant": {"value": 0.25}}
     name, score = load_scorer("{constant: 0.25}")
@@ -91,6 +91,6 @@ def test_contents_of_files_decide_the_digest(mine: Path) -> None:
 
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(external_plugins, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'tokamake\[detoxify\]'"):
         check_scorer_packages(entry("alt_profanity_check"))

@@ -4,44 +4,24 @@ A filter is a file of `data/filters`, an entry point of the group `tokamake.filt
 a Python file. `tokamake.data.filters` lists the names that the file defines.
 """
 
-import inspect
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from tokamake import files, plugins
-from tokamake.config.external_files import file_hash, import_file
+from tokamake import files
+from tokamake.config.external_plugins import PlugInKind, file_hash
 from tokamake.config.fields import Settings
 from tokamake.config.tasks import TaskSettings
 from tokamake.config_files import parse_yaml, validate
 from tokamake.errors import UserError
 
-_FOLDER = "data/filters"
-_GROUP = "tokamake.filters"
+_KIND = PlugInKind("filter", "data/filters", extra="corpora", external="a path ending in .py")
 
 
 def filter_class(name: str) -> Any:
-    """Return the class of a filter by its name in the config."""
-    if name.endswith(".py"):
-        return _checked(import_file(name, noun="filters"), name)
-    if name in plugins.names(_FOLDER):
-        return plugins.load(_FOLDER, name).Filter
-    external = {entry.name: entry for entry in entry_points(group=_GROUP)}
-    if name not in external:
-        known = ", ".join([*plugins.names(_FOLDER), *external])
-        raise UserError(f"{name}: unknown filter; choose one of {known}, or a path ending in .py")
-    try:
-        return _checked(external[name].load(), name)
-    except ImportError as error:
-        raise UserError(f"{name}: cannot be imported ({error}); install its package") from None
-
-
-def _checked(loaded: Any, name: str) -> Any:
-    """Return the class of an external filter: an entry point is a class, or a module with one."""
+    """Return the class of a filter: an external one is a class, or a module with one."""
+    loaded = _KIND.load(name)
     loaded = getattr(loaded, "Filter", loaded)
     if not (isinstance(loaded, type) and issubclass(loaded, Settings) and hasattr(loaded, "apply")):
         raise UserError(f"{name}: has no class Filter, derived from DocumentFilter; add it")
@@ -54,10 +34,8 @@ def source_digest(name: str, options: Mapping[str, Any]) -> str:
     These are the source file of an external filter, and the files that a filter reads.
     """
     loaded = filter_class(name)
-    hashes = [file_hash(path) for path in getattr(loaded(**options), "input_files", ())]
-    if name not in plugins.names(_FOLDER):
-        source = name if name.endswith(".py") else inspect.getsourcefile(loaded)
-        hashes.insert(0, file_hash(Path(source or "")))
+    paths = [*_KIND.source(name, loaded), *getattr(loaded(**options), "input_files", ())]
+    hashes = [file_hash(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else files.digest(hashes) if hashes else ""
 
 
@@ -79,14 +57,8 @@ def complete_filters(
 def check_filter_packages(entries: Iterable[Mapping[str, Any]]) -> None:
     """Check that the packages of filters are installed."""
     for name in (name for entry in entries for name in entry):
-        packages = getattr(filter_class(name), "packages", ())
-        if missing := [package for package in packages if find_spec(package) is None]:
-            is_own = name in plugins.names(_FOLDER)
-            remedy = "run `pip install 'tokamake[corpora]'`" if is_own else "install it"
-            raise UserError(
-                f"filters: {name}: needs {', '.join(missing)}, which this Python environment "
-                f"lacks; {remedy}, or remove the filter"
-            )
+        if fault := _KIND.missing_packages(name, filter_class(name)):
+            raise UserError(f"filters: {fault}, or remove the filter")
 
 
 def check_filter_inputs(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
@@ -99,24 +71,15 @@ def check_filter_inputs(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> N
             raise UserError(f"filters: {name}: {error}") from None
 
 
+def _checked(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    # Without defaults, so that a new option of a filter leaves finished shards as they are.
+    checked = validate(filter_class(name), options, name)
+    return checked.model_dump(mode="json", exclude_unset=True)
+
+
 def _entry(value: Any) -> dict[str, dict[str, Any]]:
     """Check a filter: {length: {min_characters: 200}}, {language: en}, or a name alone."""
-    value = {value: None} if isinstance(value, str) else value
-    if not isinstance(value, Mapping) or len(value) != 1:
-        raise ValueError(f"{value!r}: give a filter as NAME: {{OPTION: VALUE}}")
-    (name, options), *_ = value.items()
-    options = {} if options is None else options
-    try:
-        loaded = filter_class(str(name))
-        if not isinstance(options, Mapping):
-            if not (bare := getattr(loaded, "bare_option", "")):
-                raise ValueError(f"{name}: {options!r}: give options as {{OPTION: VALUE}}")
-            options = {bare: options}
-        checked = validate(loaded, options, str(name))
-    except UserError as error:
-        raise ValueError(str(error).replace("\n", "; ")) from None
-    # Without defaults, so that a new option of a filter leaves finished shards as they are.
-    return {str(name): checked.model_dump(mode="json", exclude_unset=True)}
+    return _KIND.check_entry(value, find=filter_class, check=_checked)
 
 
 def _entries(value: Any) -> Any:
