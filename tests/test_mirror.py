@@ -43,7 +43,9 @@ TESTED_THROUGH = {
     ],
     "config/test_filters.py": ["config/external_plugins"],
     "config/test_runs.py": ["config/model"],
-    "config/test_objective.py": ["train/objectives/_sentences"],
+    "config/test_objective.py": [
+        *("train/objectives/_sentences", "train/objectives/span_corruption/data"),
+    ],
     "config/test_optimization.py": [
         *("config/schedule", "config/train_fields", "config/training"),
     ],
@@ -164,6 +166,13 @@ TESTED_THROUGH = {
     "inference/test_choice.py": ["inference/sampling"],
     "evaluate/tasks/test_lm_eval.py": ["evaluate/harness_model"],
     "evaluate/tasks/test_text.py": ["evaluate/evaluate_task", "evaluate/scorer"],
+    "train/objectives/ict/test_samples.py": [
+        *(
+            "train/objectives/ict/blocks",
+            "train/objectives/ict/data",
+            "train/objectives/ict/titles",
+        ),
+    ],
 }
 """Modules without a test file of their name, by the test that runs them."""
 

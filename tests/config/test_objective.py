@@ -55,7 +55,16 @@ def make(**train: Any) -> TrainSettings:
             },
             "pack_samples: true: a pipeline needs micro batches with equal numbers of rows",
         ),
-        ({"objective": "mlm"}, "unknown name; choose one of causal, masked, span_corr"),
+        (
+            {"ict": {"titles": ""}},
+            "ict: no effect on objective causal; remove it, or set objective",
+        ),
+        ({"objective": "ict", "pack_samples": True}, "pack_samples: true: objective ict has a row"),
+        (
+            {"objective": "ict", "masking": {"probability": 0.2}},
+            "masking.probability: 0.2: no effect on objective ict; remove it",
+        ),
+        ({"objective": "mlm"}, "unknown name; choose one of causal, ict, masked, span_corr"),
     ],
 )
 def test_settings_that_do_not_fit_an_objective_are_refused(

@@ -28,6 +28,7 @@ from tests.support.runs import (
 )
 from tokamake import files, plugins
 from tokamake.config.fields import dotted
+from tokamake.config.objective import SECTIONS
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
@@ -293,7 +294,9 @@ def test_checkpoints_of_another_program_are_refused(root: Path) -> None:
 
 
 def effective_names() -> set[str]:
-    settings = TrainSettings(optimizer=OptimizerSettings(name="sgd")).model_dump()
+    settings = TrainSettings(optimizer=OptimizerSettings(name="sgd")).model_dump(
+        exclude={*SECTIONS}
+    )
     return {
         name for name in dotted({"train": settings}) if name.split(".")[1] not in WITHOUT_EFFECT
     }

@@ -1,21 +1,24 @@
 """Objectives by name: their settings, and their demands on data and model.
 
 An objective is a folder in `train/objectives/`. Its module `data`, without torch, has a class
-`Data`, derived from `ObjectiveData`.
+`Data`, derived from `ObjectiveData`. A module `settings` with a class `Section`, derived from
+`Settings`, adds a section to `train`, named after the objective.
 """
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from tokamake import plugins
+from tokamake.config.fields import Settings
 
 DEFAULT = "causal"
 """Objective of a run that names none, and of an index whose index.json names none."""
 TASK_DEFAULT = "classification"
 """Objective of a task that names none."""
 _KIND = "train/objectives/*/data"
+_SETTINGS = "train/objectives/*/settings"
 
 
 class IndexedObjective(NamedTuple):
@@ -27,6 +30,8 @@ class IndexedObjective(NamedTuple):
     """(vocabulary,) uint8 kind of each token, where whole words are masked."""
     tokenizer: Any = None
     """Tokenizer that must have made the datasets."""
+    companions: dict[str, str] = {}  # noqa: RUF012
+    """Datasets with a companion that is read along with them, and its name."""
 
 
 class ObjectiveData:
@@ -88,6 +93,21 @@ class ObjectiveData:
         """Facts that decide the samples of an index."""
         return IndexedObjective(self.sample_settings(train))
 
+    def companions(
+        self,
+        stated: dict[str, Any],  # noqa: ARG002
+        prefixes: list[str],  # noqa: ARG002
+    ) -> dict[str, list[str]]:
+        """Map datasets to the names that a companion, read along with them, may have.
+
+        Document n of the companion belongs to document n of the dataset. `stated` is the entry of
+        index.json. Datasets of an objective without companions are no keys.
+        """
+        return {}
+
+    def check_companion(self, prefix: Path, companion: Path) -> None:
+        """Refuse a companion whose documents belong to others."""
+
     def make_indexer(self, settings: Any, **options: Any) -> Any:
         """Make the `DatasetIndexer` of a split, see `data.samples.dataset_indexers`."""
         raise NotImplementedError
@@ -138,6 +158,35 @@ def _check_task_name(name: str) -> str:
     if name not in known:
         raise ValueError(f"no objective of a task; choose one of {', '.join(known)}")
     return name
+
+
+SECTIONS: dict[str, type[Settings]] = {
+    name: plugins.load(_SETTINGS, name).Section for name in plugins.names(_SETTINGS)
+}
+"""Sections of `train` that objectives have, by the objective's name."""
+
+
+def section_fields() -> dict[str, Any]:
+    """Fields of `train` that are sections of objectives, for `create_model`; None: defaults."""
+    return {
+        name: (section | None, Field(None, description=section.__doc__))
+        for name, section in SECTIONS.items()
+    }
+
+
+def check_sections(train: Any) -> None:
+    """Raise ValueError if `train` has the section of another objective."""
+    for name in SECTIONS:
+        if name != train.objective and getattr(train, name) is not None:
+            raise ValueError(
+                f"{name}: no effect on objective {train.objective}; remove it, or set objective to "
+                f"{name}"
+            )
+
+
+def objective_section(train: Any) -> Any:
+    """Section of the objective of `train`, with its defaults if it is empty."""
+    return getattr(train, train.objective) or SECTIONS[train.objective]()
 
 
 TaskObjectiveName = Annotated[str, AfterValidator(_check_task_name)]

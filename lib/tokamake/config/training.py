@@ -1,13 +1,13 @@
 """Section `train`: checks across its settings, and quantities that follow from them."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationInfo, model_validator
+from pydantic import ValidationInfo, create_model, model_validator
 
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
-from tokamake.config.objective import objective_data
+from tokamake.config.objective import SECTIONS, check_sections, objective_data, section_fields
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.schedule import Span, check_schedule
 from tokamake.config.train_fields import TrainFields
@@ -22,7 +22,13 @@ LENGTHS = ("train_steps", "train_samples", "train_tokens")
 _MODEL_SIZES = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")
 
 
-class TrainSettings(TrainFields):
+if TYPE_CHECKING:
+    _AllFields = TrainFields
+else:
+    _AllFields = create_model("TrainFields", __base__=TrainFields, **section_fields())
+
+
+class TrainSettings(_AllFields):
     """The training run."""
 
     @model_validator(mode="before")
@@ -55,6 +61,7 @@ class TrainSettings(TrainFields):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         self._check_length()
+        check_sections(self)
         objective_data(self.objective).check_settings(self)
         plugins.load(BACKEND_CHECKS, self.backend).check_settings(self)
         self.check_precision()
@@ -303,6 +310,7 @@ ADDED_SETTINGS = (
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
     *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer"),
     *("deepspeed", "dropout", "objective", "masking", "pack_samples", "log_settings"),
+    *SECTIONS,
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of
 rules, and `train` out of the run's digest, where they have their default; otherwise, an update

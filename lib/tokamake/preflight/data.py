@@ -81,7 +81,7 @@ def check_samples_objective(run: Run, index: IndexContent) -> None:
     for key, setting in sample_settings(train).items() if stated else ():
         if stated[key] != setting:
             raise UserError(
-                f"{run.index}: has {key} {stated[key]}, train.masking gives {setting}; {remedy}"
+                f"{run.index}: has {key} {stated[key]}, the run's settings give {setting}; {remedy}"
             )
 
 

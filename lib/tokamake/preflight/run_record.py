@@ -10,6 +10,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import read_state
+from tokamake.config.objective import SECTIONS, objective_section
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
 from tokamake.data.indexed.manifest import find_manifest
@@ -59,18 +60,26 @@ def training_index(index: dict[str, Any]) -> dict[str, Any]:
     keys = [*("version", "seed", *INDEX_SETTINGS), *({KEY} & index.keys())]
     return {
         "settings": {key: index[key] for key in keys},
-        "pairs": {file["prefix"]: index["pairs"][file["prefix"]] for file in split["files"]},
+        "pairs": {
+            prefix: index["pairs"][prefix]
+            for file in split["files"]
+            for prefix in (file["prefix"], file.get("companion"))
+            if prefix
+        },
         "train": split,
     }
 
 
 def effective_settings(run: Run) -> dict[str, Any]:
     """Settings that decide a run's weights."""
+    train = run.train.model_dump(mode="json", exclude={*WITHOUT_EFFECT, *SECTIONS})
+    if run.train.objective in SECTIONS:
+        train[run.train.objective] = objective_section(run.train).model_dump(mode="json")
     return {
         "step": run.step,
         "seed": run.seed,
         "architecture": run.architecture.model_dump(mode="json"),
-        "train": run.train.model_dump(mode="json", exclude=WITHOUT_EFFECT),
+        "train": train,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.config.filters import source_digest
-from tokamake.config.objective import sample_settings
+from tokamake.config.objective import SECTIONS, objective_section, sample_settings
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
@@ -299,17 +299,20 @@ class DataRules:
         return [*(f"--epochs={corpus.corpus}={corpus.epochs!r}" for corpus in trained), *further]
 
     def objective_options(self, wildcards: Any) -> list[str]:
-        """Objective, masking and tokenizer; none if the objective needs no index of its own.
+        """Objective, its settings and tokenizer; none if the objective needs no index of its own.
 
         Options of earlier versions stay unchanged: else Snakemake would run `index` again.
         """
         train = self._config.runs[wildcards.run].train
         if not sample_settings(train):
             return []
-        masking = json.dumps(train.masking.model_dump(mode="json"), sort_keys=True)
+        settings, option = train.masking, "masking"
+        if train.objective in SECTIONS:
+            settings, option = objective_section(train), "objective-settings"
+        stated = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
         return [
             f"--objective={train.objective}",
-            f"--masking={masking}",
+            f"--{option}={stated}",
             f"--tokenizer={self._config.run_tokenizer_files[0]}",
         ]
 

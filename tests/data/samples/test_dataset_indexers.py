@@ -10,8 +10,8 @@ import pytest
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset
 from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.data.samples.dataset_indexers import (
+    MaskingIndexer,
     SampleMapping,
-    SentenceDatasetIndexer,
     WeightedDataset,
 )
 from tokamake.data.samples.index_options import IndexSettings
@@ -44,7 +44,7 @@ def make(folder: Path, documents: list[list[int]] = DOCUMENTS) -> WeightedDatase
     return WeightedDataset(line, dataset, range(len(documents)), has_sentences=True)
 
 
-def indexer(*, seed: int = 5, epochs: Fraction | None = None) -> SentenceDatasetIndexer:
+def indexer(*, seed: int = 5, epochs: Fraction | None = None) -> MaskingIndexer:
     settings = IndexSettings(
         20,
         seed,
@@ -55,7 +55,7 @@ def indexer(*, seed: int = 5, epochs: Fraction | None = None) -> SentenceDataset
         objective=MASKING._asdict(),
     )
     kinds = np.zeros(0, np.uint8)
-    return SentenceDatasetIndexer(settings, epochs_of={"a": epochs} if epochs else {}, pieces=kinds)
+    return MaskingIndexer(settings, epochs_of={"a": epochs} if epochs else {}, pieces=kinds)
 
 
 def rows_of(dataset: WeightedDataset, epochs: Fraction) -> SampleMapping:

@@ -46,7 +46,7 @@ def test_a_tokenizer_without_sentinels_is_refused_with_the_remedy(sentences: Sen
 
 def test_other_tokenizers_are_refused(sampled: Path) -> None:
     opened = open_tokenizer(sampled / "tokenizer")
-    with pytest.raises(UserError, match="masks whole words, which only a WordPiece tokenizer"):
+    with pytest.raises(UserError, match="no WordPiece tokenizer, which alone marks whole words"):
         make_masking(settings(objective="masked"), opened, path=sampled / "tokenizer")
 
 

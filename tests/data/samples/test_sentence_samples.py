@@ -109,5 +109,5 @@ def test_an_index_without_an_objective_is_refused(folder: Path, tmp_path: Path) 
     (tmp_path / "index.json").write_text(json.dumps(description))
     for name in ("train", "valid", "pieces.npy"):
         (tmp_path / name).symlink_to(folder / name)
-    with pytest.raises(UserError, match="its samples have no masking"):
+    with pytest.raises(UserError, match="its samples are documents, not sentences"):
         MaskedSamples(tmp_path, split="train", data_root=tmp_path, verify=False)

@@ -6,7 +6,7 @@ use it.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from tokamake.data.corpus import splits
@@ -60,6 +60,18 @@ class SplitPrefixes:
     def lines(self, name: str) -> list[WeightedPrefix]:
         return self._lines[name]
 
+    def leave_out(self, prefixes: Container[str]) -> None:
+        """Remove datasets from all splits; the corpora that keep others keep their weights."""
+        for name, lines in self._lines.items():
+            kept = [line for line in lines if line.prefix not in prefixes]
+            weights, left = _weights(lines), _weights(kept)
+            self._lines[name] = [
+                line._replace(weight=line.weight * weights[line.corpus] / left[line.corpus])
+                if left[line.corpus]
+                else line
+                for line in kept
+            ]
+
     def is_listed(self, name: str) -> bool:
         return name in self._held_out
 
@@ -89,6 +101,13 @@ class SplitPrefixes:
         if line.part:
             return splits.part_range(line.part, num_documents) if name == "train" else range(0)
         return splits.document_ranges(self._split, num_documents, rule=self._rule)[name]
+
+
+def _weights(lines: Sequence[WeightedPrefix]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for line in lines:
+        weights[line.corpus] = weights.get(line.corpus, 0.0) + line.weight
+    return weights
 
 
 def _read(path: Path, data_root: Path) -> list[WeightedPrefix]:

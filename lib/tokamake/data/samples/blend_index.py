@@ -5,7 +5,7 @@ dataset.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,28 @@ def find_datasets(
     blend: Blend,
     validate: bool,
     has_sentences: bool = False,
+    companions: Mapping[str, str] | None = None,
 ) -> dict[str, list[WeightedDataset]]:
-    """Datasets of the training split and, with `validate`, of each validation split."""
+    """Datasets of the training split and, with `validate`, of each validation split.
+
+    `companions` maps datasets to datasets that are read along with them.
+    """
     opened = {
         line.prefix: IndexedDataset(data_root / line.prefix)
         for name in splits.names
         for line in splits.lines(name)
     }
+    companion_of = {
+        prefix: (IndexedDataset(data_root / companion), companion)
+        for prefix, companion in (companions or {}).items()
+    }
     # Check the test split too: an empty one must fail now, not after weeks of training.
     datasets_of = {
-        name: list(_contributing(splits, opened, name=name, has_sentences=has_sentences))
+        name: [
+            dataset._replace(companion=companion, companion_prefix=prefix)
+            for dataset in _contributing(splits, opened, name=name, has_sentences=has_sentences)
+            for companion, prefix in [companion_of.get(dataset.line.prefix, (None, ""))]
+        ]
         for name in splits.names
         if splits.is_used(name)
     }
@@ -202,4 +214,5 @@ def _describe(
         "epochs": num_epochs,
         "num_samples": num_samples,
         "drawn_samples": drawn,
+        **({"companion": dataset.companion_prefix} if dataset.companion else {}),
     }

@@ -4,6 +4,7 @@
 """
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -43,6 +44,9 @@ class WeightedDataset(NamedTuple):
     each sequence counts as a document."""
     has_sentences: bool = False
     """Whether a document has several sequences: its sentences."""
+    companion: IndexedDataset | None = None
+    """Dataset that is read along with it, such as titles; see `ObjectiveData.companions`."""
+    companion_prefix: str = ""
 
     @property
     def sequences(self) -> range:
@@ -66,7 +70,8 @@ class SentenceIndex(NamedTuple):
     """Samples of a dataset in the order in which they are drawn."""
 
     mapping: SampleMapping
-    """(samples, 3) first sentence, end of sentences, target tokens."""
+    """(samples, 3) first sentence, end of sentences, target tokens; or (samples, 4) for blocks:
+    document and number of the block in its epoch in place of target tokens."""
 
     @property
     def num_samples(self) -> int:
@@ -136,23 +141,19 @@ class DocumentIndexer(DatasetIndexer[DatasetIndex]):
 class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
     """Indexes of sentences, equal to megatron-core's, which shuffle all epochs together.
 
-    `epochs_of` has the epochs of each corpus; empty: numbers of samples decide.
+    `epochs_of` has the epochs of each corpus; empty: numbers of samples decide. A sample has
+    `min_sentences` sentences or more.
     """
 
     def __init__(
-        self,
-        settings: IndexSettings,
-        *,
-        epochs_of: Mapping[str, Fraction],
-        pieces: npt.NDArray[np.uint8],
+        self, settings: IndexSettings, *, epochs_of: Mapping[str, Fraction], min_sentences: int
     ) -> None:
-        assert settings.objective is not None, "it is not the default objective"
-        self.masking, self.seed = SentenceMasking(**settings.objective), settings.seed
+        self.seed, self.min_sentences = settings.seed, min_sentences
         if not 1 <= self.seed <= _MAX_SEED:
             raise UserError(
                 f"seed: {self.seed}: out of range; give 1 to {_MAX_SEED} for sentence data"
             )
-        self._epochs_of, self.pieces = epochs_of, pieces
+        self._epochs_of = epochs_of
 
     def count(self, dataset: WeightedDataset, epochs: Fraction) -> int:
         """Samples in some epochs; warn if there are none."""
@@ -194,10 +195,10 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         too_long = dataset.dataset.lengths[bounds[0] : bounds[-1]] > _LONGEST_SENTENCE
         before = np.append(0, np.cumsum(too_long))[bounds - bounds[0]]
         has_long = (np.diff(before) > 0) & (counts > 1)
-        too_few = counts < self.masking.min_sentences
+        too_few = counts < self.min_sentences
         for mask, reason in (
             (has_long & ~too_few, f"have a sentence of more than {_LONGEST_SENTENCE} tokens"),
-            (too_few, f"have fewer than {self.masking.min_sentences} sentences"),
+            (too_few, f"have fewer than {self.min_sentences} sentences"),
         ):
             if num := int(mask.sum()):
                 _log.warning(
@@ -224,7 +225,7 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         if not len(rows):
             raise UserError(
                 f"{dataset.line.prefix}: no document gives a sample: a sample has "
-                f"{self.masking.min_sentences} or more sentences of at most "
+                f"{self.min_sentences} or more sentences of at most "
                 f"{_LONGEST_SENTENCE} tokens; tokenize with split_sentences, or leave the dataset "
                 "out"
             )
@@ -238,23 +239,54 @@ class SentenceDatasetIndexer(DatasetIndexer[SentenceIndex]):
         max_num_samples: int = _UNLIMITED,
         seed: int | None = None,
     ) -> SampleMapping:
+        """Rows of `SentenceIndex.mapping`, shuffled; `seed`: instead of the run's."""
         documents = dataset.documents
         bounds = dataset.dataset.document_bounds[documents.start : documents.stop + 1]
         try:
-            return _csrc.build_mapping(
+            return self._map(
+                dataset,
                 np.ascontiguousarray(bounds, np.int64),
-                dataset.dataset.lengths,
-                max_seq_length=self.masking.target_tokens,
-                seed=self.seed if seed is None else seed,
                 num_epochs=num_epochs,
                 max_num_samples=max_num_samples,
-                short_seq_prob=self.masking.short_sequence_probability,
-                min_num_sent=self.masking.min_sentences,
+                seed=self.seed if seed is None else seed,
             )
         except (ValueError, IndexError) as error:
             raise UserError(
                 f"{dataset.line.prefix}: {error}; write the dataset's .idx file again"
             ) from error
+
+    @abstractmethod
+    def _map(
+        self, dataset: WeightedDataset, bounds: npt.NDArray[np.int64], **options: int
+    ) -> SampleMapping:
+        """Rows of documents with these bounds; `options` of the mappings of `_csrc`."""
+
+
+class MaskingIndexer(SentenceDatasetIndexer):
+    """Indexes of sentences whose words are masked."""
+
+    def __init__(
+        self,
+        settings: IndexSettings,
+        *,
+        epochs_of: Mapping[str, Fraction],
+        pieces: npt.NDArray[np.uint8],
+    ) -> None:
+        assert settings.objective is not None, "it is not the default objective"
+        self.masking, self.pieces = SentenceMasking(**settings.objective), pieces
+        super().__init__(settings, epochs_of=epochs_of, min_sentences=self.masking.min_sentences)
+
+    def _map(
+        self, dataset: WeightedDataset, bounds: npt.NDArray[np.int64], **options: int
+    ) -> SampleMapping:
+        return _csrc.build_mapping(
+            bounds,
+            dataset.dataset.lengths,
+            max_seq_length=self.masking.target_tokens,
+            short_seq_prob=self.masking.short_sequence_probability,
+            min_num_sent=self.min_sentences,
+            **options,
+        )
 
 
 def _check_epochs(dataset: WeightedDataset, num_epochs: int) -> None:

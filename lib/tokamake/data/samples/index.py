@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokamake import files
-from tokamake.config.objective import DEFAULT
+from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
@@ -28,6 +27,7 @@ from tokamake.data.samples.index_options import (
     IndexSettings,
     Within,
     check_datasets,
+    find_companions,
     parse_epochs,
     read_objective,
 )
@@ -57,6 +57,7 @@ def index(
     drop_last_partial_sequence: bool = True,
     objective: str = DEFAULT,
     masking: str = "{}",
+    objective_settings: str = "{}",
     tokenizer: Path | None = None,
     seed: int,
     output: Path,
@@ -89,16 +90,19 @@ def index(
             does.
         drop_last_partial_sequence: Drop the last tokens of a validation split that do not fill a
             sample; otherwise pad that sample with tokens that have no loss.
-        objective: Training objective: causal, masked (BERT) or span_corruption (T5). The last
-            two need datasets of sentences.
+        objective: Training objective: causal, masked (BERT), span_corruption (T5) or ict (dense
+            retrieval). The last three need datasets of sentences.
         masking: Masking settings as JSON: the section train.masking of the config.
-        tokenizer: Tokenizer of the datasets, which masked and span_corruption need.
+        objective_settings: Settings of the objective as JSON: the section of `train` with the
+            objective's name, such as train.ict.
+        tokenizer: Tokenizer of the datasets, which objectives of sentences need.
         seed: Seed of the shuffles.
         output: Folder to write: index.json, train/ and, with validation samples, valid/.
     """
     indexed = read_objective(
         objective,
         masking,
+        section=objective_settings,
         sequence_length=sequence_length,
         tokenizer=tokenizer,
         separate_last_epoch=separate_last_epoch,
@@ -123,8 +127,13 @@ def index(
         split_rule=split_rule,
         held_out=parse_held_out(held_out),
     )
+    companions = find_companions(
+        objective, indexed.stated, prefixes=_prefixes(splits), data_root=data_root
+    )
+    splits.leave_out({*companions.values()})
     epochs_of = parse_epochs(epochs, splits.lines("train"))
-    check_datasets(data_root, _prefixes(splits), objective=objective, tokenizer=indexed.tokenizer)
+    prefixes = [*_prefixes(splits), *companions.values()]
+    check_datasets(data_root, prefixes, objective=objective, tokenizer=indexed.tokenizer)
     # Keys of index.json. The digest over them is the identity of the index.
     options = {
         **settings.options(),
@@ -133,9 +142,7 @@ def index(
         "train_samples": train_samples,
         "epochs": epochs,
         "valid_samples": valid_samples,
-        "pairs": {
-            prefix: identity(data_root, prefix, thorough=True) for prefix in _prefixes(splits)
-        },
+        "pairs": {prefix: identity(data_root, prefix, thorough=True) for prefix in prefixes},
     }
     lines = {name: splits.lines(name) for name in splits.names}
     request = files.digest([VERSION, options, lines])
@@ -149,7 +156,7 @@ def index(
         data_root=data_root,
         settings=settings,
         epochs_of=epochs_of,
-        pieces=indexed.pieces,
+        indexed=indexed._replace(companions=companions),
     )
     _report(output, written)
 
@@ -162,12 +169,12 @@ def _write(
     data_root: Path,
     settings: IndexSettings,
     epochs_of: dict[str, Fraction],
-    pieces: npt.NDArray[np.uint8] | None,
+    indexed: IndexedObjective,
 ) -> dict[str, Any]:
     # `resolve` compares them with the model, whose vocabulary is unknown here.
     largest_tokens = {
         prefix: check_foreign(data_root / prefix)
-        for prefix in _prefixes(splits)
+        for prefix in options["pairs"]
         if stated_vocabulary(data_root / prefix) is None
     }
     datasets_of = find_datasets(
@@ -175,7 +182,8 @@ def _write(
         data_root,
         blend=settings.blend,
         validate=options["valid_samples"] > 0,
-        has_sentences=pieces is not None,
+        has_sentences=objective_data(settings.objective_name).has_sentences,
+        companions=indexed.companions,
     )
     with files.atomic_folder(output, also=existing_splits(output)) as folder:
         written = {
@@ -185,12 +193,12 @@ def _write(
                 settings=settings.of(name),
                 num_samples=options["train_samples" if name == "train" else "valid_samples"],
                 epochs_of=epochs_of,
-                pieces=pieces,
+                pieces=indexed.pieces,
             )
             for name, datasets in datasets_of.items()
         }
-        if pieces is not None:
-            np.save(folder / PIECES, pieces)
+        if indexed.pieces is not None:
+            np.save(folder / PIECES, indexed.pieces)
         description = {**options, "splits": written, "largest_tokens": largest_tokens}
         description["bytes"] = sizes(folder)
         description["sha256"] = {name: files.sha256(folder / name) for name in sizes(folder)}

@@ -6,11 +6,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
+from tokamake.config.objective import DEFAULT, SECTIONS, IndexedObjective, objective_data
 from tokamake.config.train_sections import MaskingSettings
 from tokamake.config.training import TrainSettings
 from tokamake.config_files import parse_json, validate
 from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
+from tokamake.data.indexed.paths import idx_path
 from tokamake.data.mixture.weights import WeightedPrefix
 from tokamake.data.samples.loader import check_sentences
 from tokamake.data.samples.sentence_masking import KEY
@@ -95,6 +96,7 @@ def read_objective(
     objective: str,
     masking: str,
     *,
+    section: str,
     sequence_length: int,
     tokenizer: Path | None,
     separate_last_epoch: bool | None,
@@ -107,12 +109,32 @@ def read_objective(
         "separate_last_epoch": separate_last_epoch,
         "drop_last_partial_sequence": drop_last_partial_sequence,
     }
+    if objective in SECTIONS:
+        settings[objective] = parse_json(SECTIONS[objective], section, where="objective_settings")
     data = objective_data(objective)
     # `index` checks the length of samples of documents by itself.
     length = {"sequence_length": sequence_length} if data.has_sentences else {}
     train = validate(TrainSettings, settings | length, "index")
     train = train.model_copy(update={"sequence_length": sequence_length})
     return data.indexed(train, tokenizer)
+
+
+def find_companions(
+    objective: str, stated: dict[str, Any], *, prefixes: list[str], data_root: Path
+) -> dict[str, str]:
+    """Find and check the companion of each dataset, see `ObjectiveData.companions`.
+
+    `stated` is the objective's entry of index.json.
+    """
+    data, found = objective_data(objective), {}
+    for prefix, names in data.companions(stated, prefixes).items():
+        existing = [name for name in names if idx_path(data_root / name).is_file()]
+        if not existing:
+            looked = " or ".join(str(data_root / name) for name in names)
+            raise UserError(f"{data_root / prefix}: its companion is missing: no dataset {looked}")
+        found[prefix] = existing[0]
+        data.check_companion(data_root / prefix, data_root / existing[0])
+    return found
 
 
 def check_datasets(

@@ -5,7 +5,7 @@ samples (`masked`, `span_corruption`) take it from index.json.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +57,7 @@ def make_masking(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) 
     vocabulary = _vocabulary(tokenizer, path)
     has_decoder = "decoder_sequence_length" in settings
     wanted = {**_SPECIAL, **_OF_DECODER} if has_decoder else _SPECIAL
-    if missing := [text for text in wanted.values() if text not in vocabulary]:
-        raise UserError(f"tokenizer {path}: has no {', '.join(missing)}; {_remedy(missing)}")
+    tokens = special_tokens(tokenizer, wanted, path=path)
     sentinels: list[int] = []
     while has_decoder and SENTINEL.format(len(sentinels)) in vocabulary:
         sentinels.append(vocabulary[SENTINEL.format(len(sentinels))])
@@ -69,9 +68,18 @@ def make_masking(settings: dict[str, Any], tokenizer: Tokenizer, *, path: Path) 
         **settings,
         min_sentences=2 if settings.get("sentence_order") else 1,
         tokenizer=tokenizer.fingerprint,
-        tokens={use: vocabulary[text] for use, text in wanted.items()},
+        tokens=tokens,
         sentinels=sentinels,
     )
+
+
+def special_tokens(tokenizer: Tokenizer, uses: Iterable[str], *, path: Path) -> dict[str, int]:
+    """Special tokens by their use: pad, cls, sep, mask, bos, eos."""
+    vocabulary, texts = _vocabulary(tokenizer, path), {**_SPECIAL, **_OF_DECODER}
+    wanted = {use: texts[use] for use in uses}
+    if missing := [text for text in wanted.values() if text not in vocabulary]:
+        raise UserError(f"tokenizer {path}: has no {', '.join(missing)}; {_remedy(missing)}")
+    return {use: vocabulary[text] for use, text in wanted.items()}
 
 
 def _remedy(missing: Sequence[str]) -> str:
@@ -101,9 +109,9 @@ def _vocabulary(tokenizer: Tokenizer, path: Path) -> dict[str, int]:
     model = definition.get("model", {})
     if model.get("type") != "WordPiece" or model.get("continuing_subword_prefix", "##") != "##":
         raise UserError(
-            f"tokenizer {path}: train.masking masks whole words, which only a WordPiece tokenizer "
-            "marks (with ##); give the tokenizer of a BERT, or train one with tokenizer.kind "
-            "wordpiece"
+            f"tokenizer {path}: no WordPiece tokenizer, which alone marks whole words (with ##) "
+            "and has [CLS] and [SEP]; give the tokenizer of a BERT, or train one with "
+            "tokenizer.kind wordpiece"
         )
     added = {token["content"]: token["id"] for token in definition["added_tokens"]}
     vocabulary: dict[str, int] = {**model["vocab"], **added}

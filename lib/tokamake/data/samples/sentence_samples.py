@@ -1,4 +1,4 @@
-"""Sentences of the samples of objectives that mask words.
+"""Samples of sentence data, and the sentences of objectives that mask words.
 
 `masked` and `span_corruption` turn sentences into samples. A sample depends on the seed and its
 number in its dataset alone, so any worker, rank or resumed run makes the same bytes.
@@ -33,7 +33,47 @@ class SentenceSample(NamedTuple):
     """Seed of its random numbers, as in megatron-core: the run's seed plus the sample's number."""
 
 
-class SentenceSamples(SplitSamples):
+class IndexedSentences(SplitSamples):
+    """Samples of one split that are rows of a `SentenceIndex`; see `SplitSamples`."""
+
+    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
+        super().__init__(folder, split=split, data_root=data_root, verify=verify)
+        self._stated: dict[str, Any] = self._description.get(KEY, {})
+        if not self._stated:
+            raise UserError(
+                f"{folder}: its samples are documents, not sentences; run `tokamake index` again"
+            )
+        for prefix in self.prefixes if verify else []:
+            check_sentences(prefix, objective=self._stated["name"])
+        self._seed: int = self._description["seed"]
+        arrays = ArrayFile(folder / split)
+        self._indexes = [
+            arrays.index(dataset["arrays"], SentenceIndex) for dataset in self._descriptions
+        ]
+
+    def spans(self, sample: int) -> list[DocumentSpan]:
+        """Sentences of a sample, whole, in their order in the document."""
+        number = self._dataset_number(sample)
+        first, end, *_ = self._row(sample)
+        lengths = self._dataset(number).lengths[first:end].tolist()
+        prefix = self._descriptions[number]["prefix"]
+        return [
+            DocumentSpan(prefix, sentence, 0, length)
+            for sentence, length in zip(range(first, end), lengths, strict=True)
+        ]
+
+    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
+        rows = self._indexes[number].mapping
+        return np.flatnonzero((rows[:, 0] <= sequence) & (sequence < rows[:, 1]))
+
+    def _row(self, sample: int) -> list[int]:
+        """First sentence, end of sentences, and further columns of the index."""
+        rows = self._indexes[self._dataset_number(sample)].mapping
+        row: list[int] = rows[self._dataset_sample_index[sample]].tolist()
+        return row
+
+
+class SentenceSamples(IndexedSentences):
     """Samples of sentence data of one split, as records of int64 fields; see `SplitSamples`.
 
     `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
@@ -44,18 +84,8 @@ class SentenceSamples(SplitSamples):
 
     def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
         super().__init__(folder, split=split, data_root=data_root, verify=verify)
-        stated = self._description.get(KEY)
-        if stated is None:
-            raise UserError(f"{folder}: its samples have no masking; run `tokamake index` again")
-        self.objective = SentenceMasking(**stated)
-        for prefix in self.prefixes if verify else []:
-            check_sentences(prefix, objective=self.objective.name)
-        self._seed: int = self._description["seed"]
+        self.objective = SentenceMasking(**self._stated)
         self._pieces: npt.NDArray[np.uint8] = open_array(folder / PIECES)
-        arrays = ArrayFile(folder / split)
-        self._indexes = [
-            arrays.index(dataset["arrays"], SentenceIndex) for dataset in self._descriptions
-        ]
 
     def __getitem__(self, sample: int) -> npt.NDArray[Any]:
         row = np.empty(self.record.itemsize // 8, np.int64)
@@ -85,23 +115,3 @@ class SentenceSamples(SplitSamples):
             target,
             (self._seed + number) % _NUM_SEEDS,
         )
-
-    def spans(self, sample: int) -> list[DocumentSpan]:
-        """Sentences of a sample, whole, in their order in the document."""
-        number = self._dataset_number(sample)
-        first, end, _ = self._row(sample)
-        lengths = self._dataset(number).lengths[first:end].tolist()
-        prefix = self._descriptions[number]["prefix"]
-        return [
-            DocumentSpan(prefix, sentence, 0, length)
-            for sentence, length in zip(range(first, end), lengths, strict=True)
-        ]
-
-    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
-        rows = self._indexes[number].mapping
-        return np.flatnonzero((rows[:, 0] <= sequence) & (sequence < rows[:, 1]))
-
-    def _row(self, sample: int) -> tuple[int, int, int]:
-        rows = self._indexes[self._dataset_number(sample)].mapping
-        first, end, target = rows[self._dataset_sample_index[sample]].tolist()
-        return first, end, target

@@ -1,4 +1,4 @@
-"""Settings and data that masked and span_corruption share: sentences with masked words."""
+"""Settings and data that objectives of sentences share, and objectives that mask words."""
 
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,30 @@ _OF_DOCUMENTS = {
 
 
 class SentenceData(ObjectiveData):
-    """Sentences of one document with masked words.
+    """Sentences of one document.
 
     Attributes:
         name: name of the objective.
-        max_ngram: longest run of words that are masked as one, as in Megatron-LM.
         num_special: places that special tokens may take in a sample.
-        unused: the setting of `masking` that it does not use.
+        unused: settings of `masking` that it does not use.
+        word_use: why the tokenizer must be a WordPiece.
     """
 
     has_sentences = True
     has_padding = True
     name: str
-    max_ngram: int
     num_special: int
-    unused: str
+    unused: tuple[str, ...]
+    word_use: str
 
     def check_settings(self, train: TrainFields) -> None:
         """Refuse settings about documents, and short samples."""
-        defaults, value = MaskingSettings(), getattr(train.masking, self.unused)
-        if value != getattr(defaults, self.unused):
-            raise ValueError(
-                f"masking.{self.unused}: {value}: no effect on objective {self.name}; remove it"
-            )
+        defaults = MaskingSettings()
+        for key in self.unused:
+            if (value := getattr(train.masking, key)) != getattr(defaults, key):
+                raise ValueError(
+                    f"masking.{key}: {value}: no effect on objective {self.name}; remove it"
+                )
         for key, default in _OF_DOCUMENTS.items():
             if getattr(train, key) != default:
                 raise ValueError(
@@ -55,30 +56,11 @@ class SentenceData(ObjectiveData):
                 f"fim.rate: {train.fim.rate:g}: only models that predict the next token fill "
                 "in the middle; remove it"
             )
-        if train.pack_samples and train.parallel.pipeline_parallel_size > 1:
-            raise ValueError(
-                "pack_samples: true: a pipeline needs micro batches with equal numbers of rows; "
-                "remove it, or set parallel.pipeline_parallel_size to 1"
-            )
-        if train.pack_samples and train.log_corpus_losses:
-            raise ValueError(
-                "pack_samples: true: log_corpus_losses needs a row for each sample; remove one of "
-                "them"
-            )
-        self._check_sizes(train)
-
-    def _check_sizes(self, train: TrainFields) -> None:
         shortest = self.num_special + _SHORTEST_TARGET
         if train.sequence_length < shortest:
             raise ValueError(
                 f"sequence_length: {train.sequence_length}: too short for objective "
                 f"{self.name}; give {shortest} or more"
-            )
-        # Megatron rounds 1 / short_sequence_probability to an int32.
-        if 0 < train.masking.short_sequence_probability < 1e-9:
-            raise ValueError(
-                f"masking.short_sequence_probability: {train.masking.short_sequence_probability:g}:"
-                " too small; give 0, or 1e-9 or more"
             )
 
     def check_tokenize(self, tokenize: TokenizeSettings) -> None:
@@ -98,12 +80,43 @@ class SentenceData(ObjectiveData):
         """Refuse tokenizers that do not mark words."""
         if tokenizer.kind != "wordpiece":
             raise UserError(
-                f"tokenizer.kind: {tokenizer.kind}: objective {self.name} masks whole words, which "
-                "only a WordPiece tokenizer marks; set it to wordpiece"
+                f"tokenizer.kind: {tokenizer.kind}: objective {self.name} {self.word_use}; set it "
+                "to wordpiece"
+            )
+
+
+class MaskingData(SentenceData):
+    """Sentences of one document with masked words.
+
+    Attributes:
+        max_ngram: longest run of words that are masked as one, as in Megatron-LM.
+    """
+
+    max_ngram: int
+    word_use = "masks whole words, which only a WordPiece tokenizer marks"
+
+    def check_settings(self, train: TrainFields) -> None:
+        """Also refuse packed samples where they cannot be, and a share that is too small."""
+        super().check_settings(train)
+        if train.pack_samples and train.parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                "pack_samples: true: a pipeline needs micro batches with equal numbers of rows; "
+                "remove it, or set parallel.pipeline_parallel_size to 1"
+            )
+        if train.pack_samples and train.log_corpus_losses:
+            raise ValueError(
+                "pack_samples: true: log_corpus_losses needs a row for each sample; remove one of "
+                "them"
+            )
+        # Megatron rounds 1 / short_sequence_probability to an int32.
+        if 0 < train.masking.short_sequence_probability < 1e-9:
+            raise ValueError(
+                f"masking.short_sequence_probability: {train.masking.short_sequence_probability:g}:"
+                " too small; give 0, or 1e-9 or more"
             )
 
     def sample_settings(self, train: TrainFields) -> dict[str, Any]:
-        """Settings that both objectives have."""
+        """Settings that these objectives have."""
         masking = train.masking
         return {
             "name": self.name,
@@ -125,9 +138,9 @@ class SentenceData(ObjectiveData):
         return IndexedObjective(masking._asdict(), piece_kinds(opened, path=tokenizer), opened)
 
     def make_indexer(self, settings: Any, **options: Any) -> Any:
-        from tokamake.data.samples.dataset_indexers import SentenceDatasetIndexer
+        from tokamake.data.samples.dataset_indexers import MaskingIndexer
 
-        return SentenceDatasetIndexer(settings, **options)
+        return MaskingIndexer(settings, **options)
 
 
 def max_masked(probability: float, target: int) -> int:

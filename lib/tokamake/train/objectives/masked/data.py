@@ -6,14 +6,15 @@ from typing import Any
 from tokamake.config.architecture import Architecture
 from tokamake.config.train_fields import TrainFields
 from tokamake.errors import UserError
-from tokamake.train.objectives._sentences import SentenceData
+from tokamake.train.objectives._sentences import MaskingData
 
 
-class Data(SentenceData):
+class Data(MaskingData):
     """Samples of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
 
     stacks, megatron_program = "encoder", "pretrain_bert"
-    name, max_ngram, num_special, unused = "masked", 3, 3, "decoder_sequence_length"
+    name, max_ngram, num_special = "masked", 3, 3
+    unused = ("decoder_sequence_length",)
 
     def check_model(self, train: TrainFields, architecture: Architecture) -> None:
         """Check that samples have an order of sentences if the model has a head for it."""

@@ -6,15 +6,16 @@ from typing import Any
 from tokamake.config.data import TokenizerSettings
 from tokamake.config.train_fields import TrainFields
 from tokamake.errors import UserError
-from tokamake.train.objectives._sentences import SentenceData, max_masked
+from tokamake.train.objectives._sentences import MaskingData, max_masked
 
 
-class Data(SentenceData):
+class Data(MaskingData):
     """Samples of an encoder and a decoder."""
 
     stacks, megatron_program = "encoder_decoder", "pretrain_t5"
     # Megatron-LM leaves two places of the encoder free.
-    name, max_ngram, num_special, unused = "span_corruption", 10, 2, "sentence_order"
+    name, max_ngram, num_special = "span_corruption", 10, 2
+    unused = ("sentence_order",)
 
     def check_lengths(self, train: TrainFields, limit: int, *, source: str) -> None:
         """Check that the decoder sees whole samples."""

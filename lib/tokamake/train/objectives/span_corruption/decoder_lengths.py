@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.dataset_indexers import (
+    MaskingIndexer,
     SampleMapping,
-    SentenceDatasetIndexer,
     SentenceIndex,
     WeightedDataset,
 )
@@ -33,7 +33,7 @@ class _Longest(NamedTuple):
     spans_sample: int
 
 
-class SpanIndexer(SentenceDatasetIndexer):
+class SpanIndexer(MaskingIndexer):
     """Indexes of sentences; it also measures the samples."""
 
     def check(

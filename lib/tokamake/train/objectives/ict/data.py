@@ -1,0 +1,92 @@
+"""Settings and data of the objective ict."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.config.data import TokenizeSettings
+from tokamake.config.objective import IndexedObjective, objective_section
+from tokamake.config.train_fields import TrainFields
+from tokamake.config.train_sections import MaskingSettings
+from tokamake.errors import UserError
+from tokamake.train.objectives._sentences import SentenceData
+
+
+class Data(SentenceData):
+    """Samples of a query, [CLS] sentence [SEP], and its block, [CLS] title [SEP] text [SEP]."""
+
+    stacks, megatron_program = "biencoder", "pretrain_ict"
+    # Megatron-LM cuts blocks for [CLS] and two [SEP].
+    name, num_special = "ict", 3
+    unused = tuple(MaskingSettings.model_fields)
+    word_use = "needs [CLS] and [SEP], which a WordPiece tokenizer has"
+
+    def check_settings(self, train: TrainFields) -> None:
+        """Also refuse samples that share rows."""
+        super().check_settings(train)
+        if train.pack_samples:
+            raise ValueError("pack_samples: true: objective ict has a row for each text; remove it")
+
+    def check_tokenize(self, tokenize: TokenizeSettings) -> None:
+        """Also keep empty documents: a text without a title must not lose its place."""
+        super().check_tokenize(tokenize)
+        if tokenize.empty_documents != "keep":
+            raise UserError(
+                f"tokenize.empty_documents: {tokenize.empty_documents}: objective ict pairs each "
+                "document with its title; set it to keep"
+            )
+
+    def stack_lengths(self, train: TrainFields) -> list[int]:
+        return [train.sequence_length, train.sequence_length]
+
+    def labeled_share(self, train: TrainFields) -> float:  # noqa: ARG002
+        """No token has logits."""
+        return 0.0
+
+    def sample_settings(self, train: TrainFields) -> dict[str, Any]:
+        """Settings that decide the blocks and the queries."""
+        section = objective_section(train)
+        keys = ("titles", "text", "query_in_block_probability", "one_sentence_documents")
+        return {
+            "name": self.name,
+            "target_tokens": train.sequence_length - self.num_special,
+            **{key: getattr(section, key) for key in keys},
+        }
+
+    def indexed(self, train: TrainFields, tokenizer: Path | None) -> IndexedObjective:
+        """Add the special tokens."""
+        from tokamake.data.samples.sentence_masking import special_tokens
+        from tokamake.data.tokenizers import open_tokenizer
+
+        if tokenizer is None:
+            raise UserError(f"--tokenizer: missing; objective {self.name} needs it")
+        opened = open_tokenizer(tokenizer)
+        tokens = special_tokens(opened, ("pad", "cls", "sep"), path=tokenizer)
+        stated = {
+            **self.sample_settings(train),
+            "tokenizer": opened.fingerprint,
+            "tokens": tokens,
+        }
+        return IndexedObjective(stated, None, opened)
+
+    def companions(self, stated: dict[str, Any], prefixes: list[str]) -> dict[str, list[str]]:
+        """Names that the titles of each dataset may have; none if blocks have no titles."""
+        from tokamake.train.objectives.ict.titles import title_names
+
+        if not stated["titles"]:
+            return {}
+        return title_names(prefixes, text=stated["text"], titles=stated["titles"])
+
+    def check_companion(self, prefix: Path, companion: Path) -> None:
+        from tokamake.train.objectives.ict.titles import check_titles
+
+        check_titles(prefix, companion)
+
+    def make_indexer(self, settings: Any, **options: Any) -> Any:
+        from tokamake.train.objectives.ict.blocks import BlockIndexer
+
+        return BlockIndexer(settings, epochs_of=options["epochs_of"])
+
+    def open_samples(self, folder: Path, **options: Any) -> Any:
+        from tokamake.train.objectives.ict.samples import BlockSamples
+
+        return BlockSamples(folder, **options)

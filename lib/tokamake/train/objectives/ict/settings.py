@@ -1,0 +1,27 @@
+"""Section `train.ict`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tokamake.config.fields import Settings
+
+
+class Section(Settings):
+    """The inverse cloze task: a sentence is the query for the block that it comes from."""
+
+    titles: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]*$")] = "title"
+    """Key of the titles: the dataset X_text has its titles in X_title, which `text_key: text,title`
+    in the table of corpora makes. Empty: blocks have no titles."""
+    text: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")] = "text"
+    """Key of the text, which the names of the datasets have."""
+    query_in_block_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the samples whose block keeps the query; Megatron's --query-in-block-prob."""
+    one_sentence_documents: bool = False
+    """Also use documents of one sentence, and blocks of one; Megatron's --use-one-sent-docs."""
+    score_scaling: bool = False
+    """Divide scores by the square root of the hidden size; Megatron's
+    --retriever-score-scaling."""
+    topk: tuple[Annotated[int, Field(ge=1)], ...] = (1, 5)
+    """Validations measure how often the block of a query is among this many best ones of its
+    batch; Megatron's --retriever-report-topk-accuracies."""
