@@ -15,7 +15,7 @@ TESTED_THROUGH = {
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
         *("models/common/hf_format", "models/common/megatron_format"),
-        "models/bert/megatron",
+        *("models/bert/megatron", "models/common/encoder_format"),
         "models/t5/megatron",
     ],
     "checkpoint/test_convert_optimizer_states.py": [

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support import berts, gpts, llamas, qwens, t5s
+from tests.support import berts, biencoders, gpts, llamas, qwens, t5s
 from tests.support.cached import decoded
 from tests.support.families import named_tensors
 from tests.support.model_loss import mean_loss
@@ -34,6 +34,7 @@ MODELS = ROOT / "config/models"
 GPTS = [gpts.LEARNED, gpts.MQA, gpts.ROTARY, gpts.ALIBI]
 BERT, T5 = berts.ARCHITECTURES["bert"], t5s.ARCHITECTURES["t5"]
 HF_T5, QWEN3 = t5s.HF_ARCHITECTURES["hf_t5"], qwens.ARCHITECTURES["qwen3"]
+BIENCODER = biencoders.ARCHITECTURES["biencoder"]
 
 
 def family_of(value: Any) -> str | None:
@@ -51,6 +52,9 @@ def loss_of(architecture: Architecture, number: int, **lengths: int) -> Callable
     if architecture.family == "bert":
         masked = berts.masked_samples(architecture, number=number, **lengths)
         return partial(berts.mean_loss, samples=masked)
+    if architecture.has_towers:
+        texts = biencoders.pairs(architecture, number=number, **lengths)
+        return partial(biencoders.mean_loss, texts=texts)
     if architecture.has_decoder:
         decoder_length = lengths["length"] // 2 + 1
         spans = t5s.span_samples(
@@ -61,7 +65,7 @@ def loss_of(architecture: Architecture, number: int, **lengths: int) -> Callable
 
 
 @pytest.mark.parametrize("granularity", ["full", "selective"])
-@pytest.mark.parametrize("architecture", [gpts.ALIBI, BERT, T5, HF_T5], ids=family_of)
+@pytest.mark.parametrize("architecture", [gpts.ALIBI, BERT, T5, HF_T5, BIENCODER], ids=family_of)
 def test_recomputing_changes_nothing(architecture: Architecture, granularity: Any) -> None:
     copies = {name: tensor.clone() for name, tensor in random_tensors(architecture, 1).items()}
     model, loss, gradients = to_model(architecture, copies), loss_of(architecture, 3, length=33), []
@@ -82,6 +86,7 @@ WIDE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "initializ
         Architecture(**{**llamas.ARCHITECTURES[0].model_dump(), **WIDE}),
         gpts.gpt(**WIDE),
         berts.bert(**WIDE),
+        biencoders.biencoder(**WIDE),
         t5s.t5(**WIDE),  # Megatron divides by the layers of the encoder, in both stacks.
     ],
     ids=family_of,
@@ -103,6 +108,7 @@ COUNTED = [
     *berts.ARCHITECTURES.values(),
     *t5s.ARCHITECTURES.values(),
     *t5s.HF_ARCHITECTURES.values(),
+    *biencoders.ARCHITECTURES.values(),
 ]
 
 
@@ -121,6 +127,14 @@ def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
         loss: Callable[[Any], Tensor] = partial(berts.mean_loss, samples=masked)
         hidden = architecture.hidden_size
         of_sample = 6 * hidden * (hidden + 2) if hasattr(model, "pooler") else 0
+    elif architecture.has_towers:
+        texts = biencoders.pairs(architecture, number=2, length=32)
+        texts.query_padding[:] = texts.block_padding[:] = False
+        loss = partial(biencoders.mean_loss, texts=texts)
+        width = architecture.setting("projection_dim")
+        # Projections of both texts, and the scores of a query and two blocks.
+        of_sample = 2 * 6 * architecture.hidden_size * width
+        of_sample += 6 * 2 * (width or architecture.hidden_size)
     elif architecture.has_decoder:
         spans = t5s.span_samples(architecture, number=2, length=32, decoder_length=16)
         spans.padding_mask[:] = True
@@ -189,11 +203,13 @@ SHARED = {
         "mqa": qwens.qwen3(vocab_size=132, num_key_value_heads=1),
     },
     "bert": {**berts.ARCHITECTURES, "mixed": berts.MIXED},
+    "biencoder": biencoders.ARCHITECTURES,
     "t5": t5s.ARCHITECTURES,
     "hf_t5": t5s.HF_ARCHITECTURES,
 }
 FEWEST_TOKENS = {
     "bert": berts.ARCHITECTURES["bert-tanh"],
+    "biencoder": biencoders.ARCHITECTURES["biencoder-plain"],
     "t5": t5s.ARCHITECTURES["t5-tanh"],
     "hf_t5": t5s.HF_ARCHITECTURES["hf_t5-tied"],
 }
@@ -240,6 +256,7 @@ PUBLISHED = {
     # transformers' BertForPreTraining: its norm of the embeddings has as many as our last norm.
     "bert-345m": 336_226_108,
     "bert-base": 110_106_428,
+    "tiny-biencoder": 2_956_800,
     "t5-v1.1-small": 76_961_152,
     "t5-v1.1-base": 247_577_856,
     "t5-220m": 222_421_920,
@@ -359,7 +376,7 @@ def test_settings_that_the_family_does_not_know_are_refused(
         (BERT, "context_parallel_size"),
         *(
             (each, f"{axis}_parallel_size")
-            for each in (T5, HF_T5)
+            for each in (T5, HF_T5, BIENCODER)
             for axis in ("pipeline", "context")
         ),
     ],

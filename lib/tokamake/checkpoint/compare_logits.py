@@ -15,6 +15,8 @@ from tokamake.units import in_bytes
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tokamake.config.architecture import Architecture
+
 _SEQUENCES, _LENGTH = 2, 64
 """Sequences that both models see, and their maximum length."""
 _TOLERANCES = {None: 1e-3, "fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
@@ -35,7 +37,7 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     if (needed := int(_NEEDED * size)) > (free := _free_memory()):
         return f"logits: not compared: needs {in_bytes(needed)} of memory, {in_bytes(free)} is free"
     expected = _logits(load_model(checkpoint).model, checkpoint)
-    reader, model = _load(folder, has_decoder=checkpoint.architecture.has_decoder)
+    reader, model = _load(folder, checkpoint.architecture)
     actual = _logits(model, checkpoint)
     scale = max(float(expected.abs().max()), 1e-6)
     difference = float((actual - expected).abs().max()) / scale
@@ -49,12 +51,15 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
     return f"logits: equal to the source, by {reader} (difference {difference:.1g})"
 
 
-def _load(folder: Path, *, has_decoder: bool) -> tuple[str, "nn.Module"]:
-    """Return the name of the program that loads the folder, and the model in fp32."""
-    if find_spec("transformers"):
+def _load(folder: Path, architecture: "Architecture") -> tuple[str, "nn.Module"]:
+    """Return the name of the program that loads the folder, and the model in fp32.
+
+    transformers has no class of models with towers.
+    """
+    if find_spec("transformers") and not architecture.has_towers:
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        kind = AutoModelForSeq2SeqLM if has_decoder else AutoModelForCausalLM
+        kind = AutoModelForSeq2SeqLM if architecture.has_decoder else AutoModelForCausalLM
         model = kind.from_pretrained(folder, local_files_only=True)
         return "transformers", model.float()
     from tokamake.checkpoint.detect import open_any
@@ -64,7 +69,7 @@ def _load(folder: Path, *, has_decoder: bool) -> tuple[str, "nn.Module"]:
 
 
 def _logits(model: "nn.Module", checkpoint: Checkpoint) -> "Tensor":
-    """(2, L, V) logits on tokens that depend on the shape of the model only."""
+    """(2, L, V) logits on tokens that depend on the shape of the model only; or vectors (4, D)."""
     import torch
 
     from tokamake.models.common.language_model import LanguageModel
@@ -78,8 +83,12 @@ def _logits(model: "nn.Module", checkpoint: Checkpoint) -> "Tensor":
     if architecture.has_decoder:
         name = "decoder_tokens" if isinstance(model, LanguageModel) else "decoder_input_ids"
         inputs = {name: tokens.flip(1)}
+    if architecture.has_towers:
+        inputs = {"block_tokens": tokens.flip(1)}
     with torch.inference_mode():
         output = model.eval()(tokens, **inputs)
+    if architecture.has_towers:
+        return torch.cat((output.query_embeddings, output.block_embeddings)).float().cpu()
     return getattr(output, "logits", output).float().cpu()
 
 

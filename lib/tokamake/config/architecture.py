@@ -89,8 +89,12 @@ def objectives(family: str) -> tuple[str, ...]:
 
 
 def _stacks(family: str) -> str:
-    """Stacks of layers of a family: decoder, encoder or encoder_decoder."""
+    """Stacks of layers of a family: decoder, encoder, encoder_decoder or biencoder."""
     return str(plugins.constant(_KIND, family, "STACKS", default="decoder"))
+
+
+_SEVERAL_STACKS = {"encoder_decoder": "an encoder and a decoder", "biencoder": "two towers"}
+"""Families with several stacks of layers, in words."""
 
 
 class Architecture(Settings):
@@ -239,7 +243,10 @@ class Architecture(Settings):
     @property
     def num_layers(self) -> int:
         """Layers of all stacks."""
-        num_decoder_layers: int = (self.model_extra or {}).get("num_decoder_layers", 0)
+        own = self.model_extra or {}
+        if own.get("shared_towers") is False:
+            return 2 * self.num_hidden_layers
+        num_decoder_layers: int = own.get("num_decoder_layers", 0)
         return self.num_hidden_layers + num_decoder_layers
 
     @property
@@ -270,6 +277,16 @@ class Architecture(Settings):
     def has_decoder(self) -> bool:
         """Whether the family has two stacks of layers: an encoder, and a decoder that sees it."""
         return _stacks(self.family) == "encoder_decoder"
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether the family embeds two kinds of texts, queries and blocks; it has no logits."""
+        return _stacks(self.family) == "biencoder"
+
+    @property
+    def several_stacks(self) -> str:
+        """Stacks of layers in words, if there are several, which pipelines do not divide."""
+        return _SEVERAL_STACKS.get(_stacks(self.family), "")
 
     @property
     def position_fields(self) -> tuple[str, ...]:
@@ -308,10 +325,10 @@ class Architecture(Settings):
             )
 
     def check_pipeline_parallel(self, size: int) -> None:
-        if size > 1 and self.has_decoder:
+        if size > 1 and self.several_stacks:
             raise UserError(
                 f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "
-                f"one stack of layers, and {self.family} has an encoder and a decoder; set 1"
+                f"one stack of layers, and {self.family} has {self.several_stacks}; set 1"
             )
 
 

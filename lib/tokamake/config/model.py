@@ -188,10 +188,11 @@ def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
             raise ValueError(f"tp{tensor}: does not divide {name} {num_heads}; give a divisor")
     num_stages = form.sizes.get("pipeline_parallel_size", 1)
     num_stages *= form.sizes.get("virtual_pipeline_size", 1)
-    if architecture.has_decoder and (num_stages > 1 or form.format == "mds-pipeline"):
+    stacks = architecture.several_stacks
+    if stacks and (num_stages > 1 or form.format == "mds-pipeline"):
         raise ValueError(
-            f"{form.format}: stages of a model with an encoder and a decoder are not supported; "
-            "choose another format, without pp"
+            f"{form.format}: stages of a model with {stacks} are not supported; choose another "
+            "format, without pp"
         )
     num_layers = architecture.num_hidden_layers
     has_equal_stages = _constant(form.format, "EQUAL_STAGES", default=False)

@@ -38,6 +38,7 @@ class InferenceLayout:
         """Check that the ranks can share a model in this layout."""
         if not architecture.is_causal:
             kind = "an encoder-decoder" if architecture.has_decoder else "an encoder"
+            kind = "a biencoder" if architecture.has_towers else kind
             raise UserError(
                 f"the checkpoint is of family {architecture.family}, {kind}, which cannot "
                 "continue text; give a checkpoint of another family"

@@ -181,6 +181,8 @@ class _SameLayers(NamedTuple):
 def _num_logits(run: Run, last_stack: _SameLayers) -> float:
     """Tokens of a sample that have logits: where possible, tokens with a label alone."""
     train = run.train
+    if run.architecture.has_towers:
+        return 0.0
     needs_rows = train.log_corpus_losses or train.parallel.pipeline_parallel_size > 1
     share = 1.0 if needs_rows else objective_data(train.objective).labeled_share(train)
     return last_stack.length * share

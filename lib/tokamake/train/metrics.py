@@ -203,7 +203,7 @@ def model_flops_per_token(run: Run) -> int:
     family = plugins.load("models/*/memory", shape.family)
     flops: int = family.flops_per_token(shape, *sample_lengths(run))
     share = objective_data(run.train.objective).labeled_share(run.train)
-    if share == 1:
+    if share == 1 or shape.has_towers:
         return flops
     assert shape.vocab_size is not None
     of_logits = 3 * 2 * shape.hidden_size * shape.vocab_size

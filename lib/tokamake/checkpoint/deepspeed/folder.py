@@ -161,7 +161,7 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 
 def pipeline_layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:
     """Yield a rank's tensors of each pipeline layer, in order."""
-    if rank.heads() or rank.architecture.has_decoder:
+    if rank.heads() or rank.architecture.several_stacks:
         raise UserError(
             f"format: Megatron-DeepSpeed has no pipeline of a {rank.architecture.family}; choose "
             "mds, megatron or another format"

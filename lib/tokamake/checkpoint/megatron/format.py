@@ -126,10 +126,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     virtual = max(1, len(models))
     is_distributed = first_file.with_name(DISTRIBUTED).is_file()
     layout = ParallelLayout(tensor, pipeline, virtual, zero_stage=int(is_distributed))
-    if architecture.has_decoder and pipeline > 1:
+    if architecture.several_stacks and pipeline > 1:
         raise UserError(
-            f"{folder}: is of {pipeline} pipeline ranks; stages of a model with an encoder and a "
-            "decoder are not supported: give a checkpoint without a pipeline"
+            f"{folder}: is of {pipeline} pipeline ranks; stages of a model with "
+            f"{architecture.several_stacks} are not supported: give a checkpoint without a pipeline"
         )
     layers = _stored_layers(folder, contents, architecture=architecture, layout=layout)
     weights, reader = list[Extent](), OptimizerReader()

@@ -4,6 +4,7 @@ Each argument becomes a field of our architecture or is refused: a model that co
 else with the same weights would be silently wrong. Arguments that add tensors are refused, too.
 """
 
+import fnmatch
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
     }
     families = {
         name: plugins.load(KIND, name).ARGUMENTS
-        for name, needed in tensors.items()
-        if {*needed} <= {*names}
+        for name, patterns in tensors.items()
+        if all(fnmatch.filter(names, pattern) for pattern in patterns)
     }
     matches = {
         name: [_matches(args, argument, value=value) for argument, value in arguments.items()]

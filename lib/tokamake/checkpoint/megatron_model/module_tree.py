@@ -77,8 +77,11 @@ def stage_tree(
 ) -> Any:
     """Return the tensors of a pipeline stage, nested as in Megatron; stages count from layer 0.
 
-    The last stage has the last norm, the output layer and heads.
+    The last stage has the last norm, the output layer and heads. A model of towers has a tree for
+    each.
     """
+    if towers := rank.towers():
+        return {tower.tower: stage_tree(tower, layers) for tower in towers}
     encoder = _stack(rank, layers)
     model: dict[str, Any] = {"encoder": encoder}
     if is_first:
@@ -130,10 +133,10 @@ def rank_trees(
 def even_layers(architecture: Architecture, stages: int) -> list[range]:
     """Return the layers of each stage, equally many."""
     per_stage, remainder = divmod(architecture.num_hidden_layers, stages)
-    if architecture.has_decoder and stages > 1:
+    if architecture.several_stacks and stages > 1:
         raise UserError(
-            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: stages of a model with an "
-            "encoder and a decoder are not supported; give 1"
+            f"pipeline_parallel_size × virtual_pipeline_size: {stages}: stages of a model with "
+            f"{architecture.several_stacks} are not supported; give 1"
         )
     if remainder:
         raise UserError(

@@ -57,6 +57,8 @@ class TensorParallelRank:
     """Megatron's checkpoint version, which decides the order of queries, keys and values."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
     """Shapes of our whole tensors by name; empty: all of the model."""
+    tower: str = ""
+    """The tower of the model whose tensors these are; empty: the whole model."""
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
@@ -85,11 +87,18 @@ class TensorParallelRank:
                 "or native"
             )
 
+    def towers(self) -> "list[TensorParallelRank]":
+        """The towers of a model; empty: it has none, or this is one."""
+        family = plugins.load("models/*/megatron", self.architecture.family)
+        names = family.towers(self.architecture) if self.architecture.has_towers else ()
+        return [] if self.tower else [replace(self, tower=name) for name in names]
+
     def embedding(self) -> dict[str, TensorSlice]:
-        slices = {"word_embeddings.weight": self._vocabulary("model.embed_tokens.weight")}
+        model = self._model
+        slices = {"word_embeddings.weight": self._vocabulary(f"{model}.embed_tokens.weight")}
         family = plugins.load("models/*/megatron", self.architecture.family)
         for name, ours in getattr(family, "EMBEDDING", {}).items():
-            slices |= self._copied(name, ours)
+            slices |= self._copied(name, ours.replace("model", model, 1))
         return slices
 
     def layer(self, number: int, stack: Stack = "encoder") -> dict[str, TensorSlice]:
@@ -101,7 +110,7 @@ class TensorParallelRank:
     def heads(self) -> dict[str, TensorSlice]:
         """Tensors after the last norm beside the output layer, by their names in the model."""
         family = plugins.load("models/*/megatron", self.architecture.family)
-        return self._modules(getattr(family, "HEADS", ()), "model.")
+        return self._modules(getattr(family, "HEADS", ()), f"{self._model}.")
 
     def _modules(self, modules: Iterable[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
         """Tensors of modules; `prefix` begins our names."""
@@ -147,9 +156,14 @@ class TensorParallelRank:
         """Tensors of the norm after the last layer of a stack."""
         return self._copied("", f"{self._root(stack)}.norm")
 
+    @property
+    def _model(self) -> str:
+        """Beginning of our names of the tensors."""
+        return f"model.{self.tower}" if self.tower else "model"
+
     def _root(self, stack: Stack) -> str:
         """Beginning of our names of the tensors of a stack."""
-        return f"model.{stack}" if self.architecture.has_decoder else "model"
+        return f"model.{stack}" if self.architecture.has_decoder else self._model
 
     def output_layer(self) -> dict[str, TensorSlice]:
         """The output layer, empty where it is the embedding."""

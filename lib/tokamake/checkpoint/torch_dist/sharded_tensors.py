@@ -116,6 +116,11 @@ def family_constant(architecture: Architecture, name: str, *, default: Any) -> A
 def stack_of(architecture: Architecture) -> str:
     """Return megatron.core's name of the stack of layers."""
     name: str = family_constant(architecture, "STACK", default="decoder")
+    if not name:
+        raise UserError(
+            f"format: megatron.core has no model of family {architecture.family}; choose the "
+            "format megatron, hf or native"
+        )
     return name
 
 

@@ -1,19 +1,14 @@
 """How a `bert` is stored: its tensors, and transformers' model type megatron-bert."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat, label_keys, same_keys
-
-
-def _embeddings(architecture: Architecture) -> tensor_shapes.Shapes:
-    """Embedding of token types."""
-    num_types = architecture.setting("type_vocab_size")
-    shape = (num_types, architecture.hidden_size)
-    return {"model.embed_token_types.weight": shape} if num_types else {}
+from tokamake.models.common.encoder_format import MEGATRON_BERT, encoder_shapes
+from tokamake.models.common.hf_format import label_keys
 
 
 def _heads(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -43,9 +38,7 @@ def _task_head(architecture: Architecture) -> tensor_shapes.Shapes:
     return tensors
 
 
-shapes = partial(
-    tensor_shapes.shapes, gated=False, biased_norms=True, of_embeddings=_embeddings, of_heads=_heads
-)
+shapes = partial(encoder_shapes, of_heads=_heads)
 
 _WITHOUT_ORDER = "MegatronBertForMaskedLM"
 """transformers' class of models without pooler and head of the order of sentences."""
@@ -82,61 +75,15 @@ def _keys(architecture: Architecture) -> dict[str, Any]:
 
 
 HUGGING_FACE = (
-    HFFormat(
-        model_type="megatron-bert",
+    replace(
+        MEGATRON_BERT,
         class_name="MegatronBertForPreTraining",
-        keys={
-            **same_keys(
-                *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-                *("num_attention_heads", "max_position_embeddings", "hidden_act"),
-            ),
-            "head_act": ("hidden_act",),
-            "layer_norm_epsilon": ("layer_norm_eps",),
-            **same_keys("initializer_range", "tie_word_embeddings", "type_vocab_size"),
-        },
-        # Megatron's epsilon is 1e-5; transformers takes a missing one for 1e-12.
-        defaults={
-            "vocab_size": 29056,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "max_position_embeddings": 512,
-            "hidden_act": "gelu",
-            "head_act": "gelu",
-            "layer_norm_epsilon": 1e-12,
-            "initializer_range": 0.02,
-            "tie_word_embeddings": True,
-            "type_vocab_size": 2,
-        },
-        implied={"position_embedding": "learned", "attention_bias": True, "mlp_bias": True},
-        supported={
-            "is_decoder": (False,),
-            "add_cross_attention": (False,),
-            "position_embedding_type": ("absolute",),
-        },
-        constants={"is_decoder": False},
-        dropout={"attention_probs_dropout_prob": "attention", "hidden_dropout_prob": "hidden"},
-        dropout_as_hidden=("embedding",),
+        keys={**MEGATRON_BERT.keys, "head_act": ("hidden_act",)},
+        defaults={**MEGATRON_BERT.defaults, "head_act": "gelu"},
         extra_fields=_fields,
         extra_keys=_keys,
         prefix="bert.",
-        layers="encoder.layer",
-        names={
-            "embed_tokens": "embeddings.word_embeddings",
-            "embed_positions": "embeddings.position_embeddings",
-            "embed_token_types": "embeddings.token_type_embeddings",
-            "input_layernorm": "attention.ln",
-            "self_attn.q_proj": "attention.self.query",
-            "self_attn.k_proj": "attention.self.key",
-            "self_attn.v_proj": "attention.self.value",
-            "self_attn.o_proj": "attention.output.dense",
-            "post_attention_layernorm": "ln",
-            "mlp.up_proj": "intermediate.dense",
-            "mlp.down_proj": "output.dense",
-            "norm": "encoder.ln",
-            "pooler": "pooler.dense",
-        },
+        names={**MEGATRON_BERT.names, "pooler": "pooler.dense"},
         heads={
             "masked_token_head": "cls.predictions",
             "masked_token_head.dense": "cls.predictions.transform.dense",

@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common.encoder_format import MEGATRON_EMBEDDING, MEGATRON_LAYER
 from tokamake.models.common.megatron_format import (
-    ATTENTION,
-    INPUT_NORM,
-    MLP,
-    MLP_NORM,
     TANH,
     MegatronModule,
     layer_norm_fields,
@@ -22,12 +19,7 @@ TENSORS = ("lm_head.dense.weight",)
 
 STACK = "encoder"
 
-EMBEDDING = {
-    "position_embeddings": "model.embed_positions",
-    "tokentype_embeddings": "model.embed_token_types",
-}
-
-LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *MLP)
+EMBEDDING, LAYER = MEGATRON_EMBEDDING, MEGATRON_LAYER
 
 HEADS = (
     MegatronModule("language_model.pooler.dense", ("pooler",)),

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.language_model import LanguageModel, Output, PackedRows, Predictions
+from tokamake.models.common.language_model import Output, PackedRows, Predictions
 from tokamake.models.common.layers import ACTIVATIONS
+from tokamake.models.common.text_encoder import TextEncoder
 from tokamake.parallel.axis import part
-from tokamake.parallel.dropout import Dropout, dropped
+from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
     LayerNorm,
     Placement,
-    ReplicatedEmbedding,
     WholeLinear,
     first_tokens,
-    own_tokens,
     shared_input,
 )
 
@@ -83,17 +82,8 @@ class MaskedTokenHead(nn.Module):
 INTERMEDIATE_SIZE = (4, 1, 1)
 
 
-class Model(LanguageModel):
+class Model(TextEncoder):
     """A BERT; layers have the names of Hugging Face's Llama, see `tensor_name`."""
-
-    is_causal = False
-
-    def add_embeddings(self) -> None:
-        """Add the embeddings of tokens, of positions, and of token types."""
-        super().add_embeddings()
-        if num_types := self.architecture.setting("type_vocab_size"):
-            hidden = self.architecture.hidden_size
-            self.embed_token_types = ReplicatedEmbedding(num_types, hidden, mesh=self.mesh)
 
     def add_output(self) -> None:
         """Add the last norm and the heads."""
@@ -140,25 +130,14 @@ class Model(LanguageModel):
             assert document_ids is not None
             packed = PackedRows(document_ids)
         dropout = self.dropout(x, sample_numbers, packed)
-        x_BLD = x
-        if self.is_first:
-            x_BLD = dropped(self._embedded(x, packed, token_types), dropout, "embedding")
-        x_BLD = self.through_layers(x_BLD, None, None, self.mask(document_ids), dropout)
+        x_BLD = self.states(
+            x, dropout, document_ids=document_ids, packed=packed, token_types=token_types
+        )
         if not self.is_last:
             return x_BLD
         if hasattr(self, "task_head"):
             return self._task_predictions(x_BLD, dropout)
         return self._predictions(x_BLD, label_places, sample_places)
-
-    def _embedded(
-        self, tokens_BL: Tensor, packed: PackedRows | None, token_types: Tensor | None
-    ) -> Tensor:
-        positions = packed.position_ids if packed else self.positions(tokens_BL)
-        x_BLD = self.token_states(tokens_BL, positions)
-        if not hasattr(self, "embed_token_types"):
-            return x_BLD
-        types_BL = torch.zeros_like(tokens_BL) if token_types is None else token_types
-        return x_BLD + self.embed_token_types(own_tokens(types_BL, self.mesh))
 
     def _predictions(
         self, x_BLD: Tensor, label_places: Tensor | None, sample_places: Tensor | None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tokamake.config.architecture import SCALING, Architecture
 
 _ROPE_TYPES = ("default", *SCALING)
-_LAYER = re.compile(r"model\.((?:encoder\.|decoder\.)?)layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"model\.((?:\w+\.)?)layers\.(\d+)\.(.+)\.(weight|bias)")
 _QKV = re.compile(r"self_attn\.([qkv])_proj\b")
 
 

@@ -50,6 +50,10 @@ class Predictions(NamedTuple):
     """See `LanguageModel`."""
     sample_logits: Tensor | None = None
     """(samples, classes) class logits, from families with such a head."""
+    query_embeddings: Tensor | None = None
+    """(samples, D) vector of each query, from a biencoder."""
+    block_embeddings: Tensor | None = None
+    """(samples, D) vector of each block, from a biencoder."""
 
 
 Output = Tensor | tuple[Tensor, Tensor] | Predictions

@@ -1,9 +1,11 @@
 """Contents of a family's megatron.py, by which `checkpoint.megatron_model` reads and writes.
 
 Names here are Megatron-DeepSpeed's; megatron.core's names are translated to them. A family has
-ARGUMENTS and TENSORS by which its checkpoints are recognized, PROGRAMS that train it alone, the
-modules of a LAYER, of a DECODER_LAYER and of its HEADS, in Megatron's order, our names of modules
-of the EMBEDDING beside the word embeddings, and the name of the STACK of layers in megatron.core.
+ARGUMENTS and TENSORS (names or patterns) by which its checkpoints are recognized, PROGRAMS that
+train it alone, the modules of a LAYER, of a DECODER_LAYER and of its HEADS, in Megatron's order,
+our names of modules of the EMBEDDING beside the word embeddings, and the name of the STACK of
+layers in megatron.core, empty if that has no such model. `towers` are modules that each have all
+of these.
 `fields` of an `Architecture` follow from Megatron's arguments, `arguments` are the inverse, and
 `inexpressible` settings have no argument in Megatron-LM or in Megatron-DeepSpeed.
 """

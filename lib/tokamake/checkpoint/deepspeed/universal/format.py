@@ -94,7 +94,7 @@ def _states(
     folder: Path, folder_of: Mapping[str, Path], *, rank: TensorParallelRank
 ) -> OptimizerStates:
     states = OptimizerStates()
-    has_root = any(name.startswith(f"{module_tree.ROOT}.") for name in folder_of)
+    has_root = any(f".{module_tree.ROOT}." in f".{name}" for name in folder_of)
     slices = _slices(rank, None if has_root else deepspeed_folder.pipeline_layer_numbers(folder_of))
     if missing := sorted({*slices} - {*folder_of}):
         missing_slices = {name: slices[name] for name in missing}
