@@ -130,6 +130,7 @@ TESTED_THROUGH = {
     # Training over ranks, with each back end.
     "schedules/test_schedules.py": ["schedules/_schedule"],
     "train/checkpoints/test_resume.py": [
+        "train/checkpoints/commit",
         "checkpoint/native/resume_state",
         "preflight/run_record",
     ],

@@ -47,10 +47,10 @@ import time
 from pathlib import Path
 
 from tokamake.cli import main
-from tokamake.train.checkpoints import resume
+from tokamake.train.checkpoints import saving
 from tokamake.train.stopping.stopping import StopRequest
 
-commit, note, shim = resume.commit, StopRequest.note, Path(os.environ["SHIM"])
+commit, note, shim = saving.commit, StopRequest.note, Path(os.environ["SHIM"])
 asked = []
 
 
@@ -68,7 +68,7 @@ def note_and_go_on(*arguments):
     asked.append(True)
 
 
-resume.commit, StopRequest.note = commit_and_hang, note_and_go_on
+saving.commit, StopRequest.note = commit_and_hang, note_and_go_on
 main()
 """
 

@@ -12,7 +12,8 @@ from tokamake.checkpoint.torch_files import dcp_metadata_writer
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.errors import UserError
 from tokamake.train.checkpoints import resume
-from tokamake.train.checkpoints.resume import commit, prepare_output
+from tokamake.train.checkpoints.commit import SAVING, commit
+from tokamake.train.checkpoints.resume import prepare_output
 
 
 def state(step: int, digest: str = "a" * 64) -> ResumeState:
@@ -20,7 +21,7 @@ def state(step: int, digest: str = "a" * 64) -> ResumeState:
 
 
 def save(output: Path, step: int, text: str = "weights", digest: str = "a" * 64) -> Path:
-    grown = output / resume.SAVING / f"global_step{step}"
+    grown = output / SAVING / f"global_step{step}"
     grown.mkdir(parents=True)
     write_native(grown, step, text)
     return commit(output, state(step, digest))
@@ -66,7 +67,7 @@ def test_a_run_goes_on_with_a_change(tmp_path: Path) -> None:
         lineage=(LineageEntry(2, 16, "a" * 64, ("rate 1 -> 2",)),)
     )
     assert said == [f"{tmp_path}: new rate"]
-    grown = tmp_path / resume.SAVING / "global_step4"
+    grown = tmp_path / SAVING / "global_step4"
     grown.mkdir(parents=True)
     write_native(grown, 4, "weights")
     commit(tmp_path, found._replace(step=4, consumed_samples=32))
@@ -120,14 +121,14 @@ def test_a_run_resumes_from_latest(tmp_path: Path) -> None:
     assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(4)
     assert (tmp_path / "latest").read_text() == "global_step4"
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == "4"
-    assert not (tmp_path / resume.SAVING).exists()
+    assert not (tmp_path / SAVING).exists()
 
 
 def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    (tmp_path / resume.SAVING / "global_step4").mkdir(parents=True)
+    (tmp_path / SAVING / "global_step4").mkdir(parents=True)
     assert prepare_output(tmp_path, "a" * 64, say=unexpected, decide=refuse) == state(2)
-    assert not (tmp_path / resume.SAVING).exists()
+    assert not (tmp_path / SAVING).exists()
 
 
 def test_a_step_saved_again_replaces_the_checkpoint_of_this_run(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def test_a_changed_digit_beside_the_weights_is_noticed(
 @pytest.mark.parametrize("lost", ["", ".metadata", "tokamake.json", "file", "end of file"])
 def test_an_incomplete_checkpoint_is_not_published(lost: str, tmp_path: Path) -> None:
     save(tmp_path, 2)
-    grown = tmp_path / resume.SAVING / "global_step4"
+    grown = tmp_path / SAVING / "global_step4"
     grown.mkdir(parents=True)
     write_native(grown, 4, "weights")
     if lost == "end of file":

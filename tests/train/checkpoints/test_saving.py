@@ -42,7 +42,7 @@ def calls() -> list[Any]:
 def recorder(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder(calls)
     monkeypatch.setattr(saving, "Retention", lambda *_, **__: recorder)
-    monkeypatch.setattr(saving.resume, "commit", recorder.commit)
+    monkeypatch.setattr(saving, "commit", recorder.commit)
     monkeypatch.setattr(saving, "write_durations", recorder.write_durations)
     return recorder
 
@@ -71,7 +71,7 @@ def test_a_checkpoint_is_committed_after_its_files_are_written(
     checkpoints = saver(recorder)
     assert checkpoints.latest == "start (the start)"
     checkpoints.begin(STATE)
-    folder = Path("out") / saving.resume.SAVING / "global_step3"
+    folder = Path("out") / saving.SAVING / "global_step3"
     progress = {"iteration": 3, "consumed_samples": 24, "consumed_tokens": 384}
     assert calls == [
         ("checkpoint_bytes",),

@@ -1,8 +1,7 @@
-"""Where a run begins or resumes, and how a new checkpoint takes its place, complete or not at all.
+"""Where a run begins or resumes.
 
 The output folder holds global_step<N>/ folders and a file `latest` that names one of them. Each
-folder has a state.json that names the run by its digest. A back end writes a new checkpoint inside
-`SAVING`; `commit` moves it into place.
+folder has a state.json that names the run by its digest.
 """
 
 import os
@@ -10,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ import torch.distributed as dist
 from tokamake import files
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.checkpoint.native.resume_state import (
-    HASHED,
     ResumeState,
     newest_state,
     ranges_without_effect,
@@ -41,10 +38,8 @@ from tokamake.runtime.folder_lock import locked
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
+from tokamake.train.checkpoints.commit import SAVING, free_name
 from tokamake.train.checkpoints.first_weights import weights_digest
-
-SAVING = ".saving"
-"""Folder inside the output folder where a checkpoint grows until it is complete."""
 
 
 class ResumePoint(NamedTuple):
@@ -167,7 +162,7 @@ def prepare_output(
             say(f"{output}: {text}")
             state = state.changed(digest, changed)
         else:
-            aside = _free_name(folder.with_name(f"{folder.name}.{state.digest[:8]}"))
+            aside = free_name(folder.with_name(f"{folder.name}.{state.digest[:8]}"))
             folder.rename(aside)
             say(f"{output}: {text}; moved to {aside}")
             state = None
@@ -257,50 +252,3 @@ def newest_before(state: ResumeState, run: Run, *, ranks: Ranks) -> ResumePoint 
     dist.broadcast_object_list(agreed, src=0)
     before = agreed[0]
     return before and ResumePoint(before, run.output / f"global_step{before.step}")
-
-
-def _is_of_run(folder: Path, digest: str) -> bool:
-    try:
-        state = read_state(folder)
-    except UserError:  # damaged
-        return False
-    return state is not None and state.digest == digest
-
-
-def _free_name(path: Path) -> Path:
-    """The path, or the first of PATH.2, PATH.3, … that does not exist."""
-    names = (path.with_name(f"{path.name}.{number}") for number in count(2))
-    return next(name for name in chain([path], names) if not name.exists())
-
-
-def commit(output: Path, state: ResumeState) -> Path:
-    """Move the complete checkpoint inside `SAVING` into place, then let `latest` name it.
-
-    Call it from one process only, once the checkpoint's files are on disk. A folder of the same
-    name exists if training restarted from an earlier checkpoint. One of this run is removed once
-    the new one is in place; one of another run is renamed.
-    """
-    name = f"global_step{state.step}"
-    source, target = output / SAVING / name, output / name
-    try:
-        check_files(source)
-    except UserError as error:
-        raise UserError(
-            f"{target}: not saved, because its files are not complete ({error}); `latest` still "
-            "names the checkpoint before: run the same command again"
-        ) from None
-    hashes = {name: files.sha256(source / name) for name in HASHED if (source / name).is_file()}
-    files.write_sealed_json(source / "state.json", {**state.to_json(), "files": hashes})
-    files.sync(source)
-    if target.exists():
-        replaced = _free_name(output / f"{name}.old")
-        if _is_of_run(target, state.digest):
-            replaced = output / SAVING / f"{name}.replaced"  # goes with `SAVING`, even after a kill
-        target.rename(replaced)
-    source.rename(target)
-    files.sync(output)
-    # `latest` comes last: a job that is killed before resumes from the checkpoint before.
-    files.write_text(output / "latest_checkpointed_iteration.txt", f"{state.step}\n")
-    files.write_text(output / "latest", name)
-    shutil.rmtree(output / SAVING)
-    return target

@@ -7,7 +7,7 @@ from typing import Any
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.checkpoints import resume
+from tokamake.train.checkpoints.commit import SAVING, commit
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.retention import Retention
 from tokamake.train.sampler import Sampler
@@ -65,7 +65,7 @@ class CheckpointSaver:
             **self._sampler.notes,
         }
         self._deadline.begin_saving()
-        folder = self._run.output / resume.SAVING / f"global_step{state.step}"
+        folder = self._run.output / SAVING / f"global_step{state.step}"
         self._saving = self._engine.save(folder, progress), state, self._sampler.recorder()
 
     def finish(self) -> None:
@@ -76,7 +76,7 @@ class CheckpointSaver:
         saving.wait()
         with raise_on_all_ranks():
             if self._ranks.rank == 0:
-                record(self._run.output / resume.SAVING / f"global_step{state.step}")
+                record(self._run.output / SAVING / f"global_step{state.step}")
                 self._commit(state)
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
@@ -89,7 +89,7 @@ class CheckpointSaver:
 
     def _commit(self, state: ResumeState) -> None:
         output = self._run.output
-        resume.commit(output, state)
+        commit(output, state)
         self._deadline.end_saving()
         write_durations(
             output / DURATIONS, self._ranks.world_size, measured=self._deadline.measured
